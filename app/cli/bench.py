@@ -6,14 +6,13 @@ exits with 130.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.app.cli.bench_forms import print_document
-from headrace.app.cli.completion import model_names
+from headrace.app.cli.bench_options import BenchOptions, bench_options, on_command_line
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.say import say
 from headrace.runtime.errors import EngineError, UsageError
@@ -24,94 +23,10 @@ if TYPE_CHECKING:
     from headrace.app.bench.measure.run import Options
 
 _LENGTHS = ("-p", "-n", "-d", "--pg", "--arrivals")  # not with --speculate
-FORMATS = ("table", "md", "csv", "json", "jsonl")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """The options of `headrace bench`, named as click names them."""
-
-    models: tuple[str, ...]
-    prompts: str
-    generates: str
-    depths: str
-    batches: str
-    arrivals: str
-    speculate: bool
-    workloads: tuple[str, ...]
-    draft: str | None
-    combined: bool
-    repetitions: int | None
-    threads: int | None
-    peer_threads: int | None
-    peers: tuple[str, ...]
-    llama_python: str | None
-    llama_model: str | None
-    mlx_python: str | None
-    quality: bool
-    kv: str | None
-    against: tuple[str, ...]
-    text: Path | None
-    profile: bool
-    form: Literal["table", "md", "csv", "json", "jsonl"] | None
-    as_json: bool
-    report: Path | None
-    save: bool
-    force: bool
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    *("-m", "--model", "models"),
-    multiple=True,
-    metavar="MODEL",
-    shell_complete=model_names,
-    help="Model, as for run; repeatable [HEADRACE_MODEL or settings].",
-)
-@click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512].")
-@click.option(
-    "-n", "--generate", "generates", default="128", metavar="N,...", help="Numbers of tokens to decode [128]."
-)
-@click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0].")
-@click.option("--batch", "batches", default="1", metavar="N,...", help="Sequences that decode together [1].")
-@click.option("--arrivals", default="0", metavar="N,...", help="Prompt lengths that join decoding sequences [none].")
-@click.option("--speculate", is_flag=True, help="Gain of speculative decoding, on its workloads.")
-@click.option(
-    "--workload", "workloads", multiple=True, metavar="NAME", help="Workload of --speculate; repeatable [all]."
-)
-@click.option("--draft", metavar="MODEL", shell_complete=model_names, help="Draft model for --speculate [n-grams].")
-@click.option("--pg/--no-pg", "combined", default=True, help="Test of prompt and generation together [yes].")
-@click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more if noisy].")
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores].")
-@click.option("--peer-threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of the peers [--threads].")
-@click.option(
-    "--vs",
-    "peers",
-    multiple=True,
-    type=click.Choice(["mlx-lm", "llama.cpp"]),
-    metavar="PEER",
-    help="Peer to compare with: mlx-lm or llama.cpp; repeatable.",
-)
-@click.option(
-    "--llama-python", metavar="PYTHON", help="Python interpreter that has llama-cpp-python [llama-bench is used]."
-)
-@click.option("--llama-model", metavar="FILE", help="GGUF file for llama.cpp [-m].")
-@click.option("--mlx-python", metavar="PYTHON", help="Python interpreter that has mlx-lm [this one].")
-@click.option("--quality", is_flag=True, help="Effect of K/V formats on the logits, instead of speed.")
-@click.option("--kv", metavar="FORMAT,...", help="K/V formats to compare: f16, q8, k8v4, q4; or auto [settings].")
-@click.option("--against", multiple=True, metavar="MODEL", help="Other weights for --quality; repeatable.")
-@click.option("--text", type=Path, metavar="FILE", help="Text for --quality [a shipped one].")
-@click.option("--profile", is_flag=True, help="Time of one step by part.")
-@click.option(
-    *("-o", "--output", "form"),
-    metavar="FORM",
-    type=click.Choice(FORMATS),
-    help="Output form: table, md, csv, json or jsonl [table; md in pipes].",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document, as -o json.")
-@click.option("--report", type=Path, metavar="FILE", help="HTML page with plots.")
-@click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`.")
-@click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@bench_options
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> int:
     """Measure prefill and decode speed, and the share of memory bandwidth that decoding reaches.
@@ -144,11 +59,6 @@ def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
         raise UsageError("--workload goes with --speculate")
     if given.draft is not None:
         raise UsageError("--draft goes with --speculate")
-
-
-def on_command_line(ctx: click.Context, name: str) -> bool:
-    """Return whether the parameter was set on the command line."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 @bench.command()

@@ -4,26 +4,23 @@ Ctrl-C prints the finished conditions and exits with 130.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from headrace.app.cli.bench_forms import print_document
+from headrace.app.cli.bench_options import BenchOptions, on_command_line
 from headrace.runtime.errors import UsageError
-
-if TYPE_CHECKING:
-    from headrace.app.cli.bench import BenchOptions
 
 _ACCEPTED = {"models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"}
 
 
-def bench_quality(ctx: click.Context, given: "BenchOptions") -> int:
+def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
     """Run it and return the exit code. Raises UsageError for options of speed measurements."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.bench.quality.run import run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.bench.quality.variants import Options
-    from headrace.app.cli.bench import on_command_line
     from headrace.app.config.settings import chosen_model, load_settings
 
     typed = {str(parameter.name): parameter.opts[-1] for parameter in ctx.command.params if parameter.name}

@@ -67,7 +67,7 @@ def list_models(as_json: bool) -> None:
 
 def _columns(rows: list[Document]) -> list[Column]:
     def column(name: str, leaves: int, cell: Callable[[Document], str], *, right: bool = False) -> Column:
-        return Column(name, [_clean(cell(row)) for row in rows], leaves, right)
+        return Column.of(rows, name, lambda row: _clean(cell(row)), leaves, right=right)
 
     return [
         column("NAME", 0, lambda row: row["name"] + (" (default)" if row["default"] else "")),

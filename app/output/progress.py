@@ -1,9 +1,7 @@
-"""Drawing the progress of long work on stderr: a bar on a terminal, a line per stage elsewhere, nothing when quiet.
+"""Progress of long work on stderr: a line drawn over itself on a terminal, a line per stage elsewhere.
 
-    with drawn_progress() as progress:
-        resolve(name, progress=progress)
-
-rich is imported when the first bar is drawn, so work that is already done costs nothing. NO_COLOR is respected.
+with drawn_progress() as progress:
+    resolve(name, progress=progress)
 """
 
 import sys
@@ -11,91 +9,112 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from headrace.app.output.terminal import can_redraw, may_style
+from headrace.app.output.sanitise import sanitise
+from headrace.app.output.terminal import can_redraw, table_width
 from headrace.models.registry.progress import Progress, silent
+from headrace.runtime.metrics.units import format_bytes, format_long
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
-
-_LINE_SECONDS = 10.0  # how often a log hears of the same stage
+_DRAW_S = 0.1  # between two drawings of a line
+_LOG_S = 10.0  # between two log lines of one stage
+_BAR = 24  # columns
 
 
 @contextmanager
 def drawn_progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """A sink for `models.registry.progress` reports, from any thread; whatever it drew is finished on exit."""
+    """Yield a sink for progress reports from any thread; its line is cleared on exit."""
     if quiet:
         yield silent
     elif can_redraw(sys.stderr):
-        bars = _Bars()
+        drawing = _Drawing()
         try:
-            yield bars
+            yield drawing
         finally:
-            bars.close()
+            drawing.line.clear()
     else:
-        yield _Lines()
+        yield _Log()
 
 
-class _Bars:
-    """One rich bar, relabelled for each stage; it disappears at the end."""
+class NumberedStages:
+    """Progress of several checks or passages, reported as the stage `check 3 of 12: NAME`."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._display: RichProgress | None = None
-        self._task: TaskID | None = None
-        self._stage: str | None = None
+    def __init__(self, what: str, progress: Progress) -> None:
+        self._what, self._progress, self._stage = what, progress, what
 
-    def __call__(self, stage: str, done: int, total: int | None, /) -> None:
-        with self._lock:
-            display = self._started()
-            if stage != self._stage or self._task is None:
-                if self._task is not None:
-                    display.remove_task(self._task)
-                self._task, self._stage = display.add_task(stage.capitalize(), total=total), stage
-            display.update(self._task, completed=done, total=total)
+    def begin(self, number: int, of: int, name: str) -> None:
+        self._stage = f"{self._what} {number} of {of}: {name}"
+        self.tick()
 
-    def _started(self) -> "RichProgress":
-        if self._display is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-            from rich.progress import Progress as RichProgress
-
-            self._display = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True, color_system="auto" if may_style(sys.stderr) else None),
-                transient=True,
-            )
-            self._display.start()
-        return self._display
-
-    def close(self) -> None:
-        with self._lock:
-            if self._display is not None:
-                try:
-                    self._display.stop()
-                finally:  # an interrupt may have come in the middle of that
-                    self._display.console.show_cursor()
+    def tick(self) -> None:
+        """Report that the stage goes on."""
+        self._progress(self._stage, 0, None)
 
 
-class _Lines:
-    """A plain line when a stage begins, and now and then while it lasts."""
+class StatusLine:
+    """A line on stderr drawn over itself."""
 
     def __init__(self) -> None:
+        self._width = 0
+
+    def draw(self, text: str) -> None:
+        columns = (table_width(sys.stderr) or 80) - 1  # some terminals wrap at the last column
+        text = text[:columns]
+        sys.stderr.write(f"\r{text:<{self._width}}")
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def clear(self) -> None:
+        """Erase the line."""
+        if self._width:
+            sys.stderr.write(f"\r{'':<{self._width}}\r")
+            sys.stderr.flush()
+            self._width = 0
+
+
+class _Drawing:
+    """A status line with bar, bytes, speed and time left; elapsed time if the total is unknown."""
+
+    def __init__(self) -> None:
+        self.line = StatusLine()
         self._lock = threading.Lock()
         self._stage: str | None = None
-        self._said = 0.0
+        self._first, self._started, self._drawn_at = 0, 0.0, 0.0
 
     def __call__(self, stage: str, done: int, total: int | None, /) -> None:
         with self._lock:
             now = time.monotonic()
-            if stage == self._stage and now - self._said < _LINE_SECONDS:
+            if stage != self._stage:
+                self._stage, self._first, self._started = stage, done, now
+            elif now - self._drawn_at < _DRAW_S:
+                return
+            self._drawn_at = now
+            self.line.draw(self._text(done, total, now - self._started))
+
+    def _text(self, done: int, total: int | None, seconds: float) -> str:
+        stage = sanitise(str(self._stage)).capitalize()
+        if not total:
+            return f"{stage} · {format_long(seconds)}"
+        share = min(1.0, done / total)
+        filled = round(share * _BAR)
+        parts = [f"{stage} {'━' * filled}{'╌' * (_BAR - filled)} {format_bytes(done)} of {format_bytes(total)}"]
+        if (fresh := done - self._first) > 0 and seconds > 1:
+            parts += [f"{format_bytes(fresh / seconds)}/s", f"{format_long((total - done) * seconds / fresh)} left"]
+        return " · ".join(parts)
+
+
+class _Log:
+    """A plain line when a stage begins, and regularly while it lasts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stage: str | None = None
+        self._logged_at = 0.0
+
+    def __call__(self, stage: str, done: int, total: int | None, /) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if stage == self._stage and now - self._logged_at < _LOG_S:
                 return
             share = f" {done / total:.0%}" if total and stage == self._stage else ""
-            self._stage, self._said = stage, now
-            print(f"{stage}{share} ...", file=sys.stderr, flush=True)
+            self._stage, self._logged_at = stage, now
+            print(f"{sanitise(stage)}{share} ...", file=sys.stderr, flush=True)

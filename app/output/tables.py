@@ -4,16 +4,19 @@ If even the fixed columns do not fit, a row becomes two lines: its first cell, a
 columns with `least` (titles, names) are shortened, with an ellipsis.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeVar, Union
 
 from headrace.app.output.sanitise import sanitise
+from headrace.app.output.terminal import console, table_width
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 Cell = Union[str, "Text"]
+_T = TypeVar("_T")
 _GAP = 2
 
 
@@ -26,6 +29,13 @@ class Column:
     leaves: int = 0
     right: bool = True
     least: int | None = None  # smallest width of a text that may be shortened
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[_T], name: str, cell: Callable[[_T], Cell], leaves: int = 0, *, right: bool = True
+    ) -> "Column":
+        """Make a column with a cell per row."""
+        return cls(name, [cell(row) for row in rows], leaves, right)
 
     @property
     def width(self) -> int:
@@ -55,10 +65,15 @@ def table_lines(
     return [*head, *body] if header else body
 
 
+def print_table(*columns: Column) -> None:
+    """Print a table at the terminal's width, between empty lines."""
+    from rich.text import Text
+
+    print_lines([Text(), *table_lines(columns, table_width(sys.stdout)), Text()])
+
+
 def print_lines(lines: Sequence["Text"], *, stderr: bool = False) -> None:
     """Print without wrapping, styled only where `app.output.terminal` allows it."""
-    from headrace.app.output.terminal import console
-
     screen = console(stderr=stderr)
     for line in lines:
         screen.print(line, no_wrap=True, overflow="ignore", crop=False)

@@ -7,31 +7,31 @@ If the step costs c plain steps, the speed-up is that number / c.
 
 from collections.abc import Mapping
 
-GUESSES = (1, 2, 3, 4, 5, 7, 9, 11, 15)
+DRAFT_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 11, 15)
 """Draft tokens per step that predictions consider: passes of up to 16 rows."""
 
 
-def tokens_per_step(chance: float, guesses: int) -> float:
+def tokens_per_step(rate: float, drafts: int) -> float:
     """Return the expected tokens of a step with so many draft tokens."""
-    return sum(chance**count for count in range(guesses + 1))
+    return sum(rate**count for count in range(drafts + 1))
 
 
-def break_even(cost: float, guesses: int) -> float | None:
+def break_even(cost: float, drafts: int) -> float | None:
     """Return the acceptance rate at which a step of `cost` plain steps pays. None if no rate does, 0 if drafts are
     free.
     """
     if cost <= 1:
         return 0.0
-    if cost > guesses + 1:
+    if cost > drafts + 1:
         return None
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if tokens_per_step(middle, guesses) < cost else (low, middle)
+        low, high = (middle, high) if tokens_per_step(middle, drafts) < cost else (low, middle)
     return (low + high) / 2
 
 
-def best_guesses(costs: Mapping[int, float], chance: float) -> tuple[int, float]:
+def best_draft(costs: Mapping[int, float], rate: float) -> tuple[int, float]:
     """Return the best (draft tokens, speed-up); (0, 1.0) if none pays. costs: by draft tokens, in plain steps."""
-    found = {guesses: tokens_per_step(chance, guesses) / cost for guesses, cost in costs.items()}
+    found = {drafts: tokens_per_step(rate, drafts) / cost for drafts, cost in costs.items()}
     return max([(0, 1.0), *found.items()], key=lambda pair: pair[1])

@@ -15,7 +15,7 @@ from headrace.runtime.machine.chips import Chip, table
 _VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
 _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
-_LIST = "`headrace predict --list-chips` shows all"
+_LIST = "`headrace predict --list-chips` lists all"
 
 
 def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
@@ -54,10 +54,10 @@ def _named(wanted: str, shown: str) -> str:
     if partial and all(name.startswith(shortest) for name in partial):  # the others are variants of that one
         return shortest
     if partial:
-        raise UsageError(f"{shown!r} could be {_any_of(map(bare, partial))}", f"more of the name decides; {_LIST}")
+        raise UsageError(f"{shown!r} is ambiguous: {_any_of(map(bare, partial))}", f"give more of the name; {_LIST}")
     near = get_close_matches("".join(_words(wanted)), squashed.values(), n=3, cutoff=0.5)
     close = [bare(name) for squash in near for name in names if squashed[name] == squash]
-    hint = f"near it: {_any_of(close)}; {_LIST}" if close else _LIST
+    hint = f"similar: {_any_of(close)}; {_LIST}" if close else _LIST
     raise UsageError(f"the chip table has no {shown!r}", hint)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from headrace.app.predict.acceptance import GUESSES, best_guesses, break_even, tokens_per_step
+from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.prediction import (
@@ -74,8 +74,8 @@ def users_prediction(
         ],
         "assumptions": [
             *summarise_assumptions(targets, assumed, shape.kv_format),
-            "users decode together: a step reads the weights once, every user's K/V, and computes a token for each",
-            "no part of the users' contexts is shared",
+            "users decode together: a step reads the weights once and every user's K/V, for a token each",
+            "users share no prefix",
             f"sizes from {shape.source}",
         ],
     }
@@ -90,12 +90,12 @@ def acceptance_prediction(
         "model": _model(name, shape),
         "context": context,
         "acceptance": chance,
-        "targets": [_guessing(shape, target, assumed, context, chance) for target in targets],
+        "targets": [_speculating(shape, target, assumed, context, chance) for target in targets],
         "assumptions": [
             *summarise_assumptions(targets, assumed, shape.kv_format),
-            f"each guess is right with a chance of {chance:.0%} where those before it were",
-            "a step reads the weights once for all its guesses, whose arithmetic comes on top; kernels may do worse",
-            *(["guesses cost no arithmetic where a chip's speed at it is unknown"] if _unknown_speed(targets) else []),
+            f"each draft token is accepted at a rate of {chance:.0%} if those before it were",
+            "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
+            *(["draft tokens cost no arithmetic on chips of unknown FLOP/s"] if _unknown_speed(targets) else []),
             f"sizes from {shape.source}",
         ],
     }
@@ -105,11 +105,11 @@ def _unknown_speed(targets: Sequence[Target]) -> bool:
     return any(target.flops is None for target in targets)
 
 
-def _guessing(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
+def _speculating(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
     """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays."""
     alone, expected = verifying_seconds(shape, target, assumed, context, 0)
-    costs = {count: verifying_seconds(shape, target, assumed, context, count)[0] / alone for count in GUESSES}
-    best, gain = best_guesses(costs, chance)
+    costs = {count: verifying_seconds(shape, target, assumed, context, count)[0] / alone for count in DRAFT_LENGTHS}
+    best, gain = best_draft(costs, chance)
     rows = [
         {
             "guesses": count,

@@ -52,12 +52,14 @@ def refusal(document: dict[str, Any], peak_gb_s: float | None) -> str | None:
     if found is None:
         return None
     if len(found["points"]) < MIN_POINTS:
-        return f"it has {len(found['points'])} points and needs {MIN_POINTS}: more depths, such as -d 0,1024,4096"
+        return (
+            f"{len(found['points'])} points where {MIN_POINTS} are needed; measure more depths, such as -d 0,1024,4096"
+        )
     rate = found["effective_bandwidth_gb_s"]
     if peak_gb_s is not None and rate > peak_gb_s:
-        return f"its {rate:.1f} GB/s are more than memory's {peak_gb_s:.1f}"
+        return f"its {rate:.1f} GB/s exceed the measured peak of {peak_gb_s:.1f}"
     if found["fixed_ms"] < 0:
-        return "its fixed part is negative"
+        return "its fixed cost is negative"
     if found["largest_residual"] > NOISE:
         return f"a point is {found['largest_residual']:.0%} off the line"
     speeds = [
@@ -88,7 +90,7 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | N
         points=len(found["points"]),
     )
     if not fit.usable:
-        return "it cannot be true"
+        return "its figures are impossible"
     key, stored = _key(host), read_cache(_path())
     recent = [asdict(kept) for kept in (*_fits(stored.get(key)), fit)][-KEPT:]
     write_cache(_path(), {**stored, key: recent})

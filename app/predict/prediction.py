@@ -86,15 +86,15 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
 
 
 def verifying_seconds(
-    shape: StepShape, target: Target, assumed: Assumptions, context: int, guesses: int
+    shape: StepShape, target: Target, assumed: Assumptions, context: int, drafts: int
 ) -> tuple[float, bool]:
     """Return (time of a step that verifies so many draft tokens, whether it is expected rather than roofline).
 
     Weights and K/V are read once for all rows. The draft tokens' arithmetic is added where the target's FLOP/s are
     known: for one token it hides behind memory, for several it may not.
     """
-    cost, rows = shape.cost, 1 + guesses
-    nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + guesses) + rows * cost.kv_bytes_written()
+    cost, rows = shape.cost, 1 + drafts
+    nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + rows * cost.kv_bytes_written()
     more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
     seconds = step_seconds(shape, target, assumed, nbytes)
     least = nbytes / target.bandwidth
@@ -139,7 +139,7 @@ def levers(shape: StepShape) -> list[Lever]:
         Lever("weights at 8 bits", shape.stored_at(8)),
         Lever("weights at 4 bits", shape.stored_at(4)),
         *(Lever("KV cache at 8 bits", shape.with_kv(kind)) for kind in _eight_bits(shape)),
-        Lever("4 sequences a step", shape, batch=4),
+        Lever("4 sequences per step", shape, batch=4),
     ]
 
 
@@ -163,15 +163,15 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: K
     if fit := next((target.fit for target in targets if target.fit), None):
         lines += [
             f"this machine: {fit.fixed_s * 1e3:.2f} ms + bytes / {fit.bytes_per_second / 1e9:.1f} GB/s, "
-            f"measured {fit.created} by `{fit.command}`, the fastest of the recent runs here",
-            *([] if fit.quiet else ["that run met a busy or slowed machine: expected speeds are too low, if anything"]),
+            f"measured {fit.created} by `{fit.command}`, the fastest recent run",
+            *([] if fit.quiet else ["the machine was busy or slowed down in that run: expected speeds may be too low"]),
         ]
     if any(target.apple and target.fit is None for target in targets):
         lines.append(
-            f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us a layer + bytes / ({assumed.efficiency:.0%} of nominal), "
-            f"as published figures of {assumed.engine} show"
+            f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us per layer + bytes / ({assumed.efficiency:.0%} of nominal), "
+            f"from published figures of {assumed.engine}"
         )
-        lines.append(f"largest context: KV as {kv.name}, {USABLE_SHARE:.0%} of the memory usable")
+        lines.append(f"largest context: KV as {kv.name}, {USABLE_SHARE:.0%} of memory usable")
     if any(not target.apple and target.fit is None for target in targets):
-        lines.append("no expected speed where nothing was measured: the roofline is a limit, not a forecast")
+        lines.append("no expected speed without measured figures; the roofline is an upper bound")
     return lines

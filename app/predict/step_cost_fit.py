@@ -40,7 +40,7 @@ class StepCostFit:
         """Return the fit as in the JSON document."""
         notes = []
         if self.fixed_s < 0:
-            notes.append("a negative fixed cost: the steps differ by more than the bytes they move")
+            notes.append("a negative fixed cost: more than the bytes differs between the steps")
         return {
             "fixed_ms": self.fixed_s * 1e3,
             "effective_bandwidth_gb_s": self.bytes_per_second / 1e9,

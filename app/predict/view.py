@@ -1,11 +1,11 @@
 """Predictions as terminal tables, or in full and without colour elsewhere."""
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.output.terminal import console, table_width
+from headrace.app.output.figures import speed_text
+from headrace.app.output.tables import Column, print_table
+from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ def show_prediction(document: Document) -> None:
     speeds = []
     for number, context in enumerate(contexts):
         at, name = (f" @{context}", "tok/s") if len(contexts) > 1 else ("", "expected")
-        rooflines = [_short(predictions[number]["roofline"]) for predictions in found]
+        rooflines = [speed_text(predictions[number]["roofline"]) for predictions in found]
         speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
         speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in found]))
     _head(model)
-    _print_table(
+    print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("GB/s", [f"{target['bandwidth_gb_s']:.0f}" for target in targets], leaves=3),
         *speeds,
@@ -42,14 +42,14 @@ def show_users(document: Document) -> None:
     rows = [(target, found) for target in document["targets"] for found in target["predictions"]]
     _head(document["model"])
     names = [target["name"] if found is target["predictions"][0] else "" for target, found in rows]
-    _print_table(
+    print_table(
         Column("chip", [_chip(name) for name in names], right=False),
         Column("users", [str(found["batch"]) for _, found in rows]),
         Column("memory", [format_bytes(found["memory"]) for _, found in rows], leaves=2),
         Column("fits", [_FITS[found["fits"]] for _, found in rows], right=False),
-        Column("roofline", [_short(found["roofline"]) for _, found in rows], leaves=4),
+        Column("roofline", [speed_text(found["roofline"]) for _, found in rows], leaves=4),
         Column("expected", [_expected(found) for _, found in rows]),
-        Column("per user", [_short(found["expected_per_user"] or found["roofline_per_user"]) for _, found in rows]),
+        Column("per user", [speed_text(found["expected_per_user"] or found["roofline_per_user"]) for _, found in rows]),
         Column("bound by", [found["bound"] for _, found in rows], right=False),
         Column("weights", [format_bytes(found["weight_bytes"]) for _, found in rows], leaves=3),
         Column("K/V", [format_bytes(found["kv_bytes"]) for _, found in rows], leaves=3),
@@ -57,7 +57,7 @@ def show_users(document: Document) -> None:
     for target in document["targets"]:
         if target["most_users"] is not None:
             _notes([f"{target['name']}: {target['most_users']:,} users with {document['context']:,} tokens each fit"])
-    speeds = "per user: the roofline's share where nothing supports an expectation"
+    speeds = "per user: from the roofline if no speed is expected"
     _notes(
         [f"tok/s of all users, {document['context']:,} tokens in each one's cache; {speeds}", *document["assumptions"]]
     )
@@ -68,37 +68,37 @@ def show_acceptance(document: Document) -> None:
     targets = document["targets"]
     best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), None) for target in targets]
     _head(document["model"])
-    _print_table(
+    print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
         Column("at most", [_about(target, target["tokens_per_second_guessing"]) for target in targets]),
         Column("gain", [f"{target['gain']:.2f}x" for target in targets]),
-        Column("guesses", [str(target["best"]) for target in targets], leaves=1),
+        Column("drafts", [str(target["best"]) for target in targets], leaves=1),
         Column("tok/step", [f"{row['tokens_per_step']:.2f}" if row else "" for row in best], leaves=3),
         Column("step cost", [f"{row['cost']:.2f}x" if row else "" for row in best], leaves=2),
         Column("4 pay from", [_pays_from(target, 4) for target in targets], leaves=4),
     )
     _notes(
         [
-            f"{document['context']:,} tokens in the cache; at most: with as many guesses a step as give most",
-            "4 pay from: the chance at which four guesses a step cost what they give",
-            *(["≤: the roofline, where nothing supports an expectation"] if _unsupported(targets) else []),
+            f"{document['context']:,} tokens in the cache; at most: with the best number of draft tokens per step",
+            "4 pay from: the acceptance rate from which 4 draft tokens per step pay",
+            *(["≤: roofline, an upper bound"] if _any_roofline(targets) else []),
             *document["assumptions"],
-            "what guessing costs on this machine is measured by `headrace bench --speculate`",
+            "`headrace bench --speculate` measures the cost of draft tokens on this machine",
         ]
     )
 
 
-def _unsupported(targets: list[Document]) -> bool:
+def _any_roofline(targets: list[Document]) -> bool:
     return not all(target["is_expected"] for target in targets)
 
 
 def _about(target: Document, speed: float) -> str:
-    return _short(speed) if target["is_expected"] else f"≤{_short(speed)}"
+    return speed_text(speed) if target["is_expected"] else f"≤{speed_text(speed)}"
 
 
-def _pays_from(target: Document, guesses: int) -> str:
-    found = next(row["break_even"] for row in target["guesses"] if row["guesses"] == guesses)
+def _pays_from(target: Document, drafts: int) -> str:
+    found = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
     return "never" if found is None else f"{found:.0%}"
 
 
@@ -118,12 +118,12 @@ def show_fit(document: Document) -> None:
         cells = [Text(cell(row), style="dim" if row["fits"] is False else "") for row in rows]
         return Column(name, cells, leaves, right=name != "model")
 
-    _print_table(
+    print_table(
         column("model", lambda row: str(row["model"])),
         column("bits", lambda row: str(row["quantization"]), 4),
         column("memory", lambda row: format_bytes(row["memory"]), 2),
         Column("", [Text.assemble(marks[row["fits"]]) for row in rows]),
-        column("roofline", lambda row: _short(row["roofline"]), 1),
+        column("roofline", lambda row: speed_text(row["roofline"]), 1),
         column("expected", _expected),
         column("max context", lambda row: f"{row['largest_context']:,}" if row["largest_context"] else "", 3),
     )
@@ -132,14 +132,14 @@ def show_fit(document: Document) -> None:
 
 def show_chips(chips: list[Document]) -> None:
     """Print a row per chip."""
-    _print_table(
+    print_table(
         Column("chip", [chip["name"] for chip in chips], right=False),
         Column("GPU cores", [" / ".join(map(str, chip["gpu_cores"])) for chip in chips], leaves=1),
         Column("GB/s", [f"{chip['bandwidth_gb_s']:,.0f}" for chip in chips]),
         Column("memory", [_chip_memory(chip) for chip in chips], leaves=2),
         Column("TFLOP/s fp16", [_chip_flops(chip) for chip in chips], leaves=3),
     )
-    _notes(["--chip takes any part of a name that tells it from the others, and (N-core) for a variant"])
+    _notes(["--chip takes any unambiguous part of a name, and (N-core) for a variant"])
 
 
 def _chip_memory(chip: Document) -> str:
@@ -164,9 +164,9 @@ def show_explanation(document: Document) -> None:
     _cost_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
     _notes(
         [
-            "bytes and FLOPs are of one; the total counts each row as often as it says",
-            "a multiplication and an addition are two FLOPs; softmax, norms and rotation are not counted",
-            "a prefill makes no logits: the first decode step does",
+            "bytes and FLOPs are of one; the total multiplies each row by its count",
+            "a multiplication and an addition count as two FLOPs; softmax, norms and rotation are not counted",
+            "a prefill computes no logits; the first decode step does",
         ]
     )
 
@@ -175,7 +175,7 @@ def _cost_table(title: str, costs: Document) -> None:
     rows = costs["operations"]
     total = {"nbytes": costs["total_bytes"], "flops": costs["total_flops"], "intensity": costs["intensity"]}
     _title(title)
-    _print_table(
+    print_table(
         Column("read", [*(row["name"] for row in rows), "total"], right=False),
         Column("×", [*(str(row["count"]) for row in rows), ""]),
         Column("shape", [*(row["shape"] for row in rows), ""], leaves=2),
@@ -187,14 +187,14 @@ def _cost_table(title: str, costs: Document) -> None:
 
 def _show_levers(found: Document) -> None:
     if not found["changes"]:
-        _notes([f"none of the usual changes would make it faster on {found['target']}", ""])
+        _notes([f"no known change makes it faster on {found['target']}", ""])
         return
     rows = [{"name": "as it is", **found["as_is"]}, *found["changes"]]
-    _title(f"What would help {found['target']}")
-    _print_table(
+    _title(f"Possible gains on {found['target']}")
+    print_table(
         Column("change", [row["name"] for row in rows], right=False),
         Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
-        Column("roofline", [_short(row["roofline"]) for row in rows], leaves=1),
+        Column("roofline", [speed_text(row["roofline"]) for row in rows], leaves=1),
         Column("expected", [_expected(row) for row in rows]),
         Column("gain", [f"{row['gain']:.2f}x" if "gain" in row else "" for row in rows]),
     )
@@ -218,14 +218,8 @@ def _title(text: str) -> None:
     console().print(Text(text, style="bold cyan"))
 
 
-def _print_table(*columns: Column) -> None:
-    from rich.text import Text
-
-    print_lines([Text(), *table_lines(columns, table_width(sys.stdout)), Text()])
-
-
 def _expected(found: Document) -> str:
-    return "–" if found["expected"] is None else _short(found["expected"])
+    return "–" if found["expected"] is None else speed_text(found["expected"])
 
 
 def _context(target: Document, model: Document) -> str:
@@ -235,11 +229,6 @@ def _context(target: Document, model: Document) -> str:
     if longest == 0:
         return "does not fit"
     return f"{longest:,}" + (" (all)" if longest == model["context_length"] else "")
-
-
-def _short(value: float) -> str:
-    """Return three significant digits, a prediction's precision."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _intensity(value: float) -> str:

@@ -94,7 +94,7 @@ class Verification:
     def __init__(self, loaded: LoadedModel, expected: Expectation, plan: Plan, tick: Tick = lambda: None) -> None:
         limit = min(loaded.context_limit, 2 * CHUNK + plan.tokens)
         if plan.tokens > limit // 2:
-            raise UsageError(f"a context of {limit} tokens is too short for {plan.tokens} of an answer")
+            raise UsageError(f"--tokens {plan.tokens}: too many for a context of {limit} tokens")
         draw = random.Random(plan.seed)
         vocabulary = loaded.network.vocab_size
 
@@ -123,7 +123,7 @@ class Verification:
     def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
         """Run every check; `begin(number, of, name)` is called before each."""
         names = [check.name for check in self._checks([], [], [])]
-        begin(0, len(names), "what each says alone")
+        begin(0, len(names), "each alone")
         (alone, _), (crowd, _), (sharers, _) = (it.one_by_one() for it in (self._all, self._crowd, self._sharers))
         for number, check in enumerate(self._checks(alone, crowd, sharers), 1):
             begin(number, len(names), check.name)
@@ -133,7 +133,7 @@ class Verification:
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
         most, seed = self._plan.sequences, self._plan.seed
         yield Check("alone, by another call", self._few.generated, alone[:SHARERS])
-        yield Check("alone, as one of a queue", partial(self._few.together, 1), alone[:SHARERS])
+        yield Check("alone, from a queue", partial(self._few.together, 1), alone[:SHARERS])
         for size in (2, 4, 8, 16):
             if size <= most:
                 serving = self._some if size <= SOME else self._all
@@ -142,8 +142,8 @@ class Verification:
                 yield Check(f"{size} at a time", together, alone[: len(serving.requests)])
         if most > 1:
             joining = partial(self._all.joining, most, seed)
-            yield Check("joining, ending, cancelled, stepping back", joining, alone, cut=True)
-        yield Check("short of memory, stepping back", partial(self._crowd.stepping_back, CROWD), crowd)
+            yield Check("joining, ending, cancelled, preempted", joining, alone, cut=True)
+        yield Check("short of memory, preempted", partial(self._crowd.preempted, CROWD), crowd)
         yield Check("with a shared prefix", partial(self._sharers.sharing, self._prefix), [*sharers, *sharers])
         if self._few.in_blocks:
             yield Check("after a restart, K/V from disk", self._few.restarted, alone[:SHARERS])
@@ -151,8 +151,8 @@ class Verification:
         single, pieces, whole = (lambda: 1), (lambda: sizes.randrange(1, 200)), (lambda: WHOLE)
         for name, serving, draw in (
             ("prompts token by token", self._few, single),
-            ("prompts in pieces of any size", self._some, pieces),
-            ("prompts in one piece", self._some, whole),
+            ("prompts in chunks of any size", self._some, pieces),
+            ("prompts in one chunk", self._some, whole),
         ):
             yield Check(name, partial(serving.together, most, FixedPace(draw)), alone[: len(serving.requests)])
         now = native.status().threads

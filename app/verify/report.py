@@ -70,9 +70,9 @@ def show(found: Document, width: int | None) -> None:
 def summary(found: Document) -> list[str]:
     """Return the summary's lines."""
     checks = found["checks"]
-    compared = f"tokens, all logits, the log probabilities of the {found['top']} likeliest at every step"
-    entries = " and the K/V of every entry" if any(check["kv_entries"] for check in checks) else ""
-    lines = [f"{found['model']}: {found['expectation']}", f"compared with what each says alone: {compared}{entries}"]
+    compared = f"tokens, all logits, log probabilities of the {found['top']} most likely tokens"
+    entries = ", K/V entries" if any(check["kv_entries"] for check in checks) else ""
+    lines = [f"{found['model']}: {found['expectation']}", f"compared with each answer alone: {compared}{entries}"]
     flips = [(check, flip) for check in checks for flip in check["flips"]]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:
@@ -80,10 +80,10 @@ def summary(found: Document) -> list[str]:
     lines += [_change_line(check) for check in checks if check["kv_changes"]]
     wrong = [check["name"] for check in checks if check["result"] == "differs"]
     if wrong:
-        lines.append(f"NOT the same: {'; '.join(wrong)}")
+        lines.append(f"NOT equal: {'; '.join(wrong)}")
     elif checks and not found["interrupted"]:
         same = all(check["result"] == "equal" for check in checks)
-        lines.append("every check: the same, bit for bit" if same else "every check: the same, but for near-ties")
+        lines.append("all checks: equal bits" if same else "all checks: equal, apart from near-ties")
     if found["interrupted"]:
         lines.append(f"interrupted after {len(checks)} checks")
     return lines
@@ -97,14 +97,16 @@ def gap_text(gap: float) -> str:
 def _change_line(check: Document) -> str:
     first = check["kv_changes"][0]
     return (
-        f"{check['name']}: the K/V of {check['changed_kv_entries']:,} entries are not what they are alone, "
-        f"of sequence {first['sequence'] + 1} from entry {first['position'] + 1} on"
+        f"{check['name']}: {check['changed_kv_entries']:,} K/V entries differ, "
+        f"in sequence {first['sequence'] + 1} from entry {first['position'] + 1} on"
     )
 
 
 def _flip_line(check: Document, flip: Document) -> str:
-    margin = "more than the likeliest show" if flip["margin"] is None else gap_text(flip["margin"])
+    margin = (
+        f"not among the {TOP} most likely" if flip["margin"] is None else f"less likely by {gap_text(flip['margin'])}"
+    )
     return (
-        f"{check['name']}: sequence {flip['sequence'] + 1} said {flip['got_text']!r} where alone it says "
-        f"{flip['expected_text']!r}, token {flip['position'] + 1}, which was likelier by {margin}"
+        f"{check['name']}: sequence {flip['sequence'] + 1}, token {flip['position'] + 1}: {flip['got_text']!r} "
+        f"instead of {flip['expected_text']!r}, {margin}"
     )

@@ -84,14 +84,14 @@ class Serving:
         Some passes lack memory, so that sequences are preempted.
         """
         draw = random.Random(seed)
-        engine = Engine(_Short(self.network, draw), context_limit=self.limit, most_running=most)
+        engine = Engine(_ScarceNetwork(self.network, draw), context_limit=self.limit, most_running=most)
         traces = [Trace(len(request.prompt)) for request in self.requests]
         fates = [number % 3 for number in range(len(traces))]  # 0: unchanged, 1: ends early, 2: cancelled
         draw.shuffle(fates)
         to_come = list(range(len(traces)))
         draw.shuffle(to_come)
         numbers: dict[Sequence, int] = {}
-        watch = _Stepping()
+        watch = _PreemptionCount()
         while to_come or engine.has_work:
             if to_come and (draw.random() < 0.3 or not engine.has_work):
                 number = to_come.pop()
@@ -107,10 +107,10 @@ class Serving:
                 if fates[number] == 2 and sequence.state != "finished" and draw.random() < 0.04:
                     engine.cancel(sequence)
             self._tick()
-        note = f"{fates.count(1)} ended early, {fates.count(2)} to be cancelled at any step"
-        return traces, f"{note}, stepped back {watch.times} times"
+        note = f"{fates.count(1)} ended early, {fates.count(2)} cancelled"
+        return traces, f"{note}, {watch.times} preemptions"
 
-    def stepping_back(self, most: int) -> Served:
+    def preempted(self, most: int) -> Served:
         """Serve with too little memory, so that the youngest are preempted and prefilled again.
 
         Prompts end shortly before a block does. Half are admitted, with memory for all but one to grow, and prefilled
@@ -120,9 +120,9 @@ class Serving:
         memory = self._memory(2 * (len(self.requests) // 2) - 1)
         engine = Engine(self.network, context_limit=self.limit, most_running=most, kv_memory=memory, pace=at_once)
         sequences = [engine.submit(request) for request in self.requests]
-        watch = _Stepping()
+        watch = _PreemptionCount()
         traces = self._drive(engine, sequences, lambda: watch.look(sequences))
-        return traces, f"stepped back {watch.times} times" if watch.times else "nobody had to step back"
+        return traces, f"{watch.times} preemptions" if watch.times else "no preemption"
 
     def sharing(self, prompt: Row[int]) -> Served:
         """Serve after a request that begins with `prompt`: as turns of a chat, then in a batch."""
@@ -136,7 +136,7 @@ class Serving:
         sequences = [engine.submit(request) for request in self.requests]
         traces = self._drive(engine, sequences)
         reused = sum(sequence.reused for sequence in sequences)
-        return [*turns[1:], *traces], f"{reused} prompt tokens of those side by side were there already"
+        return [*turns[1:], *traces], f"{reused} prompt tokens cached"
 
     def restarted(self) -> Served:
         """Serve, store on disk, and serve as a batch by another engine that loads the stored prefixes."""
@@ -170,7 +170,7 @@ class Serving:
         return list(traces.values())
 
 
-class _Short:
+class _ScarceNetwork:
     """A network whose pool lacks blocks for one joint pass in 50."""
 
     def __init__(self, network: Network[Any], draw: random.Random) -> None:
@@ -182,11 +182,11 @@ class _Short:
 
     def join(self, caches: Row[Any], rows: Row[tuple[int, Phase]]) -> Any:
         if self._draw.random() < 0.02:
-            raise PoolFullError("all blocks of K/V entries are in use, as it were")
+            raise PoolFullError("no free block, simulated")
         return self._network.join(caches, rows)
 
 
-class _Stepping:
+class _PreemptionCount:
     """Counts preemptions."""
 
     def __init__(self) -> None:

@@ -79,5 +79,5 @@ def _circumstances(a: Document, b: Document) -> list[str]:
     ]
     peaks = [document["device"]["measured_peak_gb_s"] for document in (a, b)]
     if all(peaks) and abs(peaks[1] / peaks[0] - 1) > 0.05:
-        lines.append(f"memory: {peaks[0]:.1f} and {peaks[1]:.1f} GB/s; ratios are at equal memory speed")
+        lines.append(f"memory: {peaks[0]:.1f} and {peaks[1]:.1f} GB/s; ratios are for equal memory speed")
     return lines

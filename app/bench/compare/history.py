@@ -33,7 +33,7 @@ class History:
             self._database = sqlite3.connect(self._path)
             (version,) = self._database.execute("pragma user_version").fetchone()
             if version > _VERSION:
-                raise HeadraceError(f"{self._path} was written by a newer headrace")
+                raise HeadraceError(f"{self._path}: written by a newer headrace; update this one")
             with self._database:
                 self._database.execute(_CREATE)
                 self._database.execute(f"pragma user_version = {_VERSION}")
@@ -58,14 +58,14 @@ class History:
         with self._errors():
             row = self._database.execute("select document from run where id = ?", (number,)).fetchone()
         if row is None:
-            raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
+            raise UsageError(f"no saved run {number}", "`headrace bench history` lists them")
         return _document(number, row[0])
 
     def delete(self, number: int) -> None:
         """Delete a run. Raises UsageError for an unknown number."""
         with self._errors(), self._database:
             if self._database.execute("delete from run where id = ?", (number,)).rowcount == 0:
-                raise UsageError(f"there is no saved run {number}", "`headrace bench history` lists them")
+                raise UsageError(f"no saved run {number}", "`headrace bench history` lists them")
 
     def documents(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Return (number, document) of all runs, oldest first."""
@@ -80,11 +80,13 @@ class History:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            raise HeadraceError(f"cannot use {self._path}: {error}") from None
+            raise HeadraceError(f"{self._path}: {error}") from None
 
 
 def _document(number: int, text: str) -> dict[str, Any]:
     try:
         return checked(json.loads(text), f"saved run {number}")
     except ValueError:
-        raise HeadraceError(f"saved run {number} is damaged", f"`headrace bench history --delete {number}`") from None
+        raise HeadraceError(
+            f"saved run {number} is damaged", f"`headrace bench history --delete {number}` removes it"
+        ) from None

@@ -16,7 +16,7 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         text = read_bounded(path, DOCUMENT).decode("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is not a benchmark document: it is no UTF-8 text") from None
+        raise UsageError(f"{path} is not a benchmark document: not UTF-8 text") from None
     for candidate in (text, text.strip().rpartition("\n")[2]):
         try:
             found = json.loads(candidate)

@@ -58,5 +58,5 @@ def _steps(
             if isinstance(event, Step):
                 found[sequence].append(event.record.latency_s)
             elif isinstance(event, Finished | Failed):
-                raise EngineError(f"{test.label}: a sequence ended while it was measured")
+                raise EngineError(f"{test.label}: a sequence ended during the measurement")
     return found

@@ -47,15 +47,15 @@ class ChildProcess:
             start_new_session=sys.platform != "win32",
         )
         try:
-            told = self._read()
+            ready = self._read()
             self.setup = Setup(
                 engine=engine,
                 model=model,
-                version=str(told.get("ready")),
-                threads=told.get("threads"),
-                threads_batch=told.get("threads_batch"),
+                version=str(ready.get("ready")),
+                threads=ready.get("threads"),
+                threads_batch=ready.get("threads_batch"),
                 threads_told=threads,
-                settings=told.get("settings") or {},
+                settings=ready.get("settings") or {},
             )
         except BaseException:
             self.close()
@@ -112,4 +112,4 @@ class ChildProcess:
 
     def _ended(self) -> EngineError:
         code = self._process.wait()
-        return EngineError(f"{self.engine}'s process ended (exit code {code})", "HEADRACE_DEBUG=1 shows what it said")
+        return EngineError(f"{self.engine}'s process ended (exit code {code})", "HEADRACE_DEBUG=1 shows its output")

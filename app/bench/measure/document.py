@@ -110,13 +110,13 @@ def _remembered(host: Machine) -> Document | None:
 
 def power_notes(power: Document) -> list[str]:
     """Return notes on causes of slowness that the system reports."""
-    said = (
+    causes = (
         ("on_battery", "this machine runs on battery"),
         ("low_power_mode", "low power mode is on"),
         ("throttled", "the system is throttled for heat"),
     )
     warm = power.get("thermal_pressure") == "moderate" and not power.get("throttled")
-    notes = [text for key, text in said if power.get(key)]
+    notes = [text for key, text in causes if power.get(key)]
     return [*notes, "the system is warm and may be slowed down"] if warm else notes
 
 

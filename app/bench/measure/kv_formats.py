@@ -24,13 +24,13 @@ def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
     for name in formats:
         kv_choice(name)
     if "auto" in formats and len(formats) > 1:
-        raise UsageError("--kv auto chooses one format: give it alone")
+        raise UsageError("--kv auto chooses one format: leave the others out")
     if peers and len(formats) > 1:
-        raise UsageError("--vs goes with one format of K/V")
+        raise UsageError("--vs goes with one K/V format")
     for peer in peers:
         if formats[0] != "f16" and (peer != "llama.cpp" or formats[0] not in _PEERS):
             raise UsageError(
-                f"{peer} is not compared in {formats[0]}", "llama.cpp is in f16 and q8 (its q8_0), mlx-lm in f16"
+                f"{peer} has no comparable K/V format {formats[0]}", "use f16, or q8 with llama.cpp (its q8_0)"
             )
 
 

@@ -89,7 +89,7 @@ class OwnEngine:
             engine.generate(Request([*before, *fed], max_tokens=test.generate or 1, speculate="off"))
         )
         if summary.prefill_tokens != len(fed) - 1:
-            raise EngineError(f"{test.label}: the cache did not keep its {test.depth} tokens")
+            raise EngineError(f"{test.label}: the cache lost its {test.depth} tokens")
         others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
         self._caches[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
         decode = steps[1:]
@@ -113,7 +113,7 @@ class OwnEngine:
             together = len(begun) == test.batch
             for sequence, event in engine.step():
                 if isinstance(event, Finished | Failed):
-                    raise EngineError(f"{test.label}: a sequence ended before the others had begun")
+                    raise EngineError(f"{test.label}: a sequence ended before the others started")
                 if isinstance(event, Step):
                     begun.add(sequence)
                     if together and sequence is sequences[0]:

@@ -85,7 +85,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
         if min(on.counted, off.counted) >= LEAST:
             break
     else:
-        raise EngineError(f"{test.label}: the model's answers are too short to be measured")
+        raise EngineError(f"{test.label}: the model's answers are too short to measure")
     return Sample(
         prefill_s=0.0,
         first_step_s=None,

@@ -73,7 +73,7 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
         return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
     gguf = peer.gguf
     if gguf is None:
-        raise EngineError("it needs the model as a GGUF file: -m FILE.gguf or --llama-model FILE.gguf")
+        raise EngineError("no GGUF file of the model; give -m FILE.gguf or --llama-model FILE.gguf")
     same, kind = _same_weights(gguf, model), peer_kv_type(peer.kv)
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
@@ -81,11 +81,13 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
         command = [peer.python, script, gguf, most, str(threads), kind]
         asked = questions(model, tests)
         child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True, questions=asked)
-        lookup = ", with its prompt lookup decoding of 2 or 10 guesses, the faster for each workload" if asked else ""
+        lookup = ", prompt lookup decoding with 2 or 10 draft tokens, the faster for each workload" if asked else ""
         return child, f"llama.cpp through llama-cpp-python {child.setup.version}, {same}{lookup}"
     program = shutil.which("llama-bench")
     if program is None:
-        raise EngineError("no llama-bench on the PATH; --llama-python PYTHON names a Python with llama-cpp-python")
+        raise EngineError(
+            "no llama-bench on the PATH; install it, or name a Python that has llama-cpp-python with --llama-python"
+        )
     return LlamaBench(model.name, program, gguf, threads, kind), f"llama.cpp through {program}, {same}"
 
 
@@ -99,4 +101,4 @@ def _same_weights(gguf: str, model: "LoadedModel") -> str:
     name = Path(gguf).name
     if known == digest:
         return f"the same weights ({name}, sha256 {digest[:12]})"
-    return f"NOT known to be the same weights ({name}, sha256 {digest[:12]})"
+    return f"possibly other weights ({name}, sha256 {digest[:12]})"

@@ -15,7 +15,7 @@ from headrace.app.bench.measure.workloads import Workload
 from headrace.runtime.engine.chunk_budget import SMALLEST
 from headrace.runtime.errors import UsageError
 
-MOST_TOGETHER = 256
+MAX_BATCH = 256
 TEMPERATURES = (0.0, 1.0)  # of workloads
 Kind = Literal["prefill", "decode", "both", "arrival", "workload"]
 RUNNING, BEFORE = 4, 64  # sequences that an arrival joins without --batch; tokens each has decoded
@@ -87,7 +87,7 @@ def plan(
     test is left, or a decode is too short for an inter-token latency.
     """
     if any(1 <= generate < 2 for generate in generates):
-        raise UsageError("a decode test needs at least 2 tokens: speed is measured between tokens")
+        raise UsageError("-n: a decode test needs at least 2 tokens, since speed is measured between tokens")
     _check_batches(batches)
     tests: list[Test] = []
     for depth in depths:
@@ -121,18 +121,18 @@ def plan_speculation(workloads: Sequence[Workload], batches: Sequence[int]) -> l
 
 
 def _check_batches(batches: Sequence[int]) -> None:
-    if not all(1 <= batch <= MOST_TOGETHER for batch in batches):
-        raise UsageError(f"--batch takes numbers of sequences from 1 to {MOST_TOGETHER}")
+    if not all(1 <= batch <= MAX_BATCH for batch in batches):
+        raise UsageError(f"--batch must be from 1 to {MAX_BATCH}")
 
 
 def parse_counts(text: str, option: str) -> list[int]:
     """Parse distinct comma-separated counts such as `0,512,2048`. Raises UsageError naming the option."""
     if not text.strip():
-        raise UsageError(f"{option} is empty", "it takes token counts such as 128 or 0,512,2048; 0 stands for none")
+        raise UsageError(f"{option} is empty", "give numbers such as 128 or 0,512,2048; 0 means none")
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
-        raise UsageError(f"{option} takes token counts such as 128 or 0,512,2048, not {text[:60]!r}")
+        raise UsageError(f"{option} must be numbers such as 128 or 0,512,2048, not {text[:60]!r}")
     counts = [int(part) for part in parts]
     if any(count > 1 << 24 for count in counts):
-        raise UsageError(f"{option}: a token count is at most {1 << 24:,}")
+        raise UsageError(f"{option}: numbers must be at most {1 << 24:,}")
     return list(dict.fromkeys(counts))

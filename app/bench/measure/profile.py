@@ -77,7 +77,7 @@ class _Recorder(_Apart):
 def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, Any]:
     """Profile one step at `depth`, in milliseconds per part. Raises UsageError for a network of mlx-lm's."""
     if not isinstance(network, Decoder):
-        raise UsageError("--profile takes headrace's own decoder apart; this model runs through mlx-lm's classes")
+        raise UsageError("--profile needs headrace's own decoder; this model runs through mlx-lm's classes")
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     cache = make_caches(network, depth + 2 * rounds + 8, most_running=1, keep=False).begin([0])
     for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):

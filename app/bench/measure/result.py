@@ -129,7 +129,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         if repetition.memory_gb_s
     ]
     low, high = bootstrap(paired) if paired else (None, None)
-    said = _said(samples)
+    said = _tokens_per_step(samples)
     return {
         "weight_bytes_per_step": first.weight_bytes,
         "kv_bytes_per_step": first.kv_bytes,
@@ -141,7 +141,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
     }
 
 
-def _said(samples: Sequence[Sample]) -> float:
+def _tokens_per_step(samples: Sequence[Sample]) -> float:
     """Return tokens per step of a sequence; more than one if draft tokens were accepted."""
     pairs = [sample.pair.on for sample in samples if sample.pair is not None]
     return sum(on.tokens for on in pairs) / sum(on.steps for on in pairs) if pairs else 1.0
@@ -187,7 +187,6 @@ def _notes(entry: Result) -> list[str]:
     notes = []
     if entry["mbu"] is not None and entry["mbu"] > 1:
         notes.append(
-            "MBU above 1 says that the peak is not this test's ceiling: part of what a step reads stays in a cache, "
-            "or memory was slower while the peak was measured"
+            "MBU above 1: part of the bytes came from a CPU cache, or memory was slower while the peak was measured"
         )
     return notes

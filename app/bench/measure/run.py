@@ -123,7 +123,7 @@ def run(options: Options, show: Show) -> Document:
     )
     refused = remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
     if refused is not None:
-        found["notes"].append(f"the step-cost fit is not kept for predictions: {refused}")
+        found["notes"].append(f"step-cost fit not kept for predictions: {refused}")
     return found
 
 
@@ -191,7 +191,7 @@ def _busy(host: Machine) -> list[str]:
     load = os.getloadavg()[0]
     if load < max(1.0, host.usable_cores / 2):
         return []
-    return [f"this machine is busy: load average {load:.1f} on {host.usable_cores} cores before the run began"]
+    return [f"CPU busy before the run: load average {load:.1f} on {host.usable_cores} cores"]
 
 
 def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
@@ -242,7 +242,7 @@ def _own(
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
     held += sum({key: size for each in arrays for key, size in each.items()}.values())  # K/V formats share weights
     if len({model.name for model in loaded}) < len(loaded):
-        raise UsageError("a model was given twice")
+        raise UsageError("-m names a model twice")
     return [
         OwnEngine(
             model.name,
@@ -265,7 +265,7 @@ def _own_setup(model: "LoadedModel") -> Setup:
 
     kernels = ops.describe()["kernels"]
     threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
-    settings: dict[str, Any] = {"kernels": kernels if model.kind == "headrace" else "those of mlx-lm's classes"}
+    settings: dict[str, Any] = {"kernels": kernels if model.kind == "headrace" else "mlx-lm's classes"}
     if model.kv is not None:
         settings["kv_type"] = model.kv.name
     return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)
@@ -277,7 +277,7 @@ def _use_threads(threads: int) -> None:
 
     if not native.status().available:
         raise UsageError(
-            "--threads sets the threads of headrace's own CPU kernels, which are not built here",
-            "`headrace doctor` shows which kernels are active",
+            "--threads needs headrace's own CPU kernels, which are not active here",
+            "`headrace doctor` shows the reason",
         )
     native.set_threads(threads)

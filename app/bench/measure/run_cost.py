@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.app.bench.measure.profile import run_ahead
-from headrace.app.predict.acceptance import GUESSES, break_even
+from headrace.app.predict.acceptance import DRAFT_LENGTHS, break_even
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.caches import make_caches
 from headrace.runtime.engine.decode import decode_step
@@ -35,31 +35,31 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
     """
     if not isinstance(network, Decoder):
         return None
-    draw, likeliest = random.Random(0), select().greedy
+    draw, greedy = random.Random(0), select().greedy
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
-    limit = depth + (rounds + 1) * (_STEPS + 1) + GUESSES[-1] + 8
+    limit = depth + (rounds + 1) * (_STEPS + 1) + DRAFT_LENGTHS[-1] + 8
     cache = make_caches(network, limit, most_running=1, keep=False).begin([0])
     for _ in prefill(network, cache, [draw.randrange(network.vocab_size) for _ in range(depth)]):
         pass
-    times: dict[int, list[float]] = {guesses: [] for guesses in (0, *GUESSES)}
+    times: dict[int, list[float]] = {drafts: [] for drafts in (0, *DRAFT_LENGTHS)}
     for turn in range(rounds + 1):  # the first round warms up
         ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, mx.array([1]), _STEPS + 1)]
         times[0].append(median([b - a for a, b in pairwise(ready)]))
-        for guesses in GUESSES if turn % 2 else GUESSES[::-1]:
-            tokens = mx.array([draw.randrange(network.vocab_size) for _ in range(guesses + 1)], mx.uint32)
+        for drafts in DRAFT_LENGTHS if turn % 2 else DRAFT_LENGTHS[::-1]:
+            tokens = mx.array([draw.randrange(network.vocab_size) for _ in range(drafts + 1)], mx.uint32)
             began = time.perf_counter()
-            decode_step(network, cache, likeliest, tokens, guesses + 1).tolist()
-            times[guesses].append(time.perf_counter() - began)
+            decode_step(network, cache, greedy, tokens, drafts + 1).tolist()
+            times[drafts].append(time.perf_counter() - began)
             cache.rollback()
     cache.close()
-    found = {guesses: median(values[1:]) for guesses, values in times.items()}
+    found = {drafts: median(values[1:]) for drafts, values in times.items()}
     return {
         "depth": depth,
         "rounds": rounds,
         "step_ms": found[0] * 1e3,
-        "guesses": [_row(guesses, found[guesses] / found[0], found[guesses]) for guesses in GUESSES],
+        "guesses": [_row(drafts, found[drafts] / found[0], found[drafts]) for drafts in DRAFT_LENGTHS],
     }
 
 
-def _row(guesses: int, cost: float, seconds: float) -> dict[str, Any]:
-    return {"guesses": guesses, "step_ms": seconds * 1e3, "cost": cost, "break_even": break_even(cost, guesses)}
+def _row(drafts: int, cost: float, seconds: float) -> dict[str, Any]:
+    return {"guesses": drafts, "step_ms": seconds * 1e3, "cost": cost, "break_even": break_even(cost, drafts)}

@@ -43,17 +43,17 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
         for use, threads in (("decodes", setup.threads), ("prefills", setup.threads_batch)):
             if setup.engine == "headrace" or None in (threads, expected) or threads == expected:
                 continue
-            hint = None if asked else "--threads N sets it for all; --peer-threads N allows peers another number"
-            wanted = f"{asked} were asked for" if asked else f"headrace has {ours}"
-            raise UsageError(f"{setup.engine} {use} on {_counted(threads)} where {wanted}: no equal terms", hint)
+            hint = None if asked else "--threads N sets all engines; --peer-threads N sets another number for the peers"
+            wanted = f"--peer-threads is {asked}" if asked else f"headrace uses {ours}"
+            raise UsageError(f"{setup.engine} {use} on {_counted(threads)}, but {wanted}", hint)
 
 
 def setup_line(setup: Mapping[str, Any]) -> str:
     """Format an entry of `engines`: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
     decode, batch = setup["threads"], setup["threads_batch"]
     told = setup.get("threads_told")
-    unsaid = f"told to use {_counted(told)}, and does not say what it uses" if told else "threads as it chooses"
-    threads = _counted(decode) if decode else unsaid
+    unknown = f"{_counted(told)} requested, actual number unknown" if told else "its own choice of threads"
+    threads = _counted(decode) if decode else unknown
     if batch != decode and batch:
         threads += f" ({batch} for prompts)"
     settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in setup["settings"].items()]

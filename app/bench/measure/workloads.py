@@ -47,7 +47,7 @@ def chosen_workloads(names: Sequence[str]) -> list[Workload]:
     known = load_workloads()
     for name in names:
         if name not in known:
-            raise UsageError(f"no workload called {name!r:.60}", f"there are {', '.join(known)}")
+            raise UsageError(f"no workload called {name!r:.60}", f"use one of {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names or known)]
 
 

@@ -14,8 +14,7 @@ from headrace.app.bench.quality.forcing import Forced
 from headrace.app.bench.quality.report import Document, document
 from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
-from headrace.app.output.progress import drawn_progress
-from headrace.app.output.progress_line import ProgressLine
+from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
@@ -40,18 +39,15 @@ def run(options: Options) -> Document:
     notes: list[str] = []
     variants = _formats(reference.network, asked_formats, notes) if asked_formats or not options.against else []
     variants += [Variant(other.name, "weights", other.network) for other in others]
-    progress, interrupted = ProgressLine("passage"), False
+    interrupted = False
     try:
-        measure(reference.network, variants, found, progress)
+        with drawn_progress() as progress:
+            measure(reference.network, variants, found, NumberedStages("passage", progress))
     except KeyboardInterrupt:
         interrupted = True
-    finally:
-        progress.clear()
     if not variants[0].found:
         raise KeyboardInterrupt
-    notes += [
-        f"depth {depth:,} is left out: text and model do not reach that far" for depth in depths if depth not in found
-    ]
+    notes += [f"depth {depth:,} is left out: text or context is too short" for depth in depths if depth not in found]
     return document(reference, others, options, variants, notes, interrupted=interrupted)
 
 
@@ -77,15 +73,15 @@ def _formats(network: Network[Any], asked: Sequence[KVFormat] | None, notes: lis
 
 
 def measure(
-    reference: Network[Any], variants: Sequence[Variant], found: dict[int, Passage], progress: ProgressLine
+    reference: Network[Any], variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages
 ) -> None:
     """Put every passage through all networks in every phase; a variant's `found` holds the finished conditions."""
     limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
     networks = [reference, *(variant.network for variant in variants)]
-    forced = [Forced(network, limit, progress.tick) for network in networks]
+    forced = [Forced(network, limit, stages.tick) for network in networks]
     for number, (depth, passage) in enumerate(found.items()):
         for at, phase in enumerate(PHASES, start=len(PHASES) * number):
-            progress.begin(at + 1, len(PHASES) * len(found), f"{phase} behind {depth:,} tokens")
+            stages.begin(at + 1, len(PHASES) * len(found), f"{phase} at depth {depth:,}")
             if phase == PHASES[0]:
                 for one in forced:
                     one.begin(passage.context)
@@ -113,6 +109,6 @@ def _check_vocabulary(reference: LoadedModel, other: LoadedModel) -> None:
     sizes = [model.network.vocab_size for model in (reference, other)]
     if sizes[0] != sizes[1] or not reference.tokenizer.same_vocabulary(other.tokenizer):
         raise UsageError(
-            f"{other.name} has another vocabulary than {reference.name}",
+            f"{other.name}: its vocabulary differs from that of {reference.name}",
             "--against takes the same model in other quantizations",
         )

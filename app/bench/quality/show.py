@@ -1,13 +1,12 @@
 """A quality document as table, Markdown, CSV or JSON lines."""
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from typing import Any
 
-from headrace.app.bench.show.formats import flat, model_line
+from headrace.app.bench.show.formats import model_line
 from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.text_forms import csv_table, flat, markdown_table
 from headrace.runtime.metrics.units import format_bytes
 
 Document = dict[str, Any]
@@ -20,8 +19,7 @@ def show(document: Document, width: int | None) -> None:
 
     results = document["results"]
     columns = [
-        Column(name, [cell(entry) for entry in results], leaves, right=name not in ("", "at"))
-        for name, leaves, cell in _columns()
+        Column.of(results, name, cell, leaves, right=name not in ("", "at")) for name, leaves, cell in _columns()
     ]
     print_lines(table_lines(columns, width))
     print_lines([Text(line) for line in circumstances(document)])
@@ -30,20 +28,14 @@ def show(document: Document, width: int | None) -> None:
 def markdown(document: Document) -> str:
     """Return a table and the circumstances, to paste into an issue."""
     columns = _columns()
-    rows = [[name for name, _, _ in columns], ["---", "---", *["---:"] * (len(columns) - 2)]]
-    rows += [[cell(entry) for _, _, cell in columns] for entry in document["results"]]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    rows = [[cell(entry) for _, _, cell in columns] for entry in document["results"]]
+    lines = markdown_table([name for name, _, _ in columns], rows, left=2)
     return "\n".join([*lines, "", *(f"- {line}" for line in circumstances(document))])
 
 
 def csv_text(document: Document) -> str:
     """Return a row for each result, nested figures as `kl_mean.low`."""
-    rows = [{"model": document["reference"]["name"], **flat(entry)} for entry in document["results"]]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
+    return csv_table([{"model": document["reference"]["name"], **flat(entry)} for entry in document["results"]])
 
 
 def json_lines(document: Document) -> str:
@@ -58,7 +50,7 @@ def circumstances(document: Document) -> list[str]:
     text, kernels = document["text"], document["device"]["kernels"].get("kernels", "?")
     return [
         f"reference: {model_line(document['reference'])}; perplexity {perplexity:.2f}",
-        *(f"against it: {model_line(model)}" for model in document["against"]),
+        *(f"compared with it: {model_line(model)}" for model in document["against"]),
         f"{document['scored']:,} tokens of {text['file']} (sha256 {text['sha256'][:12]}) scored at every depth, fed as "
         f"prefill chunks and as decode steps, {kernels} kernels; KL(reference || other) in nats; 95 % intervals from "
         f"blocks of {document['block']} tokens",
@@ -99,5 +91,5 @@ def _interval(figure: dict[str, float], form: Callable[[float], str]) -> str:
 def _bytes(entry: Document) -> str:
     """Return the saved bytes: of K/V per token, or of weights per step."""
     if entry["kind"] == "weights":
-        return f"{format_bytes(entry['weight_bytes_per_step'])} a step"
-    return f"{format_bytes(entry['kv_bytes_per_token'])} a token, {entry['kv_bytes_ratio']:.2f}x"
+        return f"{format_bytes(entry['weight_bytes_per_step'])} per step"
+    return f"{format_bytes(entry['kv_bytes_per_token'])} per token, {entry['kv_bytes_ratio']:.2f}x"

@@ -32,7 +32,7 @@ def read_text(file: Path | None) -> str:
     try:
         return io.StringIO(read_bounded(file, PROMPT).decode("utf-8"), newline=None).read()  # any line ends
     except UnicodeDecodeError:
-        raise UsageError(f"{file} cannot be read: it is not UTF-8 text") from None
+        raise UsageError(f"{file} cannot be read: not UTF-8 text") from None
 
 
 def passages(
@@ -50,8 +50,8 @@ def passages(
     if not fitting or (asked and len(fitting) < len(depths)):
         where = f"the model takes {room:,} tokens" if room < len(ids) else f"the text has {len(ids):,} tokens"
         raise UsageError(
-            f"{where}: not enough for {scored:,} scored behind {max(depths):,}",
-            f"-d takes depths up to {longest:,} with these" if longest >= 0 else "-n scores fewer; --text takes a file",
+            f"{where}: not enough for {scored:,} scored tokens at depth {max(depths):,}",
+            f"use -d up to {longest:,}" if longest >= 0 else "use a smaller -n, or a longer --text",
         )
     start = len(ids) - scored  # of the targets
     return {depth: _passage(ids, start, depth, opening) for depth in fitting}

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from headrace.app.bench.show.formats import label
-from headrace.app.bench.show.table import speed_text
+from headrace.app.output.figures import speed_text
 from headrace.runtime.metrics.units import format_bytes
 
 Entry = dict[str, Any]
@@ -74,8 +74,8 @@ def latency_distribution(results: Sequence[Entry]) -> str | None:
         axes.set(xlabel="step latency, ms", ylabel="% of steps", ylim=(0, 101), xlim=(0, longest * 1.15))
 
     said = [
-        f"{entry['engine']} {label(entry)}: half within {speed_text(entry['itl_ms']['p50'])} ms, "
-        f"99 % within {speed_text(entry['itl_ms']['p99'])} ms"
+        f"{entry['engine']} {label(entry)}: median {speed_text(entry['itl_ms']['p50'])} ms, "
+        f"p99 {speed_text(entry['itl_ms']['p99'])} ms"
         for entry in shown
     ]
     return _svg(draw, f"Distribution of step latencies. {'; '.join(said)}.")
@@ -109,7 +109,7 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter("")
 
-    limits = [f"memory gives {peak_gb_s:.1f} GB/s"]
+    limits = [f"memory {peak_gb_s:.1f} GB/s"]
     limits += [f"arithmetic {ceiling_gflop_s:,.0f} GFLOP/s"] if ceiling_gflop_s else []
     said = [
         f"{label(entry)}: {speed_text(entry['achieved_gflop_s'])} GFLOP/s "
@@ -132,14 +132,14 @@ def bytes_per_step(results: Sequence[Entry]) -> str | None:
         axes.barh(names, weights, color=SERIES[0], label="weights", height=0.6)
         axes.barh(names, cache, left=weights, color=SERIES[1], label="K/V cache", height=0.6)
         axes.invert_yaxis()
-        axes.set(xlabel="MiB a step")
+        axes.set(xlabel="MiB per step")
 
     said = [
         f"{_bar_name(entry, shown)}: weights {format_bytes(entry['weight_bytes_per_step'])}, "
         f"K/V cache {format_bytes(entry['kv_bytes_per_step'])}"
         for entry in shown
     ]
-    return _svg(draw, f"Bytes of a step. {'; '.join(said)}.", rows=len(shown))
+    return _svg(draw, f"Bytes per step. {'; '.join(said)}.", rows=len(shown))
 
 
 def comparison(ratios: Sequence[Entry]) -> str | None:
@@ -160,7 +160,7 @@ def comparison(ratios: Sequence[Entry]) -> str | None:
         axes.set(xlabel="times the peer's speed", xlim=(0, None))
 
     said = [f"{label(ratio)}: {ratio['ratio']:.2f} times {ratio['peer']}" for ratio in ratios]
-    return _svg(draw, f"Speed against others. {'; '.join(said)}.", rows=len(ratios))
+    return _svg(draw, f"Speed against peers. {'; '.join(said)}.", rows=len(ratios))
 
 
 def parts(profile: Entry) -> str:
@@ -176,7 +176,7 @@ def parts(profile: Entry) -> str:
         axes.set(xlabel="ms", xlim=(0, max(values) * 1.15))
 
     said = ", ".join(f"{name} {value:.2f} ms" for name, value in profile["parts_ms"].items())
-    return _svg(draw, f"The time of one step by part: {said}.", rows=len(profile["parts_ms"]))
+    return _svg(draw, f"Time of one step by part: {said}.", rows=len(profile["parts_ms"]))
 
 
 def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) -> str:

@@ -1,12 +1,12 @@
 """A comparison as a terminal table or plain lines. Only significant differences are highlighted."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.app.bench.show.table import speed_text
-from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.output.terminal import console, table_width
+from headrace.app.bench.show.formats import label
+from headrace.app.output.figures import speed_text
+from headrace.app.output.tables import Column, print_table, table_lines
+from headrace.app.output.terminal import console
 
 _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow"}
 
@@ -16,7 +16,7 @@ def show(comparison: dict[str, Any]) -> None:
     from rich.text import Text
 
     screen = console()
-    print_lines([Text(), *table_lines(_columns(comparison), table_width(sys.stdout)), Text()])
+    print_table(*_columns(comparison))
     for line in _notes(comparison):
         screen.print(Text(line, style="yellow"))
     screen.print(Text(_conclusion(comparison), style="bold"))
@@ -48,8 +48,7 @@ def _columns(comparison: dict[str, Any]) -> list[Column]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    name = row["test"] + (f" @ d{row['depth']}" if row["depth"] else "")
-    return name if row["engine"] == "headrace" else f"{row['engine']} {name}"
+    return label(row) if row["engine"] == "headrace" else f"{row['engine']} {label(row)}"
 
 
 def _interval(row: dict[str, Any]) -> str:
@@ -64,7 +63,7 @@ def _notes(comparison: dict[str, Any]) -> list[str]:
 def _conclusion(comparison: dict[str, Any]) -> str:
     verdicts = [row["verdict"] for row in comparison["tests"]]
     if not verdicts:
-        return "No test is in both."
+        return "No common test."
     slower, faster = verdicts.count("slower"), verdicts.count("faster")
     if not slower and not faster:
         return "No significant difference."

@@ -1,17 +1,17 @@
 """A run's document as text: Markdown, CSV, JSON lines, and the lines shared by all views."""
 
-import csv
-import io
 import json
 from typing import Any
 
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.profile_view import profile_lines
+from headrace.app.output.figures import decimals, percent
+from headrace.app.output.text_forms import csv_table, flat, markdown_table
 from headrace.runtime.metrics.units import format_bytes
 
 Document = dict[str, Any]
 
-_SHOWN_GUESSES = (1, 2, 4, 7, 15)
+_SHOWN_DRAFTS = (1, 2, 4, 7, 15)
 # Figures with parts that not every test has.
 _INTERVAL = ("mean", "low", "high")
 _NESTED = {
@@ -49,20 +49,14 @@ def markdown(document: Document) -> str:
     workloads = [entry for entry in document["results"] if entry.get("speculation")]
     others = [entry for entry in document["results"] if not entry.get("speculation")]
     tables = [
-        _markdown_table([_markdown_row(entry, several=several, together=together) for entry in others]),
-        _markdown_table([_workload_row(entry, several=several) for entry in workloads]),
+        [_markdown_row(entry, several=several, together=together) for entry in others],
+        [_workload_row(entry, several=several) for entry in workloads],
     ]
-    lines = [line for table in tables if table for line in (*table, "")]
+    lines: list[str] = []
+    for rows in tables:
+        if rows:
+            lines += [*markdown_table(list(rows[0]), [list(row.values()) for row in rows]), ""]
     return "\n".join([*lines, *(f"- {line}" for line in circumstances(document))])
-
-
-def _markdown_table(rows: list[dict[str, str]]) -> list[str]:
-    """Return a table headed by the rows' keys; nothing without rows."""
-    if not rows:
-        return []
-    head = list(rows[0])
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *(list(row.values()) for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def circumstances(document: Document) -> list[str]:
@@ -94,8 +88,8 @@ def model_line(model: Document) -> str:
     formats = list(model["quantization"] or {})
     stored = f", {'mostly ' if len(formats) > 1 else ''}{formats[0]}" if formats else ""
     return (
-        f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} a step, "
-        f"{format_bytes(model['kv_bytes_per_token'])} of K/V a token{stored}"
+        f"{model['name']}: {format_bytes(model['weight_bytes_per_step'])} per step, "
+        f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token{stored}"
     )
 
 
@@ -108,7 +102,7 @@ def peak_line(device: Document) -> str:
             f"(90 % of passes {measured['p5']:.1f} to {measured['p95']:.1f})"
         )
     if (best := device.get("remembered_peak")) and (not measured or best["gb_s"] > measured["upper_quartile"]):
-        parts.append(f"the best remembered here is {best['gb_s']:.1f} GB/s, of {best['measured_at'][:10]}")
+        parts.append(f"best recent peak {best['gb_s']:.1f} GB/s on {best['measured_at'][:10]}")
     parts.append(f"nominal {nominal:.0f} GB/s" if nominal else "nominal peak unknown")
     return "; ".join(parts)
 
@@ -116,13 +110,12 @@ def peak_line(device: Document) -> str:
 def step_cost_line(fit: Document) -> str:
     line = f"step cost: {fit['fixed_ms']:.2f} ms + bytes / {fit['effective_bandwidth_gb_s']:.1f} GB/s"
     if len(fit["points"]) == 2:
-        return f"{line}, through 2 points (more depths would test it)"
+        return f"{line}, through 2 points (more depths would check it)"
     return f"{line}, off by at most {fit['largest_residual']:.1%} at {len(fit['points'])} points"
 
 
 def ratio_line(ratio: Document) -> str:
-    where = ratio["test"] + (f" @ d{ratio['depth']}" if ratio["depth"] else "")
-    return f"{where}: {ratio['ratio']:.2f}x {ratio['peer']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return f"{label(ratio)}: {ratio['ratio']:.2f}x {ratio['peer']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 def kv_ratio_line(ratio: Document) -> str:
@@ -167,16 +160,16 @@ def speculation_lines(document: Document) -> list[str]:
 
 def break_even_line(costs: Document) -> str:
     """Format the acceptance rates from which draft tokens pay, by draft length."""
-    shown = [row for row in costs["guesses"] if row["guesses"] in _SHOWN_GUESSES]
+    shown = [row for row in costs["guesses"] if row["guesses"] in _SHOWN_DRAFTS]
     parts = [
-        f"{row['guesses']} guess{'es' if row['guesses'] > 1 else ''} {row['cost']:.2f}x a step, from {_chance(row)}"
+        f"{row['guesses']} draft token{'s' if row['guesses'] > 1 else ''} {row['cost']:.2f}x a step, {_break_even(row)}"
         for row in shown
     ]
-    return f"break-even, by the chance that a guess is right: {'; '.join(parts)}"
+    return f"break-even by acceptance rate: {'; '.join(parts)}"
 
 
-def _chance(row: Document) -> str:
-    return "no chance on" if row["break_even"] is None else f"{row['break_even']:.0%} on"
+def _break_even(row: Document) -> str:
+    return "never" if row["break_even"] is None else f"from {row['break_even']:.0%}"
 
 
 def identity_line(identity: Document) -> str:
@@ -186,7 +179,7 @@ def identity_line(identity: Document) -> str:
     line = f"speculation changed tokens in {len(identity['differs'])} of {identity['tests']} tests"
     broken = identity["broken"]
     if broken:
-        return f"{line}, which must not be: {', '.join(broken)}"
+        return f"{line}, which must not happen: {', '.join(broken)}"
     reasons = dict.fromkeys(expected["reason"] for expected in identity["expected"].values())
     return f"{line} ({'; '.join(reasons)})"
 
@@ -207,12 +200,7 @@ def csv_text(document: Document) -> str:
         }
         for entry in document["results"]
     ]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
+    return csv_table(rows)
 
 
 def json_lines(document: Document) -> str:
@@ -237,12 +225,12 @@ def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
         "model": entry["model"],
         "workload": label(entry),
         "kind": found["kind"],
-        "tok/s": _number(speed["median"]),
-        "without": _number(found["plain_tokens_per_second"]["median"]),
+        "tok/s": decimals(speed["median"]),
+        "without": decimals(found["plain_tokens_per_second"]["median"]),
         "gain (95 %)": f"{found['ratio']['median']:.2f}x ({gain_interval(entry)})",
         "accepted": percent(found["acceptance"]) or "–",
-        "accepted per step": _number(found["accepted_per_step"]),
-        "tokens per step": _number(found["tokens_per_step"]),
+        "accepted per step": decimals(found["accepted_per_step"]),
+        "tokens per step": decimals(found["tokens_per_step"]),
         "same tokens": "yes" if found["same_tokens"] else "no",
     }
 
@@ -250,14 +238,6 @@ def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
 def _parts(key: str, value: Any) -> Any:
     """Give a figure its parts, also where it is null."""
     return dict.fromkeys(_NESTED[key]) if value is None and key in _NESTED else value
-
-
-def flat(values: Document, prefix: str = "") -> Document:
-    """Flatten nested dictionaries to dotted keys."""
-    found: Document = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def _digest(model: Document) -> str:
@@ -289,20 +269,12 @@ def _markdown_row(entry: Document, *, several: bool, together: bool) -> dict[str
         "test": label(entry),
         "tok/s": f"{speed['mean']:.2f} ± {speed['sd']:.2f}",
         "median (95 %)": f"{speed['median']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})",
-        **({"tok/s each": _number(entry["tokens_per_second_each"])} if together else {}),
-        "ITL p50 / p95 / p99 / max ms": " / ".join(_number(itl[key]) for key in ("p50", "p95", "p99", "max")),
-        "TTFT ms": _number((entry["ttft_ms"] or {}).get("median"), 1),
-        "GB/s": _number(entry["achieved_bandwidth_gb_s"], 1),
+        **({"tok/s each": decimals(entry["tokens_per_second_each"])} if together else {}),
+        "ITL p50 / p95 / p99 / max ms": " / ".join(decimals(itl[key]) for key in ("p50", "p95", "p99", "max")),
+        "TTFT ms": decimals((entry["ttft_ms"] or {}).get("median"), 1),
+        "GB/s": decimals(entry["achieved_bandwidth_gb_s"], 1),
         "MBU": percent(shown_mbu(entry)),
-        "roofline tok/s": _number(entry["roofline_tokens_per_second"], 0),
-        "FLOP/byte": _number(entry["arithmetic_intensity"]),
+        "roofline tok/s": decimals(entry["roofline_tokens_per_second"], 0),
+        "FLOP/byte": decimals(entry["arithmetic_intensity"]),
         "peak memory": format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",
     }
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
-def _number(value: float | None, decimals: int = 2) -> str:
-    return "" if value is None else f"{value:.{decimals}f}"

@@ -4,7 +4,8 @@ import sys
 from typing import Any
 
 from headrace.app.bench.compare.history import History
-from headrace.app.bench.show.table import speed_text
+from headrace.app.bench.show.formats import label
+from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import console, table_width
 
@@ -18,7 +19,7 @@ def show_history(kept: History) -> None:
     """Print runs, newest last, then the tests measured more than once."""
     runs = list(kept.documents())
     if not runs:
-        print("No runs are saved yet. `headrace bench --save` keeps one.")
+        print("No saved runs; `headrace bench --save` saves one.")
         return
     if not sys.stdout.isatty():
         for number, document in runs:
@@ -37,9 +38,7 @@ def show_history(kept: History) -> None:
     series = {key: speeds for key, speeds in _series(runs).items() if len(speeds) > 1}
     if series:
         screen.print()
-        screen.print(
-            Text("Speed over the saved runs, against zero; the change is from the first to the last.", style="dim")
-        )
+        screen.print(Text("Speed over the saved runs, from zero; the change is from first to last.", style="dim"))
         print_lines(table_lines(_series_columns(series), width, header=False))
 
 
@@ -79,8 +78,7 @@ def _circumstances(document: dict[str, Any]) -> tuple[str, str, str]:
 
 def _tests(document: dict[str, Any]) -> list[str]:
     return [
-        f"{entry['test']}{' @ d' + str(entry['depth']) if entry['depth'] else ''} "
-        f"{speed_text(entry['tokens_per_second']['mean'])}"
+        f"{label(entry)} {speed_text(entry['tokens_per_second']['mean'])}"
         for entry in document["results"]
         if entry["engine"] == "headrace"
     ]
@@ -102,7 +100,6 @@ def _series(runs: Runs) -> dict[tuple[str, str], list[float]]:
     series: dict[tuple[str, str], list[float]] = {}
     for _, document in runs:
         for entry in document["results"]:
-            depth = f" @ d{entry['depth']}" if entry["depth"] else ""
-            test = f"{entry['engine']} {entry['model']} {entry['test']}{depth}"
+            test = f"{entry['engine']} {entry['model']} {label(entry)}"
             series.setdefault((test, document["device"]["name"]), []).append(entry["tokens_per_second"]["mean"])
     return series

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.show.formats import circumstances, label, percent, shown_mbu
-from headrace.app.bench.show.table import speed_text
+from headrace.app.bench.show.formats import circumstances, label, shown_mbu
+from headrace.app.output.figures import percent, speed_text
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -57,9 +57,9 @@ def check_report_path(path: Path) -> None:
         raise UsageError("--report draws with matplotlib, which is not installed", "`pip install matplotlib`")
     folder = path.parent
     if path.is_dir():
-        raise UsageError(f"--report {path} is a directory", "it takes the name of a file, such as report.html")
+        raise UsageError(f"--report {path} is a directory", "give a file name such as report.html")
     if not folder.is_dir():
-        raise UsageError(f"--report {path}: there is no directory {folder}")
+        raise UsageError(f"--report {path}: no directory {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise UsageError(f"--report {path} cannot be written")
 
@@ -93,20 +93,20 @@ def html(document: Document) -> str:
 
 def _plots(document: Document, charts: Any) -> list[str]:
     results, peak = document["results"], document["device"]["measured_peak_gb_s"]
-    under = "Near the slope memory is the limit, near the level line arithmetic; far below both, something else."
+    under = "Tests near the slope are bound by memory, near the level line by arithmetic, far below both by overhead."
     drawn = (
         (charts.speed_by_depth(results), "Decode speed by depth", "Bands are 95 % intervals; dashed is the roofline."),
-        (charts.latency_distribution(results), "Step latency", "The share of steps done within so many milliseconds."),
+        (charts.latency_distribution(results), "Step latency", "Cumulative share of steps by latency."),
         (
             charts.roofline(results, peak, document["device"].get("measured_compute_gflop_s")),
             "Roofline",
             under,
         ),
-        (charts.bytes_per_step(results), "Bytes per step", "What one decode step reads and appends."),
-        (charts.comparison(document["ratios"]), "Against others", "Same weights, same lengths, measured side by side."),
+        (charts.bytes_per_step(results), "Bytes per step", "Bytes read and written by one decode step."),
+        (charts.comparison(document["ratios"]), "Against peers", "Same weights, same lengths, measured side by side."),
         (
             charts.parts(document["profile"]) if document["profile"] else None,
-            "One step's time",
+            "Time of one step",
             "Measured part by part.",
         ),
     )
@@ -126,7 +126,7 @@ def _tiles(document: Document) -> str:
     if decode:
         tiles.append((f"{speed_text(decode['tokens_per_second']['mean'])} tok/s", f"decode, {label(decode)}"))
         if (used := percent(shown_mbu(decode))) != "":
-            tiles.append((used, "of the memory bandwidth around it (MBU)"))
+            tiles.append((used, "of the measured memory bandwidth (MBU)"))
         if decode["roofline_tokens_per_second"]:
             tiles.append((f"{speed_text(decode['roofline_tokens_per_second'])} tok/s", "roofline"))
     if prefill:

@@ -7,13 +7,14 @@ from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.formats import (
     arrival_line,
     arrivals,
+    break_even_line,
+    identity_line,
     kv_ratio_line,
     label,
     model_line,
     peak_line,
     ratio_line,
     scaling_line,
-    speculation_lines,
     step_cost_line,
 )
 from headrace.app.bench.show.table import results_table
@@ -50,36 +51,37 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     from rich.text import Text
 
     rows = [("memory", Text(peak_line(document["device"])))]
-    for number, setup in enumerate(document.get("engines") or []):
-        rows.append(("" if number else "engine", Text(setup_line(setup))))
+    rows += _labelled("engine", [Text(setup_line(setup)) for setup in document.get("engines") or []])
     if document["step_cost"]:
         rows.append(("step", Text(step_cost_line(document["step_cost"]).removeprefix("step cost: "))))
-    for number, ratio in enumerate(document["ratios"]):
-        style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
-        rows.append(("" if number else "ratio", Text(ratio_line(ratio), style=style)))
-    for number, ratio in enumerate(document.get("kv_ratios", [])):
-        style = "green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else ""
-        rows.append(("" if number else "K/V", Text(kv_ratio_line(ratio), style=style)))
-    for number, scaled in enumerate(document.get("scaling", [])):
-        rows.append(("" if number else "batch", Text(scaling_line(scaled))))
-    for number, entry in enumerate(arrivals(document)):
-        rows.append(("" if number else "arrival", Text(arrival_line(entry))))
-    for number, line in enumerate(speculation_lines(document)):
-        rows.append(("" if number else "guesses", Text(line, style="bold red" if _broken(document, line) else "")))
+    rows += _labelled("ratio", [_ratio_text(ratio, ratio_line(ratio)) for ratio in document["ratios"]])
+    rows += _labelled("K/V", [_ratio_text(ratio, kv_ratio_line(ratio)) for ratio in document.get("kv_ratios", [])])
+    rows += _labelled("batch", [Text(scaling_line(scaled)) for scaled in document.get("scaling", [])])
+    rows += _labelled("arrival", [Text(arrival_line(entry)) for entry in arrivals(document)])
+    if document.get("run_costs"):
+        rows.append(("drafts", Text(break_even_line(document["run_costs"]))))
+    if identity := document.get("identity"):
+        rows.append(("tokens", Text(identity_line(identity), style="bold red" if identity["broken"] else "")))
     if document.get("profile"):
         from headrace.app.bench.show.profile_view import profile_rows
 
         rows += profile_rows(document["profile"], width)
     notes = [*document["notes"], *_test_notes(document["results"])]
     if document["interrupted"]:
-        notes.append(f"interrupted in round {document['rounds']}: fewer repetitions than asked for")
-    rows += [("" if number else "note", Text(note, style="yellow")) for number, note in enumerate(notes)]
-    return rows
+        notes.append(f"interrupted in round {document['rounds']}: results are incomplete")
+    return [*rows, *_labelled("note", [Text(note, style="yellow") for note in notes])]
 
 
-def _broken(document: dict[str, Any], line: str) -> bool:
-    """Return whether the line reports tokens wrongly changed by speculation."""
-    return bool((document.get("identity") or {}).get("broken")) and "must not be" in line
+def _labelled(name: str, texts: "list[Text]") -> "list[tuple[str, Text]]":
+    """Return a row per text, the first one labelled."""
+    return [("" if number else name, text) for number, text in enumerate(texts)]
+
+
+def _ratio_text(ratio: dict[str, Any], line: str) -> "Text":
+    """Colour a ratio that differs significantly from 1."""
+    from rich.text import Text
+
+    return Text(line, style="green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else "")
 
 
 def _test_notes(results: list[dict[str, Any]]) -> list[str]:

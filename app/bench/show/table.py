@@ -4,10 +4,12 @@ Made from entries of the JSON document, so running, finished and saved runs look
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.show.formats import gain_interval, label, percent, shown_mbu
-from headrace.app.output.tables import Cell, Column, table_lines
+from headrace.app.bench.show.formats import gain_interval, label, shown_mbu
+from headrace.app.output.figures import percent, speed_text
+from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import format_bytes
 
 if TYPE_CHECKING:
@@ -47,59 +49,48 @@ def mbu_bar(value: float | None) -> "Text":
     return Text.assemble(("━" * filled, style), ("─" * (_BAR - filled), "dim"))
 
 
-def speed_text(value: float | None) -> str:
-    """Format a speed with three significant digits, from 0.5 to 50,000."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
 def _columns(results: Sequence[Entry]) -> list[Column]:
     """Return the columns of one engine and model, with their priorities when narrow."""
 
-    def column(name: str, leaves: int, cell: Callable[[Entry], Cell], *, right: bool = True) -> Column:
-        return Column(name, [cell(entry) for entry in results], leaves, right)
-
+    column = partial(Column.of, results)
     return [
-        column("test", 0, label, right=False),
-        column("tok/s", 0, _speed),
-        column("each", 2, _each),
-        column("± sd", 5, lambda entry: speed_text(entry["tokens_per_second"]["sd"])),
-        column("95 %", 6, _interval),
-        column("p50 ms", 2, _itl("p50")),
-        column("p95", 8, _itl("p95")),
-        column("p99", 3, _itl("p99")),
-        column("max", 10, _itl("max")),
-        column("TTFT ms", 4, lambda entry: speed_text((entry["ttft_ms"] or {}).get("median"))),
-        column("GB/s", 4, lambda entry: speed_text(entry["achieved_bandwidth_gb_s"])),
-        column("MBU", 1, lambda entry: percent(shown_mbu(entry))),
-        column("", 7, lambda entry: mbu_bar(shown_mbu(entry))),
-        column("roofline", 9, lambda entry: speed_text(entry["roofline_tokens_per_second"])),
-        column("FLOP/B", 11, lambda entry: speed_text(entry["arithmetic_intensity"])),
-        column("memory", 12, _memory),
-        column("drift", 13, lambda entry: "" if entry["drift"] is None else f"{entry['drift']:+.0%}"),
+        column("test", label, 0, right=False),
+        column("tok/s", _speed, 0),
+        column("each", _each, 2),
+        column("± sd", lambda entry: speed_text(entry["tokens_per_second"]["sd"]), 5),
+        column("95 %", _interval, 6),
+        column("p50 ms", _itl("p50"), 2),
+        column("p95", _itl("p95"), 8),
+        column("p99", _itl("p99"), 3),
+        column("max", _itl("max"), 10),
+        column("TTFT ms", lambda entry: speed_text((entry["ttft_ms"] or {}).get("median")), 4),
+        column("GB/s", lambda entry: speed_text(entry["achieved_bandwidth_gb_s"]), 4),
+        column("MBU", lambda entry: percent(shown_mbu(entry)), 1),
+        column("", lambda entry: mbu_bar(shown_mbu(entry)), 7),
+        column("roofline", lambda entry: speed_text(entry["roofline_tokens_per_second"]), 9),
+        column("FLOP/B", lambda entry: speed_text(entry["arithmetic_intensity"]), 11),
+        column("memory", _memory, 12),
+        column("drift", lambda entry: "" if entry["drift"] is None else f"{entry['drift']:+.0%}", 13),
     ]
 
 
 def _workload_columns(results: Sequence[Entry]) -> list[Column]:
     """Return the columns of workloads: gain and accepted draft tokens."""
 
-    def column(name: str, leaves: int, cell: Callable[[Entry], Cell], *, right: bool = True) -> Column:
-        return Column(name, [cell(entry) for entry in results], leaves, right)
-
+    column = partial(Column.of, results)
     return [
-        column("workload", 0, label, right=False),
-        column("kind", 7, lambda entry: str(entry["speculation"]["kind"]), right=False),
-        column("tok/s", 0, lambda entry: speed_text(entry["tokens_per_second"]["median"])),
-        column("without", 2, lambda entry: speed_text(entry["speculation"]["plain_tokens_per_second"]["median"])),
-        column("gain", 0, _gain),
-        column("95 %", 1, gain_interval),
-        column("accepted", 3, lambda entry: percent(entry["speculation"]["acceptance"]) or "–"),
-        column("tok/step", 4, lambda entry: f"{entry['speculation']['tokens_per_step']:.2f}"),
-        column("guessed/step", 8, lambda entry: f"{entry['speculation']['proposed_per_step']:.2f}"),
-        column("p50 ms", 9, _itl("p50")),
-        column("GB/s", 10, lambda entry: speed_text(entry["achieved_bandwidth_gb_s"])),
-        column("same", 5, lambda entry: "✓" if entry["speculation"]["same_tokens"] else "✗"),
+        column("workload", label, 0, right=False),
+        column("kind", lambda entry: str(entry["speculation"]["kind"]), 7, right=False),
+        column("tok/s", lambda entry: speed_text(entry["tokens_per_second"]["median"]), 0),
+        column("without", lambda entry: speed_text(entry["speculation"]["plain_tokens_per_second"]["median"]), 2),
+        column("gain", _gain, 0),
+        column("95 %", gain_interval, 1),
+        column("accepted", lambda entry: percent(entry["speculation"]["acceptance"]) or "–", 3),
+        column("tok/step", lambda entry: f"{entry['speculation']['tokens_per_step']:.2f}", 4),
+        column("drafts/step", lambda entry: f"{entry['speculation']['proposed_per_step']:.2f}", 8),
+        column("p50 ms", _itl("p50"), 9),
+        column("GB/s", lambda entry: speed_text(entry["achieved_bandwidth_gb_s"]), 10),
+        column("same", lambda entry: "✓" if entry["speculation"]["same_tokens"] else "✗", 5),
     ]
 
 

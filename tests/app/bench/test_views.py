@@ -24,7 +24,8 @@ from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
-from headrace.app.bench.show.table import results_table, speed_text
+from headrace.app.bench.show.table import results_table
+from headrace.app.output.figures import speed_text
 from headrace.runtime.errors import HeadraceError, UsageError
 
 KEYS = {

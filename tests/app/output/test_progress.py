@@ -1,14 +1,13 @@
-"""Progress without a terminal: a line per stage, nothing when quiet. On one: a bar, and the cursor afterwards."""
+"""Progress on stderr: a line per stage in logs, a bar on terminals, nothing when quiet."""
 
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 from rich.live import Live
 
 from headrace.app.bench.show.live import live_view
-from headrace.app.output.progress import drawn_progress
+from headrace.app.output.progress import NumberedStages, drawn_progress
 
 
 def test_a_line_per_stage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,24 +38,24 @@ def test_on_a_terminal_a_bar_from_any_thread(
             worker.start()
         for worker in workers:
             worker.join()
-        progress("verifying", 0, None)
-    assert capsys.readouterr().out == ""
-    assert "rich.progress" in sys.modules
+        progress("verifying\x1b[2J", 0, None)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "━" in captured.err
+    assert "\x1b" not in captured.err
+    assert captured.err.endswith(" \r")
 
 
-def _bar() -> None:
+def test_numbered_stages_begin_and_tick(capsys: pytest.CaptureFixture[str]) -> None:
     with drawn_progress() as progress:
-        progress("downloading", 1, 2)
+        stages = NumberedStages("check", progress)
+        stages.begin(2, 3, "alone")
+        stages.tick()
+    assert capsys.readouterr().err == "check 2 of 3: alone ...\n"
 
 
-def _table() -> None:
-    with live_view():
-        pass
-
-
-@pytest.mark.parametrize("draw", [_bar, _table])
 def test_the_cursor_comes_back_even_if_the_end_is_interrupted(
-    draw: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -67,8 +66,8 @@ def test_the_cursor_comes_back_even_if_the_end_is_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Live, "stop", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        draw()
+    with pytest.raises(KeyboardInterrupt), live_view():
+        pass
     shown = capsys.readouterr().err
     assert 0 <= shown.rfind("\x1b[?25l") < shown.rfind("\x1b[?25h")
     stop(lives[0])

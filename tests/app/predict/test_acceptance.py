@@ -1,10 +1,10 @@
-"""What guessing is worth: against arithmetic by hand."""
+"""Gains of speculative decoding against arithmetic by hand."""
 
 from dataclasses import replace
 
 import pytest
 
-from headrace.app.predict.acceptance import GUESSES, best_guesses, break_even, tokens_per_step
+from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.document import acceptance_prediction
 from headrace.app.predict.prediction import Target, verifying_seconds
 from headrace.app.predict.published import Assumptions
@@ -27,7 +27,7 @@ def test_break_even_is_where_a_step_says_as_many_tokens_as_it_costs() -> None:
     assert break_even(1.25, 1) == pytest.approx(0.25)
     assert break_even(5.0, 4) == pytest.approx(1.0)
     assert break_even(5.01, 4) is None
-    for guesses in GUESSES:
+    for guesses in DRAFT_LENGTHS:
         chance = break_even(1.4, guesses)
         assert chance is not None
         assert tokens_per_step(chance, guesses) == pytest.approx(1.4)
@@ -35,9 +35,9 @@ def test_break_even_is_where_a_step_says_as_many_tokens_as_it_costs() -> None:
 
 def test_as_many_guesses_as_give_most() -> None:
     costs = {1: 1.1, 4: 1.3, 15: 3.0}
-    assert best_guesses(costs, 0.05) == (0, 1.0)
-    assert best_guesses(costs, 0.7) == (4, pytest.approx(tokens_per_step(0.7, 4) / 1.3))
-    assert best_guesses(costs, 1.0)[0] == 15
+    assert best_draft(costs, 0.05) == (0, 1.0)
+    assert best_draft(costs, 0.7) == (4, pytest.approx(tokens_per_step(0.7, 4) / 1.3))
+    assert best_draft(costs, 1.0)[0] == 15
 
 
 def test_a_step_with_guesses_reads_the_weights_once() -> None:
@@ -56,7 +56,7 @@ def test_the_document_says_what_a_chance_gives() -> None:
     chip, other = document["targets"]
     assert chip["is_expected"]
     assert not other["is_expected"]
-    assert [row["guesses"] for row in chip["guesses"]] == list(GUESSES)
+    assert [row["guesses"] for row in chip["guesses"]] == list(DRAFT_LENGTHS)
     assert chip["gain"] == max(row["gain"] for row in chip["guesses"])
     assert other["gain"] < chip["gain"]
     assert other["tokens_per_second_guessing"] == pytest.approx(other["gain"] * other["tokens_per_second"])

@@ -82,7 +82,7 @@ class MlxLm:
             while len(arrivals) < generate:
                 _, responses = generator.next()
                 if any(response.finish_reason for response in responses):
-                    raise RuntimeError("a sequence ended before the others had begun")
+                    raise RuntimeError("a sequence ended before the others started")
                 if len(responses) == batch:
                     arrivals.append(time.perf_counter())
         finally:

@@ -1,0 +1,116 @@
+"""Options of `headrace bench`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from headrace.app.cli.completion import model_names
+
+FORMATS = ("table", "md", "csv", "json", "jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The options of `headrace bench`, named as click names them."""
+
+    models: tuple[str, ...]
+    prompts: str
+    generates: str
+    depths: str
+    batches: str
+    arrivals: str
+    speculate: bool
+    workloads: tuple[str, ...]
+    draft: str | None
+    combined: bool
+    repetitions: int | None
+    threads: int | None
+    peer_threads: int | None
+    peers: tuple[str, ...]
+    llama_python: str | None
+    llama_model: str | None
+    mlx_python: str | None
+    quality: bool
+    kv: str | None
+    against: tuple[str, ...]
+    text: Path | None
+    profile: bool
+    form: Literal["table", "md", "csv", "json", "jsonl"] | None
+    as_json: bool
+    report: Path | None
+    save: bool
+    force: bool
+
+
+_OPTIONS = (
+    click.option(
+        *("-m", "--model", "models"),
+        multiple=True,
+        metavar="MODEL",
+        shell_complete=model_names,
+        help="Model, as for run; repeatable [HEADRACE_MODEL or settings].",
+    ),
+    click.option("-p", "--prompt", "prompts", default="512", metavar="N,...", help="Prompt lengths to prefill [512]."),
+    click.option(
+        "-n", "--generate", "generates", default="128", metavar="N,...", help="Numbers of tokens to decode [128]."
+    ),
+    click.option("-d", "--depth", "depths", default="0", metavar="N,...", help="Tokens already in the KV cache [0]."),
+    click.option("--batch", "batches", default="1", metavar="N,...", help="Sequences that decode together [1]."),
+    click.option(
+        "--arrivals", default="0", metavar="N,...", help="Prompt lengths that join decoding sequences [none]."
+    ),
+    click.option("--speculate", is_flag=True, help="Gain of speculative decoding, on its workloads."),
+    click.option(
+        "--workload", "workloads", multiple=True, metavar="NAME", help="Workload of --speculate; repeatable [all]."
+    ),
+    click.option("--draft", metavar="MODEL", shell_complete=model_names, help="Draft model for --speculate [n-grams]."),
+    click.option("--pg/--no-pg", "combined", default=True, help="Test of prompt and generation together [yes]."),
+    click.option("-r", "--repetitions", type=click.IntRange(1), metavar="N", help="Rounds [5, more if noisy]."),
+    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of every engine [cores]."),
+    click.option(
+        "--peer-threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of the peers [--threads]."
+    ),
+    click.option(
+        "--vs",
+        "peers",
+        multiple=True,
+        type=click.Choice(["mlx-lm", "llama.cpp"]),
+        metavar="PEER",
+        help="Peer to compare with: mlx-lm or llama.cpp; repeatable.",
+    ),
+    click.option(
+        "--llama-python", metavar="PYTHON", help="Python interpreter that has llama-cpp-python [llama-bench is used]."
+    ),
+    click.option("--llama-model", metavar="FILE", help="GGUF file for llama.cpp [-m]."),
+    click.option("--mlx-python", metavar="PYTHON", help="Python interpreter that has mlx-lm [this one]."),
+    click.option("--quality", is_flag=True, help="Effect of K/V formats on the logits, instead of speed."),
+    click.option("--kv", metavar="FORMAT,...", help="K/V formats to compare: f16, q8, k8v4, q4; or auto [settings]."),
+    click.option("--against", multiple=True, metavar="MODEL", help="Other weights for --quality; repeatable."),
+    click.option("--text", type=Path, metavar="FILE", help="Text for --quality [a shipped one]."),
+    click.option("--profile", is_flag=True, help="Time of one step by part."),
+    click.option(
+        *("-o", "--output", "form"),
+        metavar="FORM",
+        type=click.Choice(FORMATS),
+        help="Output form: table, md, csv, json or jsonl [table; md in pipes].",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document, as -o json."),
+    click.option("--report", type=Path, metavar="FILE", help="HTML page with plots."),
+    click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`."),
+    click.option("--force", is_flag=True, help="Load even if memory looks too small."),
+)
+
+
+def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all options, in the order of the help text."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def on_command_line(ctx: click.Context, name: str) -> bool:
+    """Return whether the parameter was set on the command line."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
