@@ -94,7 +94,7 @@ class _LazyGroup(click.Group):
 
             near = get_close_matches(args[0], _COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else "`headrace run PROMPT` answers a prompt"
-            raise UsageError(f"no such command: {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
+            raise UsageError(f"No such command {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -91,7 +91,8 @@ class _Drawing:
             self.line.draw(self._text(done, total, now - self._started))
 
     def _text(self, done: int, total: int | None, seconds: float) -> str:
-        stage = sanitise(str(self._stage)).capitalize()
+        stage = sanitise(str(self._stage))
+        stage = stage[:1].upper() + stage[1:]
         if not total:
             return f"{stage} · {format_long(seconds)}"
         share = min(1.0, done / total)

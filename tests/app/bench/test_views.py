@@ -133,7 +133,7 @@ def test_markdown_is_one_table_and_the_circumstances() -> None:
 
 def test_an_engine_that_does_not_say_its_threads_is_shown_with_the_number_it_was_told() -> None:
     said = setup_line(Setup("mlx-lm", "tiny", "1", settings={"device": "cpu"}, threads_told=2).document())
-    assert said == "mlx-lm 1: told to use 2 threads, and does not say what it uses, device cpu"
+    assert said == "mlx-lm 1: 2 threads requested, actual number unknown, device cpu"
 
 
 def test_csv_reads_back() -> None:
@@ -232,7 +232,7 @@ def test_the_report_says_in_words_what_it_draws() -> None:
 
 def test_the_report_has_the_units_of_the_text_and_no_sideways_scroll() -> None:
     page = html(DOCUMENT)
-    assert "MiB a step" in page
+    assert "MiB per step" in page
     assert "MB per step" not in page
     assert "tokens per second" not in page
     assert "overflow-x" not in page
@@ -260,7 +260,7 @@ def test_history_keeps_runs_in_order_and_forgets_on_request(tmp_path: Path) -> N
 
 def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "bench.sqlite").write_text("this is a shopping list, and rather a long one at that " * 40)
-    with pytest.raises(HeadraceError, match="cannot use"):
+    with pytest.raises(HeadraceError, match=r"bench\.sqlite"):
         History(tmp_path / "bench.sqlite")
 
 
@@ -280,7 +280,7 @@ def test_a_database_that_breaks_while_it_is_open_is_a_clear_error(
     with History(path) as kept:
         with closing(sqlite3.connect(path)) as other:
             other.execute("drop table run")
-        with pytest.raises(HeadraceError, match=re.escape(f"cannot use {path}: ")):
+        with pytest.raises(HeadraceError, match=re.escape(f"{path}: ")):
             use(kept)
 
 

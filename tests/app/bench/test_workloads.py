@@ -25,6 +25,7 @@ def test_every_workload_is_a_conversation_that_ends_with_a_question() -> None:
 def test_workloads_are_chosen_by_name() -> None:
     assert chosen_workloads([]) == list(load_workloads().values())
     assert [workload.name for workload in chosen_workloads(["prose", "edit", "prose"])] == ["prose", "edit"]
-    with pytest.raises(UsageError, match="no workload called 'novel'") as raised:
+    with pytest.raises(UsageError, match="'novel'") as raised:
         chosen_workloads(["edit", "novel"])
-    assert raised.value.hint == "there are edit, quote, code, records, chat, prose"
+    assert raised.value.hint is not None
+    assert "edit, quote, code, records, chat, prose" in raised.value.hint

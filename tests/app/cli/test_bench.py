@@ -75,9 +75,9 @@ def test_batches_in_every_form(model: Path) -> None:
         "-m", str(model), "-p", "0", "-n", "0", "--batch", "2", "--arrivals", "16", "-r", "2", "-o", "table"
     ).stdout
     assert "pp16 into tg64 x2 (headrace): ITL p95 from" in " ".join(joined.split())
-    with pytest.raises(UsageError, match="headrace alone"):
+    with pytest.raises(UsageError, match="--arrivals"):
         run(*arguments, "--arrivals", "16", "--vs", "mlx-lm")
-    with pytest.raises(UsageError, match="no parallel"):
+    with pytest.raises(UsageError, match="llama-bench"):
         run(*arguments, "--vs", "llama.cpp")
 
 
@@ -86,7 +86,7 @@ def test_several_models_are_measured_side_by_side(model: Path, tmp_path: Path) -
     done = run("-m", str(model), "-m", str(other), *SHORT, "--no-pg", "-o", "jsonl")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert {line["model"] for line in lines} == {"tiny", "other"}
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="-m"):
         run("-m", str(model), "-m", str(model), *SHORT)
 
 
@@ -128,7 +128,7 @@ def test_a_report_is_written(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [(".", "is a directory"), ("", "is a directory"), ("nowhere/out.html", "no directory"), ("sealed/x", "written")],
+    [(".", "directory"), ("", "directory"), ("nowhere/out.html", "nowhere"), ("sealed/x", "sealed/x")],
 )
 def test_a_report_that_could_not_be_written_is_an_error_before_the_run(
     path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +163,7 @@ def test_a_comparison_that_cannot_be_had_ends_the_run_before_it_begins(
     gguf = tmp_path / "some.gguf"
     gguf.write_bytes(b"GGUF")
     wanted = ("-m", str(model), *SHORT, "--vs", "llama.cpp")
-    with pytest.raises(EngineError, match=r"nothing to compare with: llama\.cpp is left out: .*GGUF") as caught:
+    with pytest.raises(EngineError, match=r"llama\.cpp.*GGUF") as caught:
         run(*wanted)
     assert caught.value.exit_code == 1
     with pytest.raises(EngineError, match="llama-bench"):
@@ -181,7 +181,7 @@ def test_a_peer_that_fails_in_warm_up_fails_the_command_after_our_own_figures(
     gguf.write_bytes(b"GGUF")
     printed: list[str] = []
     monkeypatch.setattr("click.echo", lambda text="", **_: printed.append(str(text)))
-    with pytest.raises(EngineError, match=r"not compared with llama\.cpp: "):
+    with pytest.raises(EngineError, match=r"llama\.cpp"):
         run("-m", str(model), *SHORT, "--no-pg", "--vs", "llama.cpp", "--llama-model", str(gguf))
     assert any(text.startswith("| model | test") for text in printed)
 
@@ -290,7 +290,7 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     assert [one["context"] for one in found["targets"][0]["predictions"]] == [0, 100]
     shown = CliRunner().invoke(predict, arguments, catch_exceptions=False).stdout
     assert "M4 Max (40-core)" in shown
-    assert "4 sequences a step" in shown
+    assert "4 sequences per step" in shown
     assert "K/V per token\n" in shown, "in a pipe no line is wrapped"
     shared = [*arguments[:-2], "--context", "100", "--users", "1,8"]
     together = json.loads(CliRunner().invoke(predict, [*shared, "--json"], catch_exceptions=False).stdout)
@@ -302,7 +302,7 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     guessing = [*arguments[:-2], "--acceptance", "0.8"]
     guessed = json.loads(CliRunner().invoke(predict, [*guessing, "--json"], catch_exceptions=False).stdout)
     assert guessed["targets"][0]["gain"] > 1
-    assert "chance of 80%" in CliRunner().invoke(predict, guessing, catch_exceptions=False).stdout
+    assert "rate of 80%" in CliRunner().invoke(predict, guessing, catch_exceptions=False).stdout
     for wrong in (["--acceptance", "1.5"], ["--acceptance", "0.5", "--users", "1"]):
         assert isinstance(CliRunner().invoke(predict, [*guessing, *wrong]).exception, UsageError)
     explained = CliRunner().invoke(predict, [*arguments, "--explain"], catch_exceptions=False).stdout

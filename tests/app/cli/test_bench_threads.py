@@ -138,7 +138,7 @@ def test_a_peer_that_takes_fewer_is_refused(arguments: list[str], monkeypatch: p
     monkeypatch.setenv("FAKE_LLAMA_MOST_THREADS", "1")
     before = native.status().threads
     try:
-        with pytest.raises(UsageError, match=r"llama\.cpp decodes on 1 thread where headrace has 2") as caught:
+        with pytest.raises(UsageError, match=r"llama\.cpp decodes on 1 thread\b.*\b2") as caught:
             run([*arguments, "--threads", "2"])
     finally:
         native.set_threads(before or 0)
@@ -150,9 +150,9 @@ def test_batch_threads_count_too_and_unknown_numbers_do_not() -> None:
     ours = Setup("headrace", "m", threads=4, threads_batch=4)
     check_threads([ours, Setup("mlx-lm", "m"), Setup("llama.cpp", "m", threads=4, threads_batch=4)], None)
     check_threads([Setup("headrace", "m"), Setup("llama.cpp", "m", threads=4, threads_batch=4)], None)
-    with pytest.raises(UsageError, match="prefills on 8 threads"):
+    with pytest.raises(UsageError, match="prefills on 8"):
         check_threads([ours, Setup("llama.cpp", "m", threads=4, threads_batch=8)], None)
-    with pytest.raises(UsageError, match="2 were asked for"):
+    with pytest.raises(UsageError, match="--peer-threads is 2"):
         check_threads([ours, Setup("llama.cpp", "m", threads=4, threads_batch=4)], 2)
 
 

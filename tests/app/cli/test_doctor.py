@@ -242,7 +242,7 @@ def test_mlx_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.Mon
 
 def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
     state = json.loads(CliRunner().invoke(doctor, ["--json"]).stdout)
-    assert state["user_files"] == {"settings": "none: the defaults apply", "sessions": "none yet", "models": "none yet"}
+    assert state["user_files"] == {"settings": "no file: defaults apply", "sessions": "none yet", "models": "none yet"}
     write_default()
     store = SessionStore()
     store.create(title="a chat")
@@ -250,7 +250,7 @@ def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
     install(Store(quick / "data" / "models"))
     shown = CliRunner().invoke(doctor).stdout
     assert "settings      0 changed from the defaults" in shown
-    assert "sessions      1 kept" in shown
+    assert "sessions      1 stored" in shown
     assert "models        1 installed; `headrace models verify`" in shown
 
 
@@ -287,4 +287,4 @@ def test_drawn_report_fits_eighty_columns(
     _draw(sections(report), findings(report))
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert ("✓ Nothing is wrong." in lines) == (not findings(report))
+    assert ("✓ No problems found." in lines) == (not findings(report))

@@ -41,7 +41,7 @@ def test_on_a_terminal_a_bar_from_any_thread(
         progress("verifying\x1b[2J", 0, None)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "━" in captured.err
+    assert "Downloading ╌" in captured.err
     assert "\x1b" not in captured.err
     assert captured.err.endswith(" \r")
 

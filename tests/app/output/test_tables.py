@@ -62,7 +62,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def shown(width: int, command: click.Command, *arguments: str) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(width))
-        for name in ("predict.view", "cli.models", "cli.sessions"):
+        for name in ("output.tables", "cli.models", "cli.sessions"):
             monkeypatch.setattr(f"headrace.app.{name}.table_width", lambda _: width)
         done = CliRunner().invoke(command, arguments, catch_exceptions=False)
         return str(done.stdout).splitlines()
@@ -130,7 +130,7 @@ def test_compare_keeps_ratio_and_verdict(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(compare_view, "table_width", lambda _: width)
+    monkeypatch.setattr("headrace.app.output.tables.table_width", lambda _: width)
     comparison = compare_documents(DOCUMENT, DOCUMENT)
     compare_view.show(comparison)
     shown = capsys.readouterr().out

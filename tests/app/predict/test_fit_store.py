@@ -109,7 +109,9 @@ def test_a_fit_faster_than_memory_is_refused_and_one_kept_before_is_not_trusted(
     peaks.store(peaks.summarise([13.6e9], pass_bytes=1, method="memcmp", source="bench"))
     assert trusted() is None
     reason = remember(machine(), document(17.7, 78.9, "a busy machine"), quiet=False)
-    assert reason == "its 78.9 GB/s are more than memory's 13.6"
+    assert reason is not None
+    assert "78.9 GB/s" in reason
+    assert "13.6" in reason
     measured(0.5, 13, "sound")
     assert trusted() == "sound"
 
@@ -120,7 +122,7 @@ def test_too_few_depths_and_noisy_rounds_are_refused() -> None:
     bent["step_cost"]["largest_residual"] = 0.2
     unsure["results"][0]["tokens_per_second"]["high"] = 130.0
     reasons = [refusal(one, None) or "" for one in (few, bent, unsure)]
-    assert ["needs 3" in reasons[0], "off the line" in reasons[1], "disagree" in reasons[2]] == [True] * 3
+    assert ["3 are needed" in reasons[0], "off the line" in reasons[1], "disagree" in reasons[2]] == [True] * 3
     assert refusal(document(0.5, 10, "x"), 12.0) is None
 
 

@@ -182,7 +182,7 @@ def test_levers_go_the_way_they_should() -> None:
     assert speeds["weights at 8 bits"] < 1
     assert speeds["weights at 4 bits"] == pytest.approx(1)
     assert speeds["KV cache at 8 bits"] > 1
-    assert 2 < speeds["4 sequences a step"] < 4
+    assert 2 < speeds["4 sequences per step"] < 4
 
 
 def test_chips_as_people_write_them() -> None:
@@ -211,9 +211,9 @@ def test_less_than_the_whole_name_is_enough_where_it_says_which(text: str, name:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("ultra", "could be M1 Ultra, M2 Ultra or M3 Ultra", "--list-chips"),
-        ("h100", "could be H100", "more of the name"),
-        ("m4 mex", "no 'm4 mex'", "near it: M4 Max"),
+        ("ultra", "M1 Ultra, M2 Ultra or M3 Ultra", "--list-chips"),
+        ("h100", "H100", "--list-chips"),
+        ("m4 mex", "no 'm4 mex'", "M4 Max"),
         ("M4 Max (7-core)", "32 or 40 GPU cores, not 7", None),
         ("zebra", "no 'zebra'", "--list-chips"),
         (" ", "no ''", "--list-chips"),
@@ -231,10 +231,10 @@ def test_documents() -> None:
     assert [len(target["predictions"]) for target in found["targets"]] == [2, 2]
     assert found["levers"]["target"] == targets[0].name
     assert any("mlx-lm" in line for line in found["assumptions"])
-    assert [change["name"] for change in found["levers"]["changes"]] == ["KV cache at 8 bits", "4 sequences a step"]
+    assert [change["name"] for change in found["levers"]["changes"]] == ["KV cache at 8 bits", "4 sequences per step"]
     assert all(change["gain"] > 1 for change in found["levers"]["changes"])
     plain = prediction("llama", SHAPE.stored_at(16), targets, [0])["levers"]["changes"]
-    assert [change["name"] for change in plain] == ["weights at 8 bits", "weights at 4 bits", "4 sequences a step"]
+    assert [change["name"] for change in plain] == ["weights at 8 bits", "weights at 4 bits", "4 sequences per step"]
     fit = catalog_fit(chip_target("M1", 8), 4096)
     by_name = {row["model"]: row for row in fit["models"]}
     assert by_name["smollm2-135m"]["fits"]

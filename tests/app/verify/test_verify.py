@@ -131,7 +131,7 @@ def test_a_row_that_changes_beside_others_is_found(model: Path, monkeypatch: pyt
     monkeypatch.setattr(Decoder, "logits", broken)
     done = invoke("-m", str(model), *SMALL)
     assert done.return_value == 1
-    assert "NOT the same: 4 at a time; " in " ".join(done.stdout.split())
+    assert "NOT equal: 4 at a time; " in " ".join(done.stdout.split())
     wrong = [line for line in done.stdout.splitlines() if " differs " in line]
     assert not any("2 at a time" in line or "alone" in line for line in wrong)
 
