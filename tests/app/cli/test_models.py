@@ -141,8 +141,8 @@ def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:
     assert document["bytes_per_step"] > document["weight_bytes_per_step"] + 256 * document["kv_bytes_per_token"]
     text = run("show", "mine").stdout
     assert "headrace's own decoder" in text
-    assert "share a pass" in text
-    assert "can guess tokens ahead" in text
+    assert "share each pass" in text
+    assert "Speculation   supported" in text
     assert "768 B a token" in text
     assert "MIT" in text
 

@@ -133,7 +133,7 @@ def test_rename_and_rm(home: Path, session: str) -> None:
 def test_paths(home: Path) -> None:
     lines = headrace(home, "paths").stdout.splitlines()
     assert len(lines) == 7
-    assert all(str(home) in line and line.endswith("(not there yet)") for line in lines)
+    assert all(str(home) in line and line.endswith("(not created yet)") for line in lines)
     places = json.loads(headrace(home, "paths", "--json", "--write-settings").stdout)
     assert set(places) == {"settings", "presets", "sessions", "models", "cache", "kept_chats", "engine_log"}
     assert Path(places["settings"]).read_text().startswith("# headrace settings.")
