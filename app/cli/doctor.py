@@ -13,6 +13,7 @@ import click
 from headrace.app.cli.diagnosis import Report, findings, gather
 from headrace.app.cli.finding import Finding
 from headrace.app.cli.json_output import print_json
+from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
 from headrace.runtime.machine.hardware_text import core_kinds
@@ -39,7 +40,8 @@ Rows = list[tuple[str, str]]
 @click.option("--calibrate", is_flag=True, help="New measurement of the memory bandwidth (about a second).")
 def doctor(as_json: bool, calibrate: bool) -> None:
     """Show this machine's hardware, software and folders, and any problems. Exit code 1 if something is broken."""
-    report = gather(calibrate, _show_progress)
+    with drawn_progress(quiet=not can_redraw(sys.stderr)) as progress:
+        report = gather(calibrate, lambda _done: progress("measuring memory bandwidth", 0, None))
     found = findings(report)
     if as_json:
         print_json(document(report, found))
@@ -49,13 +51,6 @@ def doctor(as_json: bool, calibrate: bool) -> None:
         click.echo(_plain(sections(report), found))
     if any(finding.severity == "broken" for finding in found):
         raise SystemExit(1)
-
-
-def _show_progress(done: float) -> None:
-    if can_redraw(sys.stderr):
-        click.echo(f"\rMeasuring memory bandwidth {done:4.0%}", nl=False, err=True)
-        if done >= 1:
-            click.echo(f"\r{'':<40}\r", nl=False, err=True)
 
 
 def sections(report: Report) -> list[tuple[str, Rows]]:

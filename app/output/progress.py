@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headrace.app.output.redrawn_line import RedrawnLine
 from headrace.app.output.sanitise import sanitise
-from headrace.app.output.terminal import can_redraw, table_width
+from headrace.app.output.terminal import can_redraw
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.metrics.units import format_bytes, format_long
 
@@ -50,32 +51,11 @@ class NumberedStages:
         self._progress(self._stage, 0, None)
 
 
-class StatusLine:
-    """A line on stderr drawn over itself."""
-
-    def __init__(self) -> None:
-        self._width = 0
-
-    def draw(self, text: str) -> None:
-        columns = (table_width(sys.stderr) or 80) - 1  # some terminals wrap at the last column
-        text = text[:columns]
-        sys.stderr.write(f"\r{text:<{self._width}}")
-        sys.stderr.flush()
-        self._width = len(text)
-
-    def clear(self) -> None:
-        """Erase the line."""
-        if self._width:
-            sys.stderr.write(f"\r{'':<{self._width}}\r")
-            sys.stderr.flush()
-            self._width = 0
-
-
 class _Drawing:
     """A status line with bar, bytes, speed and time left; elapsed time if the total is unknown."""
 
     def __init__(self) -> None:
-        self.line = StatusLine()
+        self.line = RedrawnLine(quiet=False)
         self._lock = threading.Lock()
         self._stage: str | None = None
         self._first, self._started, self._drawn_at = 0, 0.0, 0.0

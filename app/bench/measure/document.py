@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.memory_speed import MemorySpeed
@@ -31,53 +31,57 @@ SCHEMA = "headrace-bench/1"
 Document = dict[str, Any]
 
 
-def document(
-    *,
-    host: Machine,
-    memory: MemorySpeed | None,
-    compute_gflop_s: float | None = None,
-    models: Sequence[Document],
-    setups: Sequence[Setup],
-    notes: Sequence[str],
-    results: Sequence[Result],
-    rounds: int,
-    interrupted: bool,
-    profile: Document | None = None,
-    kv_ratios: Sequence[Document] = (),
-    run_costs: Document | None = None,
-    identity: Document | None = None,
-) -> Document:
-    """Return the document of one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished or interrupted run. rounds: rounds begun. notes: remarks for the reader."""
 
-    rounds: rounds begun. notes: remarks for the reader. compute_gflop_s: the compute ceiling, see
-    `runtime.machine.compute`. run_costs and identity are set for workloads, see `run_cost` and `speculation` here.
-    """
+    host: Machine
+    memory: MemorySpeed | None
+    compute_gflop_s: float | None
+    """The compute ceiling, see `runtime.machine.compute`."""
+    models: Sequence[Document]
+    setups: Sequence[Setup]
+    notes: Sequence[str]
+    results: Sequence[Result]
+    rounds: int
+    interrupted: bool
+    profile: Document | None
+    kv_ratios: Sequence[Document]
+    run_costs: Document | None
+    """Of workloads, see `run_cost`."""
+    identity: Document | None
+    """Of workloads, see `speculation`."""
+
+
+def document(run: Run) -> Document:
+    """Return the document of a run."""
+    results = run.results
     engines = sorted({entry["engine"] for entry in results} - {"headrace"})
     # Packed K/V take more arithmetic per byte, so no step cost is fitted to them.
-    packed = {setup.model for setup in setups if setup.settings.get("kv_type") in PACKED}
+    packed = {setup.model for setup in run.setups if setup.settings.get("kv_type") in PACKED}
     fit = fit_step_cost(points_of([entry for entry in results if entry["model"] not in packed], "headrace"))
-    device = device_document(host, memory) | {"measured_compute_gflop_s": compute_gflop_s}
+    device = device_document(run.host, run.memory) | {"measured_compute_gflop_s": run.compute_gflop_s}
     return {
         "schema": SCHEMA,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["headrace", *sys.argv[1:]]),
-        "interrupted": interrupted,
-        "rounds": rounds,
+        "interrupted": run.interrupted,
+        "rounds": run.rounds,
         "device": device,
-        "model": models[0],
-        "models": list(models),
-        "engines": [setup.document() for setup in setups],
+        "model": run.models[0],
+        "models": list(run.models),
+        "engines": [setup.document() for setup in run.setups],
         "versions": versions(),
         "results": list(results),
         "step_cost": fit.document() if fit else None,
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
         "scaling": scaling(results),
-        "kv_ratios": list(kv_ratios),
+        "kv_ratios": list(run.kv_ratios),
         "peer_agreement": [entry for engine in engines for entry in agreement(results, engine)],
-        "profile": profile,
-        "run_costs": run_costs,
-        "identity": identity,
-        "notes": [*notes, *power_notes(device["power"])],
+        "profile": run.profile,
+        "run_costs": run.run_costs,
+        "identity": run.identity,
+        "notes": [*run.notes, *power_notes(device["power"])],
     }
 
 

@@ -6,10 +6,10 @@ After Ctrl-C the results so far become the document.
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.measure.document import Document, document, model_document, power_notes
+from headrace.app.bench.measure.document import Document, Run, document, model_document, power_notes
 from headrace.app.bench.measure.kv_formats import check_room, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
@@ -58,6 +58,26 @@ class Options:
     """Draft model for the first model, on workloads."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """Loaded models and backends. families: each model in its K/V formats."""
+
+    families: list[list["LoadedModel"]]
+    checks: list["BackgroundCheck"]
+    own: list[Backend]
+    peers: list[Backend]
+    peer_notes: list[str]
+    memory: MemorySpeed | None
+
+    @property
+    def models(self) -> list["LoadedModel"]:
+        return [model for family in self.families for model in family]
+
+    @property
+    def setups(self) -> list[Setup]:
+        return [backend.setup for backend in (*self.own, *self.peers)]
+
+
 def run(options: Options, show: Show) -> Document:
     """Run the benchmark. Raises HeadraceError if a model cannot be loaded; KeyboardInterrupt before any result."""
     if options.threads is not None:
@@ -65,66 +85,71 @@ def run(options: Options, show: Show) -> Document:
     host = machine()
     busy = _busy(host)
     with ExitStack() as stack:
-        opened = [_load(name, options) for name in options.models]
-        beside = [in_formats(model, options.kv) for model, _ in opened]
-        for formats in beside if not options.force else ():
-            check_room(formats, max(test.tokens for test in options.tests))
-        loaded = [variant for formats in beside for variant in formats]
-        reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
-        held = reader.pass_bytes if reader and host.backend != "cpu" else 0
-        limit = max(test.tokens for test in options.tests)
-        draft = _draft(options, loaded[0])
-        own = _own(loaded, options.tests, limit, held, draft)
-        for backend in own:
-            stack.callback(backend.close)
-        threads = options.peer_threads or own[0].setup.threads or host.usable_cores
-        peers, notes = open_peers(options.peers, loaded, options.tests, threads, stack)
-        setups = [backend.setup for backend in (*own, *peers)]
-        check_threads(setups, options.peer_threads)
-        memory = MemorySpeed(reader) if reader else None
-        session = Session([*own, *peers], options.tests, rounds=options.rounds, memory=memory.read if memory else None)
-        works = {model.name: prefill_work(model) for model in loaded}
-        account = _Account(session, host, memory, works, setups)
-        interrupted, rounds = False, 0
-        try:
-            for progress in session.run():
-                rounds = progress.round
-                show(progress, account.so_far)
-        except KeyboardInterrupt:
-            interrupted = True
-        results = account.final()
-        if not results:
-            raise KeyboardInterrupt
-        models = [model_document(model) for model in loaded]
-        ratios = [kv_ratios(results, formats) for formats in beside]
-        deepest = max(test.depth for test in options.tests)
-        compute = _compute_ceiling(results) if options.measure_memory and not interrupted else None
-        asks = any(test.workload for test in options.tests)
-        costs = run_costs(loaded[0].network) if asks and not interrupted else None
-        expected = {model.name: _expected(model) for model in loaded} if asks else {}
-        profiled = profile(loaded[0].network, deepest) if options.profile and not interrupted else None
-    if memory and (measured := memory.measurement()) is not None:
-        remember_peak(measured, host)
-    damage = _damage([check for _, check in opened])
-    found = document(
-        host=host,
-        memory=memory,
-        compute_gflop_s=compute,
-        models=models,
-        setups=setups,
-        notes=[*notes, *session.notes, *busy, *damage],
-        results=results,
-        rounds=rounds,
-        interrupted=interrupted,
-        profile=profiled,
-        kv_ratios=[ratio for rows in ratios for ratio in rows],
-        run_costs=costs,
-        identity=identity(results, expected),
-    )
+        opened = _open(options, host, stack)
+        measured = _measure(options, host, opened, show)
+    if opened.memory and (peak := opened.memory.measurement()) is not None:
+        remember_peak(peak, host)
+    found = document(replace(measured, notes=[*measured.notes, *busy, *_damage(opened.checks)]))
     refused = remember(host, found, quiet=not (busy or power_notes(found["device"]["power"])))
     if refused is not None:
         found["notes"].append(f"step-cost fit not kept for predictions: {refused}")
     return found
+
+
+def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
+    """Load the models and open the peers; `stack` closes them."""
+    loaded = [_load(name, options) for name in options.models]
+    families = [in_formats(model, options.kv) for model, _ in loaded]
+    limit = max(test.tokens for test in options.tests)
+    for family in families if not options.force else ():
+        check_room(family, limit)
+    models = [model for family in families for model in family]
+    reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
+    held = reader.pass_bytes if reader and host.backend != "cpu" else 0
+    own = _own(models, options.tests, limit, held, _draft(options, models[0]))
+    for backend in own:
+        stack.callback(backend.close)
+    threads = options.peer_threads or own[0].setup.threads or host.usable_cores
+    peers, notes = open_peers(options.peers, models, options.tests, threads, stack)
+    memory = MemorySpeed(reader) if reader else None
+    opened = _Opened(families, [check for _, check in loaded], own, peers, notes, memory)
+    check_threads(opened.setups, options.peer_threads)
+    return opened
+
+
+def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Run:
+    """Measure everything, with progress. Raises KeyboardInterrupt before any result."""
+    memory, models = opened.memory, opened.models
+    backends = [*opened.own, *opened.peers]
+    session = Session(backends, options.tests, rounds=options.rounds, memory=memory.read if memory else None)
+    account = _Account(session, host, memory, {model.name: prefill_work(model) for model in models}, opened.setups)
+    interrupted, rounds = False, 0
+    try:
+        for progress in session.run():
+            rounds = progress.round
+            show(progress, account.so_far)
+    except KeyboardInterrupt:
+        interrupted = True
+    results = account.final()
+    if not results:
+        raise KeyboardInterrupt
+    workloads = any(test.workload for test in options.tests)
+    deepest = max(test.depth for test in options.tests)
+    return Run(
+        host=host,
+        memory=memory,
+        compute_gflop_s=_compute_ceiling(results) if options.measure_memory and not interrupted else None,
+        models=[model_document(model) for model in models],
+        setups=opened.setups,
+        notes=[*opened.peer_notes, *session.notes],
+        results=results,
+        rounds=rounds,
+        interrupted=interrupted,
+        profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
+        kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
+        run_costs=run_costs(models[0].network) if workloads and not interrupted else None,
+        identity=identity(results, {model.name: _expected(model) for model in models} if workloads else {}),
+    )
 
 
 def _compute_ceiling(results: Sequence[Result]) -> float:
