@@ -319,4 +319,4 @@ def test_fit_lists_the_catalog() -> None:
 def test_damaged_weights_are_noted(model: Path) -> None:
     install_damaged(model)
     notes = json.loads(run("-m", "mine", *SHORT, "--no-pg", "--json").stdout)["notes"]
-    assert any("mine is damaged, its answers are not to be trusted" in note for note in notes)
+    assert any("mine is damaged" in note for note in notes)
