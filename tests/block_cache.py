@@ -1,8 +1,8 @@
-"""A second KV cache that shares nothing with the first but the protocols: blocks of a few entries, out of order.
+"""A second KV cache, independent of the first but for the protocols: blocks of a few entries, out of order.
 
-Slow on purpose: every pass gathers a sequence's blocks into fresh buffers, has the operations append to them, and puts
-what was appended back, all of it evaluated at once. A network or an engine that assumes more than
-`runtime.kv.cache` (`Cache`, `LayerCache`) breaks here.
+Slow on purpose: every pass gathers a sequence's blocks into fresh buffers, has the operations append to them, and
+writes the new entries back, all evaluated at once. Networks or engines that assume more than `runtime.kv.cache`
+(`Cache`, `LayerCache`) fail here.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ NOTHING = float("nan")  # whoever reads too far will notice
 
 
 class BlockCache(Lengths):
-    """One sequence. A block holds BLOCK entries of every layer; `table` says which blocks hold the sequence."""
+    """One sequence. A block has BLOCK entries of every layer; `table` lists its blocks."""
 
     runs_fused = True
 
@@ -82,13 +82,13 @@ class BlockCache(Lengths):
         return self._pool
 
     def _release(self) -> None:
-        """Blocks that hold nothing any more go back."""
+        """Free unused blocks."""
         used = -(-self.length // BLOCK)
         self._free = self.table[used:] + self._free
         del self.table[used:]
 
     def _gathered(self, layer: int, tokens: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of all entries, room for `tokens` more behind them: (1, Hkv, length + tokens, D) each."""
+        """Return keys and values of all entries with room for `tokens` more: (1, Hkv, length + tokens, D) each."""
         end = self.length + tokens
         whole = mx.concatenate([self._pool[block][layer] for block in self.table], axis=-2)  # (2, Hkv, capacity, D)
         keys, values = mx.contiguous(whole[0:1, :, :end]), mx.contiguous(whole[1:2, :, :end])
@@ -104,7 +104,7 @@ class BlockCache(Lengths):
 
 
 class WithBlocks:
-    """A decoder whose caches are made of blocks."""
+    """A decoder with block caches."""
 
     def __init__(self, network: Decoder) -> None:
         self._network = network
@@ -114,7 +114,7 @@ class WithBlocks:
         return getattr(self._network, name)
 
     def make_pool(self, *_: Any) -> None:
-        """Each sequence has blocks of its own."""
+        """Return a pool whose sequences have separate blocks."""
 
     def make_cache(self, limit: int) -> BlockCache:
         cache = BlockCache(self._network.kv_shape, limit=limit, ops=self._network.ops)

@@ -1,4 +1,4 @@
-"""Writing safetensors directories by hand, sound or broken on purpose."""
+"""Hand-written safetensors directories, valid or broken on purpose."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ WIDTH = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 
 def tensor(dtype: str, shape: list[int], begin: int) -> dict[str, Any]:
-    """A truthful header entry for a tensor that starts at byte `begin` of the data."""
+    """Return a valid header entry of a tensor at byte `begin` of the data."""
     count = 1
     for side in shape:
         count *= side
@@ -19,7 +19,7 @@ def tensor(dtype: str, shape: list[int], begin: int) -> dict[str, Any]:
 
 
 def header() -> dict[str, Any]:
-    """Three tensors, 16 + 12 + 8 bytes, as a valid header."""
+    """Return a valid header of three tensors of 16 + 12 + 8 bytes."""
     return {
         "__metadata__": {"format": "mlx"},
         "a.weight": tensor("F32", [2, 2], 0),
@@ -29,7 +29,7 @@ def header() -> dict[str, Any]:
 
 
 def shard(entries: Mapping[str, Any] | bytes, data: int = 36, length: int | None = None) -> bytes:
-    """A shard's bytes: header (an object or raw bytes) and `data` zero bytes; `length` overrides what it claims."""
+    """Return a shard: header (an object or bytes) and `data` zero bytes; `length` overrides the header length."""
     raw = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + bytes(data)
 
@@ -41,7 +41,7 @@ def write(
     config: Any = CONFIG,
     index: Any = None,
 ) -> Path:
-    """A model directory; the default is a sound one with a single shard."""
+    """Write a model directory; valid with a single shard by default."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_bytes(config if isinstance(config, bytes) else json.dumps(config).encode())
     for name, content in ({"model.safetensors": shard(header())} if shards is None else shards).items():

@@ -1,4 +1,4 @@
-"""Fixtures for the whole suite: the real default model, fetched once and kept outside the repository."""
+"""Fixtures for the whole suite, among them the default model, fetched once outside the repository."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache
 
 @pytest.fixture(scope="session", autouse=True)
 def _terminals_tell_their_size() -> Iterator[None]:
-    """Programs in a test's terminal ask that for its size: not LINES and COLUMNS, which some library may have set."""
+    """Unset LINES and COLUMNS, so that programs ask the terminal for its size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LINES", raising=False)
         patch.delenv("COLUMNS", raising=False)
@@ -65,7 +65,7 @@ def _terminals_tell_their_size() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """The default model's directory, installed as a user would get it."""
+    """Return the default model's directory, installed as by a user."""
     from headrace.models.registry.resolve import resolve
     from headrace.models.registry.store import Store
 

@@ -1,6 +1,6 @@
-"""Texts that break tokenizers and detokenizers: one list for everything in the suite that handles text.
+"""Difficult texts for tokenizers and detokenizers.
 
-Each is valid UTF-8 once encoded; lone surrogates cannot reach a tokenizer and are tested where text comes in.
+Each is valid UTF-8; lone surrogates are tested at the inputs.
 """
 
 _CODE = """def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A model of the store whose weights are not those that were installed: one bit is another."""
+"""An installed model with one flipped bit in its weights."""
 
 import shutil
 from pathlib import Path

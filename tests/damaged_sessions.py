@@ -1,4 +1,4 @@
-"""A store of conversations, and damage to it: values that no headrace writes, and bytes changed anywhere."""
+"""A session store, and damage to it: invalid values and changed bytes."""
 
 import json
 import random
@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 def write_sound(path: Path) -> Path:
-    """Two sessions of three turns each, one answer of which was being written."""
+    """Write two sessions of three turns each; one answer is unfinished."""
     with closing(SessionStore(path)) as store:
         for which in "ab":
             session, parent = store.create(model="m", sampling={"temperature": 0.5, "stop": ["X"]}), None
@@ -53,7 +53,7 @@ def write_sound(path: Path) -> Path:
 
 
 def change(path: Path, statement: str, *values: object) -> None:
-    """As no headrace would: checks, keys and triggers off."""
+    """Run SQL with checks, keys and triggers off."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         for trigger in ("messages_added", "messages_removed", "messages_changed"):
@@ -70,7 +70,7 @@ def rows_of(path: Path) -> list[Any]:
 
 
 def use(store: SessionStore) -> dict[int, str]:
-    """All that reads, and what can be read of each message. Raises nothing but our own errors."""
+    """Read everything readable. Raises only HeadraceError."""
     contents = {}
     for kept in examine(store).sessions:
         contents |= {message.id: message.content for message in kept.messages}
@@ -96,14 +96,14 @@ def or_nothing(reading: Any) -> Any:
 
 
 def mutation(chance: random.Random) -> tuple[str, str, int, Any]:
-    """(table, column, which of its rows from 1, value) of a row of `write_sound`'s store."""
+    """(table, column, row number from 1, value) in `write_sound`'s store."""
     table = chance.choice(list(COLUMNS))
     most = {"messages": 12, "sessions": 2, "pieces": 2}[table]
     return table, chance.choice(COLUMNS[table]), chance.randint(1, most), chance.choice(VALUES)
 
 
 def damage_row(path: Path, table: str, column: str, place: int, value: Any) -> int | None:
-    """Put it there; the row's id, or None where SQLite does not take it (NOT NULL, UNIQUE) or has no such row."""
+    """Apply it; returns the row's id, or None if SQLite refuses it (NOT NULL, UNIQUE) or there is no such row."""
     with closing(sqlite3.connect(path)) as connection:
         found = connection.execute(f"SELECT rowid FROM {table} LIMIT 1 OFFSET ?", (place - 1,)).fetchone()
     try:
@@ -114,7 +114,7 @@ def damage_row(path: Path, table: str, column: str, place: int, value: Any) -> i
 
 
 def changed_pages(chance: random.Random, content: bytes) -> bytes:
-    """A database with one to three runs of other bytes in it."""
+    """Overwrite one to three runs of bytes in a database."""
     changed = bytearray(content)
     for _ in range(chance.randint(1, 3)):
         at = chance.choice((chance.randrange(100), chance.randrange(len(content))))

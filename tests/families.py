@@ -1,7 +1,7 @@
-"""Small tokenizers in the style of each model family, trained on the spot, with chat templates written in that style.
+"""Small tokenizers in the style of each model family, trained on the spot, with chat templates.
 
-They have what makes the families differ: byte-level or SentencePiece, normalizers, added tokens that are special,
-not special, or swallow spaces, prompts that begin with BOS, templates that refuse or fold system messages.
+They cover the differences between families: byte-level or SentencePiece, normalizers, special and plain added tokens,
+tokens that swallow spaces, BOS, and templates that refuse or fold system messages.
 """
 
 import json
@@ -129,7 +129,7 @@ _TO_METASPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"
 
 @dataclass(frozen=True)
 class Family:
-    """What to write into a model directory. `special`: declared special tokens; `plain`: other added tokens."""
+    """Files of a model directory. `special`: declared special tokens; `plain`: other added tokens."""
 
     template: str
     special: tuple[str, ...]
@@ -264,7 +264,7 @@ def write_family(directory: Path, name: str) -> Path:
 
 @cache
 def _document(name: str) -> dict[str, Any]:
-    """tokenizer.json: a BPE of a few hundred merges, learned from the corpus."""
+    """Return a tokenizer.json: a BPE of a few hundred merges, learned from the corpus."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     family = FAMILIES[name]

@@ -1,7 +1,7 @@
-"""Tiny checkpoints in the formats of other quantizers, and the float32 weights that they stand for.
+"""Tiny checkpoints in the formats of other quantizers, with the float32 weights that they stand for.
 
-Everything here is numpy, written from the formats' definitions: the packing that headrace undoes is done once more,
-the other way round. `write` gives a directory in the format; `dequantized` the same model in float32.
+Numpy code written from the formats' definitions: the inverse of headrace's unpacking. `write` gives a directory in the
+format; `dequantized` the same model in float32.
 """
 
 import json
@@ -21,7 +21,7 @@ GROUP = 32
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """The 256 values of E4M3: sign, four bits of exponent (bias 7), three of mantissa; no infinity, one NaN."""
+    """Return the 256 values of E4M3: sign, four bits of exponent (bias 7), three of mantissa; no infinity, one NaN."""
     code = np.arange(256)
     sign, exponent, mantissa = np.where(code & 128, -1.0, 1.0), (code >> 3) & 15, code & 7
     value = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
@@ -33,7 +33,7 @@ E4M3 = _e4m3()
 
 
 def as_bf16(values: Array) -> Array:
-    """float32 cut to the values that bfloat16 holds."""
+    """Truncate float32 to bfloat16 values."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     return bits.view(np.float32)
 
@@ -64,7 +64,7 @@ def _block_max(w: Array, block: tuple[int, int]) -> Array:
 def fp8(
     end: str, block: tuple[int, int] | None, *, shape: str = "blocks"
 ) -> Callable[[str, Array], tuple[Tensors, Array]]:
-    """E4M3 with `weight{end}`, one scale per block, per row ("rows") or for all ("one")."""
+    """Encode as E4M3 with `weight{end}`, one scale per block, per row ("rows") or for all ("one")."""
 
     def encode(module: str, w: Array) -> tuple[Tensors, Array]:
         size = block or ((1, w.shape[1]) if shape == "rows" else w.shape)
@@ -81,7 +81,7 @@ def fp8(
 
 
 def int8(module: str, w: Array) -> tuple[Tensors, Array]:
-    """compressed-tensors W8A8: int8 with a bfloat16 scale per row."""
+    """Encode as compressed-tensors W8A8: int8 with a bfloat16 scale per row."""
     scales = as_bf16(np.abs(w).max(1, keepdims=True) / 120)
     q = np.clip(np.round(w / scales), -128, 127).astype(np.int8)
     made: Tensors = {f"{module}.weight": (q, "I8"), f"{module}.weight_scale": (_bf16_bits(scales), "BF16")}
@@ -89,7 +89,7 @@ def int8(module: str, w: Array) -> tuple[Tensors, Array]:
 
 
 def _grouped(w: Array, bits: int, group: int, symmetric: bool) -> tuple[Array, Array, Array]:
-    """q (N, K), scales (N, G) that float16 holds, zeros (N, G): W = scale * (q - zero)."""
+    """Return q (N, K), scales (N, G) in float16 precision, zeros (N, G): W = scale * (q - zero)."""
     rows, columns = w.shape
     g = w.reshape(rows, columns // group, group)
     top = (1 << bits) - 1
@@ -105,7 +105,7 @@ def _grouped(w: Array, bits: int, group: int, symmetric: bool) -> tuple[Array, A
 
 
 def _pack(values: Array, bits: int, places: tuple[int, ...] | None = None) -> Array:
-    """(R, C) -> (R, C * bits / 32) words, value i of a word at `places[i]`, lowest first without."""
+    """Pack (R, C) into (R, C * bits / 32) words; value i of a word is at `places[i]`, lowest first by default."""
     per_word = 32 // bits
     places = places or tuple(range(per_word))
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % per_word)))
@@ -116,7 +116,7 @@ def _pack(values: Array, bits: int, places: tuple[int, ...] | None = None) -> Ar
 
 
 def gptq(bits: int = 4, group: int = GROUP, *, v2: bool = False, shuffled: bool = False) -> Any:
-    """AutoGPTQ's layout; `shuffled`: columns grouped by activation order."""
+    """Encode in AutoGPTQ's layout; `shuffled`: columns grouped by activation order."""
 
     def encode(module: str, w: Array) -> tuple[Tensors, Array]:
         columns = w.shape[1]
@@ -139,7 +139,7 @@ def gptq(bits: int = 4, group: int = GROUP, *, v2: bool = False, shuffled: bool 
 
 
 def awq(module: str, w: Array) -> tuple[Tensors, Array]:
-    """AutoAWQ's GEMM layout: eight neighbours along N in one word, in the order 0 2 4 6 1 3 5 7."""
+    """Encode in AutoAWQ's GEMM layout: eight neighbours along N in one word, in the order 0 2 4 6 1 3 5 7."""
     q, scales, zeros = _grouped(w, 4, GROUP, symmetric=False)
     places = (0, 4, 1, 5, 2, 6, 3, 7)
     made: Tensors = {
@@ -151,7 +151,7 @@ def awq(module: str, w: Array) -> tuple[Tensors, Array]:
 
 
 def packed(bits: int = 4, group: int = GROUP, *, symmetric: bool = True) -> Any:
-    """compressed-tensors' pack-quantized: signed integers moved to unsigned ones, zero points packed along rows."""
+    """Encode as compressed-tensors' pack-quantized: signed integers stored unsigned, zero points packed along rows."""
 
     def encode(module: str, w: Array) -> tuple[Tensors, Array]:
         size = min(group, w.shape[1])
@@ -176,7 +176,7 @@ def _compressed(format_: str, **weights: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Format:
-    """One way to store a matrix: what config.json says, and what encodes a projection."""
+    """A matrix format: its config.json section and the encoder of a projection."""
 
     section: Mapping[str, Any]
     encode: Callable[[str, Array], tuple[Tensors, Array]]
@@ -212,7 +212,7 @@ FORMATS: dict[str, Format] = {
 
 
 def encode(tensors: Mapping[str, Array], how: Format) -> tuple[Tensors, dict[str, Array]]:
-    """Every projection in the format; norms, table and head in bfloat16. Also the float32 values of everything."""
+    """Encode every projection; norms, table and head in bfloat16. Also returns the float32 values."""
     stored: Tensors = {}
     values: dict[str, Array] = {}
     for name, array in tensors.items():
@@ -227,7 +227,7 @@ def encode(tensors: Mapping[str, Array], how: Format) -> tuple[Tensors, dict[str
 
 
 def write_tensors(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> Path:
-    """A model directory with one shard."""
+    """Write a model directory with one shard."""
     directory.mkdir(parents=True, exist_ok=True)
     with SafetensorsWriter(directory / "model.safetensors", list(tensors)) as writer:
         for name, (array, dtype) in tensors.items():
@@ -239,7 +239,7 @@ def write_tensors(directory: Path, tensors: Tensors, config: Mapping[str, Any]) 
 def write_pair(
     directory: Path, tensors: Mapping[str, Array], config: Mapping[str, Any], how: Format
 ) -> tuple[Path, Path]:
-    """(the checkpoint in the format, the same weights in float32)."""
+    """Write (the checkpoint in the format, the same weights in float32)."""
     stored, values = encode(tensors, how)
     section = {"quantization_config": dict(how.section)}
     plain: Tensors = {name: (array, "F32") for name, array in values.items()}

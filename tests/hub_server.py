@@ -1,11 +1,11 @@
-"""A small model hub on the loopback interface: as much of the hub's HTTP protocol as downloading takes.
+"""A small local model hub with the HTTP protocol that downloads need.
 
     with HubServer() as hub:
         hub.add("org/name", {"config.json": b"{}", "model.safetensors": weights})
         point_at(hub.url, cache, monkeypatch)
 
 Files ending in .safetensors or .gguf are large-file objects: they have a sha256 and are served by redirect from
-/cdn with Range support, everything else directly. Each request is noted in `requests` as "METHOD path".
+/cdn with Range support; other files are served directly. `requests` lists each request as "METHOD path".
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Repo:
 
 
 class HubServer:
-    """The server, running in a thread while the `with` block lasts."""
+    """The server, in a thread during the `with` block."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -68,7 +68,7 @@ class HubServer:
         return self.repos[name]
 
     def fetched(self, name: str) -> int:
-        """How often the content of the file `name` was sent."""
+        """Return the number of times the content of file `name` was sent."""
         repo_files = {unquote(line).rsplit("/", 1)[-1] for line in self.requests if line.startswith("GET")}
         large = [hashlib.sha256(repo.files[name]).hexdigest() for repo in self.repos.values() if name in repo.files]
         names = {name, *large} & repo_files
@@ -84,7 +84,7 @@ class HubServer:
 
 
 def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have huggingface_hub, which reads its environment when imported, use this hub and this cache folder."""
+    """Point huggingface_hub, which reads its environment at import, at this hub and cache folder."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", url)
@@ -97,7 +97,7 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """A client that was killed, or had enough, is no error of the hub's."""
+        """Ignore clients that were killed or disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def _send_without_end(self, body: bytes, headers: dict[str, str]) -> None:
-        """The body, and zeros until the client has enough of them."""
+        """Send the body, then zeros until the client disconnects."""
         self.close_connection = True
         for key, value in headers.items():
             self.send_header(key, value)

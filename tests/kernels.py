@@ -1,4 +1,4 @@
-"""Every set of operations that can run here, for tests to be parametrised over, and how exactly they compute."""
+"""Operations available here, for parametrized tests, and their precision."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from headrace.runtime.ops.kv_format import FLOAT32, KVFormat, plain
 
 
 class Exact:
-    """The native kernels as HEADRACE_EXACT=1 has them: float32 throughout, so only the order of additions differs."""
+    """The native kernels with HEADRACE_EXACT=1: float32 throughout, so only the order of additions differs."""
 
     name = "native-exact"
 
@@ -35,7 +35,7 @@ INSTRUCTION_SETS = ["avx512", "avx2", "neon", "portable"]
 
 
 def on_instruction_set(name: str) -> Iterator[str]:
-    """For a fixture: the kernels of this set, or a skip; afterwards what was in use before."""
+    """Use the kernels of one instruction set in a fixture, or skip; restore the previous ones afterwards."""
     before = native.status()
     assert before.instruction_set is not None
     if not native.use_instruction_set(name):
@@ -50,9 +50,8 @@ def name_of(ops: Ops) -> str:
 
 
 def tolerance(ops: Ops) -> float:
-    """Largest difference of float32 logits, relative to the largest logit, that rounding explains.
+    """Return the rounding tolerance of float32 logits, relative to the largest logit.
 
-    Operations that store K/V in half precision keep 11 bits of them, and of activations 16; a few layers multiply that
-    error by about four.
+    Half-precision K/V keep 11 bits, rounded activations 16; a few layers multiply that error by about four.
     """
     return 1e-5 if ops.kv_format(mx.float32) == FLOAT32 else 2e-3

@@ -1,4 +1,4 @@
-"""A decoder whose sequences have their K/V in blocks of one pool, out of order; passes made by hand."""
+"""A decoder with K/V in blocks of one pool, out of order, and hand-made passes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from headrace.runtime.ops import BLOCK
 
 
 class WithPool:
-    """The network, but for its caches."""
+    """The network with other caches."""
 
     def __init__(self, network: Decoder, entries: int = 32 * BLOCK) -> None:
         self._network = network
@@ -22,7 +22,7 @@ class WithPool:
         return getattr(self._network, name)
 
     def make_cache(self, limit: int) -> PagedCache:
-        """A cache whose first block is not the first of the pool: what comes after it is."""
+        """Return a cache whose first block is not the pool's first."""
         other = self.pool.make_cache(3 * BLOCK)
         other.reserve(3 * BLOCK)
         cache = self.pool.make_cache(limit)
@@ -43,7 +43,7 @@ def feed(network: Any, cache: Any, tokens: Sequence[int], chunk: int = 64) -> No
 
 
 def say(network: Any, cache: Any, tokens: Sequence[int]) -> mx.array:
-    """Logits (steps, V) of steps that feed `tokens`, one step ahead of the reader as the engine is."""
+    """Return logits (steps, V) of steps that feed `tokens`, queued one step ahead as in the engine."""
     seen = []
     for token in tokens:
         cache.reserve(1, "decode")

@@ -1,10 +1,10 @@
-"""Looking for processes that a test started indirectly. Linux only."""
+"""Search for processes that a test started indirectly. Linux only."""
 
 from pathlib import Path
 
 
 def engines(home: Path) -> list[int]:
-    """Engine processes whose HEADRACE_HOME this is."""
+    """Return the engine processes with this HEADRACE_HOME."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Speculation made certain for tests: proposers that say what a test wants, and a controller that always agrees."""
+"""Deterministic speculation for tests: scripted proposers and a controller that always verifies."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,56 +10,56 @@ from headrace.runtime.speculation.controller import Controller
 
 
 class Always(Controller):
-    """Every guess rides along."""
+    """Verifies every draft token."""
 
     def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0) -> bool:
         return True
 
-    def choose(self, promises: Sequence[Sequence[float]], _cost_s: float = 0.0) -> list[int]:
-        return [len(own) for own in promises]
+    def choose(self, chances: Sequence[Sequence[float]], _cost_s: float = 0.0) -> list[int]:
+        return [len(own) for own in chances]
 
 
-class Says:
-    """Proposes what `guess(tokens so far, most)` says."""
+class Scripted:
+    """Proposes the result of `draft(tokens so far, count)`."""
 
     source = "test"
     cost_s = 0.0
     needs_all_tokens = False
 
-    def __init__(self, guess: Callable[[Sequence[int], int], Sequence[int]]) -> None:
-        self._guess = guess
+    def __init__(self, draft: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+        self._draft = draft
 
     def update(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
-    def chances(self, most: int) -> Sequence[float]:
-        return [1.0] * most
+    def chances(self, count: int) -> Sequence[float]:
+        return [1.0] * count
 
     def propose(self, count: int) -> Sequence[int]:
-        return self._guess(self._tokens, count)
+        return self._draft(self._tokens, count)
 
 
-def oracle(prompt: Sequence[int], answer: Sequence[int], wrong: frozenset[int] = frozenset()) -> Says:
-    """It knows the answer, but is wrong about the tokens at some positions of it."""
+def oracle(prompt: Sequence[int], answer: Sequence[int], wrong: frozenset[int] = frozenset()) -> Scripted:
+    """Propose the known answer, with wrong tokens at some positions."""
     whole = [*prompt, *answer]
 
-    def guess(tokens: Sequence[int], most: int) -> list[int]:
+    def draft(tokens: Sequence[int], count: int) -> list[int]:
         at = len(tokens)
-        right = whole[at : at + most]
+        right = whole[at : at + count]
         return [token ^ 1 if at + i - len(prompt) in wrong else token for i, token in enumerate(right)]
 
-    return Says(guess)
+    return Scripted(draft)
 
 
 def speculating(network: Any, *, context_limit: int = 256, **options: Any) -> Engine:
-    """An engine that verifies every guess there is."""
+    """Return an engine that verifies every draft token."""
     engine = Engine(network, context_limit=context_limit, **options)
     engine._guesses.controller = Always()
     return engine
 
 
 def run(engine: Engine, requests: Sequence[Request], proposers: Sequence[Any] = ()) -> list[list[Event]]:
-    """All of them side by side, with these proposers in place of their own."""
+    """Run all requests together, with these proposers in place of their own."""
     sequences: list[Sequenced] = []
     for number, request in enumerate(requests):
         sequences.append(engine.submit(request))

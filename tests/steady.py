@@ -1,10 +1,10 @@
-"""A pace that no clock has a say in: who decodes beside whom is then the same on every machine."""
+"""Chunk budget without a clock, so that batches are the same on every machine."""
 
 from headrace.runtime.engine.chunk_budget import Pace
 
 
 class SteadyPace(Pace):
-    """So many prompt tokens a pass, beside decoding sequences and alone, whatever passes took."""
+    """Constant numbers of prompt tokens per pass, with decoding sequences and alone."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of every architecture headrace decodes itself, written to disk as a model directory.
+"""Tiny random checkpoints of every architecture that headrace decodes, as model directories.
 
-Shapes are small but awkward (odd head counts, head_dim that is not hidden / heads), so that a transposed or
-mis-split tensor cannot pass. No tokenizer: tests that need one bring it.
+Shapes are awkward (odd head counts, head_dim other than hidden / heads), so that transposed or mis-split tensors fail.
+There is no tokenizer.
 """
 
 import json
@@ -108,7 +108,7 @@ EVERY = (*VARIANTS, *WINDOWED)
 
 
 def config_of(variant: str) -> dict[str, Any]:
-    """The config.json of a variant."""
+    """Return the config.json of a variant."""
     return {**_BASE, **(VARIANTS | WINDOWED)[variant]}
 
 
@@ -120,7 +120,7 @@ def write_model(
     seed: int = 0,
     changes: dict[str, Any] | None = None,
 ) -> Path:
-    """Write the variant, its config changed as told, with random weights of `dtype`; returns the directory."""
+    """Write a variant with random weights of `dtype` and config changes; returns the directory."""
     config = {**config_of(variant), **(changes or {})}
     tensors = random_tensors(config, seed)
     directory.mkdir(parents=True, exist_ok=True)
@@ -132,9 +132,9 @@ def write_model(
 def quantize_model(
     source: Path, target: Path, layers: dict[str, dict[str, Any]] | None = None, mode: str = "affine"
 ) -> Path:
-    """Quantize every projection to 4 bits, group 32, or in another mode; `layers` overrides single modules.
+    """Quantize every projection to 4 bits in groups of 32, or in another mode, in MLX's directory format.
 
-    In MLX's directory format.
+    `layers` overrides single modules.
     """
     config = json.loads((source / "config.json").read_text())
     bits, group = FLOAT_MODES.get(mode, (4, 32))
@@ -163,7 +163,7 @@ def quantize_model(
 def load_decoder(
     directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32, kv: KVFormat | None = None
 ) -> Decoder:
-    """Our decoder on a directory written here."""
+    """Load a directory written here."""
     checkpoint = open_checkpoint(directory)
     config = decoder_config(text_part(checkpoint).config)
     assert config is not None
@@ -171,7 +171,7 @@ def load_decoder(
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
-    """Weights scaled so that logits differ clearly and nothing saturates."""
+    """Return random weights, scaled for distinct logits without saturation."""
     key = mx.random.key(seed)
     width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_rows, kv_rows = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim

@@ -1,6 +1,6 @@
-"""A tiny model that can be talked to: random llama weights behind a byte-level tokenizer and a ChatML template.
+"""A tiny chat model: random llama weights, a byte-level tokenizer and a ChatML template.
 
-Its vocabulary is the 256 bytes plus four control tokens, so every text encodes, and what it says is noise.
+The vocabulary is the 256 bytes plus four control tokens, so every text encodes, and answers are noise.
 """
 
 import json
@@ -31,7 +31,7 @@ def write_chat_model(directory: Path, *, context: int = 4096, seed: int = 0, **o
 
 
 def write_byte_tokenizer(directory: Path) -> None:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja for 256 bytes and the control tokens."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja for 256 bytes and the control tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

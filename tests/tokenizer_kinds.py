@@ -1,8 +1,8 @@
-"""Twenty kinds of tokenizer as checkpoints have them, each with control tokens declared in five ways.
+"""Twenty kinds of tokenizer, each with control tokens declared in five ways.
 
-They differ in what decides whether a text can turn into a control token: model (byte-level BPE, SentencePiece BPE,
-Unigram, WordPiece, WordLevel), normalizers (up to SentencePiece's own tables, folded case included), and how words are
-cut. `write_kind` gives a model directory; `TEXTS` are texts that were seen to get a control token past somebody.
+They differ in everything that may turn a text into a control token: model (byte-level BPE, SentencePiece BPE, Unigram,
+WordPiece, WordLevel), normalizers (up to SentencePiece's own tables, case folding included), and pre-tokenizers.
+`write_kind` gives a model directory; `TEXTS` are texts that once produced a control token.
 """
 
 import base64
@@ -93,21 +93,21 @@ _AROUND = (
 
 
 def texts(seed: int, count: int) -> list[str]:
-    """The spellings, some of them behind something else, and mixtures: `count` of either."""
+    """Return the spellings, some behind other text, and mixtures: `count` of each."""
     chance = random.Random(seed)
     behind = [around + spelled for around, spelled in itertools.product(_AROUND, _SPELLINGS)]
     return [*_SPELLINGS, *chance.sample(behind, count), *(mixture(chance) for _ in range(count))]
 
 
 def mixture(chance: random.Random) -> str:
-    """Some spellings, parts of them, and what stands around."""
+    """Return some spellings, parts of them, and other text."""
     pieces = (*_AROUND, *_SPELLINGS, *_SPELLINGS)
     found = [chance.choice(pieces) for _ in range(chance.randint(1, 8))]
     return "".join(piece[: chance.randint(1, 99)] if chance.random() < 0.2 else piece for piece in found)
 
 
 def write_kind(directory: Path, kind: str, declared: str, template: str = "written out") -> Path:
-    """tokenizer.json and tokenizer_config.json of a kind."""
+    """Write tokenizer.json and tokenizer_config.json of a kind."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "tokenizer.json").write_text(json.dumps(document(kind, declared)), encoding="utf-8")
     config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": _TEMPLATES[template]}
@@ -116,7 +116,7 @@ def write_kind(directory: Path, kind: str, declared: str, template: str = "writt
 
 
 def document(kind: str, declared: str) -> dict[str, Any]:
-    """The tokenizer.json. The controls have the first ids, or the last ones where they are no pieces."""
+    """Return the tokenizer.json. Controls have the first ids, or the last if they are no pieces."""
     model_name, normalizer, pre_tokenizer, changes = KINDS[kind]
     model = _model(model_name)
     if "end_of_word_suffix" in changes:
@@ -147,7 +147,7 @@ def document(kind: str, declared: str) -> dict[str, Any]:
 
 
 def _with_controls(model: dict[str, Any], *, pieces: bool) -> tuple[dict[str, Any], dict[str, int]]:
-    """The model with the controls among its pieces, or all but the unknown one's ids kept free behind them."""
+    """Return the model with the controls among its pieces, or with all ids but the unknown's left free."""
     vocab = model["vocab"]
     if isinstance(vocab, list):
         known = dict.fromkeys(piece for piece, _ in vocab)
@@ -176,7 +176,7 @@ def _with_suffix(model: dict[str, Any], suffix: str) -> dict[str, Any]:
 
 @cache
 def _model(name: str) -> dict[str, Any]:
-    """The model's section, learned from the corpus and from texts about control tokens."""
+    """Return the model section, learned from the corpus and from texts about control tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     corpus = [*NASTY, *(text * 3 for text in ("a < s > b", "< | im _ start | >", "im_start im_end s / |", "< / s >"))]
@@ -225,7 +225,7 @@ def _model(name: str) -> dict[str, Any]:
 
 @cache
 def _charsmap(rule: str) -> str:
-    """SentencePiece's own table of replacements, as it writes it into every model that it trains."""
+    """Return SentencePiece's own replacement table, as in every model that it trains."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 

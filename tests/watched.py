@@ -1,4 +1,4 @@
-"""A network under observation: the real one, with a record of what the engine asked of it."""
+"""A network wrapper that records the engine's calls."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -16,10 +16,10 @@ from headrace.runtime.ops import Projections
 
 
 class WatchedNetwork:
-    """Delegates to `network`; remembers fed tokens, cache positions, logits and the caches it made.
+    """Delegates to `network`; records tokens, cache positions, logits and caches.
 
-    `on_pass(n)` is called before the n-th forward pass (from 0) and may raise. With `forgets=True` its caches come back
-    to their marks only, like recurrent state.
+    `on_pass(n)` is called before forward pass n (from 0) and may raise. With `forgets=True` its caches roll back to
+    marks only, like recurrent state.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class WatchedNetwork:
         return self._watch(self._network.make_cache(limit))
 
     def make_pool(self, *arguments: Any) -> Any:
-        """Its caches are watched as well. None for caches that forget: those of a pool do not."""
+        """Return a pool of watched caches; None for caches with `forgets`."""
         pool = None if self._forgets else self._network.make_pool(*arguments)
         if pool is not None:
             name = "make_slot" if isinstance(pool, SlotPool) else "make_cache"
@@ -82,7 +82,7 @@ class WatchedNetwork:
 
 
 def _remember(cache: Any) -> None:
-    """Let `committed_rows` still have what a cache held when it was given back."""
+    """Keep the rows of a released cache for `committed_rows`."""
     close = cache.close
 
     def closing() -> None:
@@ -95,7 +95,7 @@ def _remember(cache: Any) -> None:
 
 
 def _forget(cache: Any) -> None:
-    """Let a cache come back to where it was marked, and nowhere else."""
+    """Restrict a cache to roll back to its mark only."""
     marks: list[int] = []
     trim = cache.trim
 
@@ -118,7 +118,7 @@ def _forget(cache: Any) -> None:
 
 
 def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[int], Any]:
-    """Greedy tokens where every one is read before the next step is built, and the cache: decode without overlap."""
+    """Decode greedily, reading each token before the next step; returns tokens and cache."""
     cache = network.make_cache(len(prompt) + steps)
     for _ in prefill(network, cache, prompt[:-1]):
         pass
@@ -131,9 +131,9 @@ def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[
 
 
 def committed_rows(cache: Any) -> list[mx.array]:
-    """The committed part of every layer's keys, then of their values: (1, Hkv, entries, D) each, without windows.
+    """Return every layer's committed keys, then values: (1, Hkv, entries, D) each, without windows.
 
-    Of a cache in blocks that was given back: what it held then.
+    Of a released block cache: its last rows.
     """
     if not isinstance(cache, PagedCache):
         return [array[:, :, : cache.committed] for array in cache.arrays]
@@ -146,24 +146,24 @@ def committed_rows(cache: Any) -> list[mx.array]:
 
 
 def committed(cache: Any) -> int:
-    """How many entries `committed_rows` has."""
+    """Return the number of entries in `committed_rows`."""
     return cache.committed or vars(cache).get("last_committed", 0)
 
 
 def same_rows(a: Any, b: Any) -> bool:
-    """Whether two caches hold the same committed entries, bit for bit."""
+    """Return whether two caches have the same committed entries, bit for bit."""
     if committed(a) != committed(b):
         return False
     return all(bool(mx.array_equal(x, y)) for x, y in zip(committed_rows(a), committed_rows(b), strict=True))
 
 
 def answer(network: Any, request: Request, context_limit: int = 256) -> tuple[list[int], Finished]:
-    """Run a request to its end: (tokens, the closing event)."""
+    """Run a request to its end; returns (tokens, the closing event)."""
     return split(list(Engine(network, context_limit=context_limit).generate(request)))
 
 
 def split(events: list[Event]) -> tuple[list[int], Finished]:
-    """Events -> (tokens, the closing event). There must be exactly one, at the end."""
+    """Split events into (tokens, the closing event), exactly one and last."""
     last = events[-1]
     assert isinstance(last, Finished)
     assert sum(isinstance(event, Finished) for event in events) == 1

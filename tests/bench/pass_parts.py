@@ -1,9 +1,9 @@
-"""Where the time of a pass of several sequences goes, by kind of work, on random weights.
+"""Time of a pass of several sequences by kind of work, on random weights.
 
     python -m tests.bench.pass_parts [--shape 135m|1b|3b] [--sequences 1,2,4,8,16] [--depth D] [--sets avx512,avx2]
 
-The pool notes for every parallel region how long it took; each matrix is then multiplied by itself, all layers of it.
-Instruction sets are measured in turns. Medians of rounds; run it on an idle machine.
+The pool records the duration of every parallel region; then each matrix is multiplied alone, in all layers.
+Instruction sets alternate. Medians of rounds; use an idle machine.
 """
 
 import argparse
@@ -21,7 +21,7 @@ MATRICES = ("norm + qkv", "output + residual", "norm + gated unit", "down + resi
 
 
 def milliseconds(run: Callable[[], object], times: int) -> float:
-    """Median of so many runs."""
+    """Return the median of so many runs."""
     run()
     found = []
     for _ in range(times):

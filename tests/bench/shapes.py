@@ -1,11 +1,11 @@
-"""The shapes that speed is measured on: llama-style decoders and one of experts, as numbers only."""
+"""Model shapes for benchmarks: llama-style decoders and a mixture of experts."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama-shaped model, or one of experts in Qwen3's shape, with tied embeddings.
+    """A llama-shaped model, or a mixture of experts in the shape of Qwen3, with tied embeddings.
 
     `bits` and `group` are of the layers, `head_*` of the embedding.
     """

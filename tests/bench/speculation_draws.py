@@ -1,4 +1,4 @@
-"""The G-tests of tests/runtime/speculation/test_speculation_distribution.py with as many draws as one has time for.
+"""G-tests of tests/runtime/speculation/test_speculation_distribution.py with any number of samples.
 
 python -m tests.bench.speculation_draws 50000             # every stage of sampling, and a biased rule
 python -m tests.bench.speculation_draws 50000 all top-p   # some of them

@@ -1,12 +1,11 @@
-"""Where a decode step's time goes, in the engine's own loop.
+"""Time of a decode step by part, in the engine's own loop.
 
     python -m tests.bench.step_parts [MODEL] [--depths 0,2048,4096] [--temperature 1 --top-p 0.9]
 
-The kernels' pool notes for every parallel region how long it took, how long the thread that began it waited in it for
-the others, and how long those were busy. What is left of a step lies between regions: norms and rotations are within
-them, so it is the graph's dispatch, waiting for the next step to be built, and operations of stock MLX. `headrace
-bench --profile` measures each kind of operation by itself instead, without overlap. Medians of rounds; run it on an
-idle machine.
+The kernels' pool records for every parallel region its duration, the calling thread's wait for the others, and their
+busy time. The rest of a step lies between regions: graph dispatch, waiting for the next step to be built, and stock MLX
+operations. `headrace bench --profile` measures each kind of operation alone instead. Medians of rounds; use an idle
+machine.
 """
 
 import argparse
@@ -29,7 +28,7 @@ KINDS = ("weights", "attention", "sampling")
 
 
 def round_of(network: Decoder, cache: Cache, steps: int, params: SamplingParams) -> dict[str, float]:
-    """Milliseconds of a step after what the cache holds, by part."""
+    """Return the milliseconds of a step after the cached entries, by part."""
     depth = cache.committed
     sampler = Sampler(params, vocab_size=network.vocab_size, prompt=())
     ahead = run_ahead(network, cache, sampler, mx.array([1]), steps + 1)

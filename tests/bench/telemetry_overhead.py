@@ -1,7 +1,7 @@
-"""What the record of a step costs, beside the step it describes: `python -m tests.bench.telemetry_overhead [MODEL]`.
+"""Cost of a step record relative to its step: `python -m tests.bench.telemetry_overhead [MODEL]`.
 
-Times `Timeline.step_done` alone (records made back to back) and real decode steps of the model, and prints the
-share. The goal is under 1 % of a step.
+Times `Timeline.step_done` alone (back to back) and real decode steps of the model, and prints the share. The goal is
+under 1 % of a step.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""The benchmark's random models: both files load, and say the same."""
+"""The random benchmark models: both files load and give the same tokens."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_a_mixture_of_experts(tmp_path: Path) -> None:
     assert container.tensors["blk.1.ffn_up_exps.weight"].shape == (6, 64, 128)
 
 
-def test_its_tokenizer_fills_the_vocabulary(tmp_path: Path) -> None:
+def test_the_tokenizer_fills_the_vocabulary(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, TINY)
     tokenizer = load_model(tmp_path, name="random", context=64).tokenizer
     assert tokenizer.vocab_size == TINY.vocab

@@ -1,4 +1,4 @@
-"""Every benchmark for people runs: its smallest form, in seconds. What it measures is not looked at."""
+"""Every benchmark script runs in its smallest form; results are ignored."""
 
 import sys
 from importlib import import_module
@@ -27,7 +27,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     import_module(f"tests.bench.{name}").main()
 
 
-def test_every_script_is_run_here() -> None:
+def test_every_script_is_covered() -> None:
     scripts = {path.stem for path in HERE.glob("*.py") if not path.stem.startswith("test_")}
     assert scripts - NOT_SCRIPTS == COVERED
 
@@ -93,7 +93,7 @@ def test_telemetry_overhead(
 
 @pytest.fixture
 def installed(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default model in a home of the tests' own."""
+    """Return a home of the tests with the default model."""
     home = default_model.parents[2]
     (home / "cache").mkdir(exist_ok=True)
     monkeypatch.setenv("HEADRACE_HOME", str(home))

@@ -1,11 +1,10 @@
-"""How an answer's text flows onto the screen: the gaps between writes that carry new text, and what the chat takes.
+"""Smoothness of streamed text on screen: gaps between writes with new text, and the chat's CPU share.
 
     python -m tests.bench.text_flow [--rounds 3] [--tokens 800] [--size 120x40] [--no-panel]
 
-The chat answers greedily with the default model on a pseudo-terminal. What it writes is put together to the lines of
-the conversation's column; a write carries new text where one of them becomes another one. The share of a core is that
-of the chat's process, from the first new text to the last.
-A benchmark for people: nothing here passes or fails.
+The chat answers greedily with the default model on a pseudo-terminal. Its output is assembled to the lines of the
+conversation's column; a write has new text if one of them changes. The share of a core is that of the chat's process,
+from the first new text to the last. Nothing here passes or fails.
 """
 
 import argparse
@@ -26,14 +25,14 @@ _BESIDE = 6  # lines of the screen's edges: status at the top, input and keys at
 
 
 class Column:
-    """The left `width` cells of a screen of `height` lines; `take` tells whether text in them is new."""
+    """The left `width` cells of a screen of `height` lines; `take` returns whether text in them is new."""
 
     def __init__(self, width: int, height: int) -> None:
         self._width, self._rows = width, range(2, height - _BESIDE + 1)
         self._lines: dict[int, str] = {}
 
     def take(self, written: str) -> bool:
-        """What the terminal was sent, in whole sequences."""
+        """Take terminal output, in whole sequences."""
         new = False
         parts = _PLACE.split(written)
         for row, column, text in zip(map(int, parts[1::3]), map(int, parts[2::3]), parts[3::3], strict=True):
@@ -56,7 +55,7 @@ class Flow:
 
 
 def watch(terminal: Terminal, home: Path, column: Column) -> Flow:
-    """From the first text of an answer to its end."""
+    """Watch from the first text of an answer to its end."""
     times: list[float] = []
     pending = ""
     cpu: list[float] = []
@@ -78,7 +77,7 @@ def watch(terminal: Terminal, home: Path, column: Column) -> Flow:
 
 
 def main() -> None:
-    """Answer by answer, then all gaps together."""
+    """Report answer by answer, then all gaps together."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--tokens", type=int, default=800)

@@ -1,18 +1,16 @@
-"""What the screen costs: decode speed inside the real app against `headrace run`, key press to echo, first frame.
+"""Cost of the screen: decode speed in the app against `headrace run`, key press to echo, first frame.
 
     python -m tests.bench.ui_tax [--rounds 5] [--tokens 1500] [--size 120x40] [--no-panel] [--pauses]
 
-All answer the same prompt greedily with the default model, taking turns, each in a process of its own: the app and
-`headrace run` on a pseudo-terminal that is read as fast as they write, and `headrace run --json`, which writes nothing
-before the end. The app's tok/s are those it stored with the answer. On a busy machine look at the processor shares
-first: they hardly care. For the echo, letters that no answer holds are typed while the answer streams, and awaited in
-the terminal's output.
+All answer the same prompt greedily with the default model, alternating, each in its own process: the app and `headrace
+run` on a pseudo-terminal that is read as fast as they write, and `headrace run --json`, which writes at the end only.
+The app's tok/s are those stored with the answer. On a busy machine compare the CPU shares first. For the echo, letters
+that no answer contains are typed while the answer streams, and awaited in the terminal's output.
 
-`--pauses` is sharper, and for Linux: within one answer the screen's process is stopped and continued every half second,
-and the pieces of text that the engine generates are counted in both states, by a trace that the engine's process keeps
-(see `tests.faults.trace`). The first moments of either are not: a screen that goes on has everything to draw that came
-while it was stopped.
-A benchmark for people: nothing here passes or fails.
+`--pauses` is sharper (Linux only): within one answer the screen's process is stopped and continued every half second,
+and the engine's text pieces are counted in both states, from a trace of the engine's process (`tests.faults.trace`).
+The first moments of each state do not count: a continued screen first draws everything that came meanwhile.
+Nothing here passes or fails.
 """
 
 import argparse
@@ -66,7 +64,7 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def read(self, wait_s: float) -> bytes:
-        """What came within `wait_s`, empty if nothing did; the first bytes end the waiting."""
+        """Read for up to `wait_s`, until the first bytes."""
         if not select.select([self._fd], [], [], wait_s)[0]:
             return b""
         try:
@@ -75,13 +73,13 @@ class Terminal:
             return b""
 
     def read_for(self, seconds: float) -> None:
-        """Read, and forget, what comes in this time."""
+        """Read and discard output for this time."""
         until = time.perf_counter() + seconds
         while (left := until - time.perf_counter()) > 0:
             self.read(left)
 
     def read_until(self, mark: bytes, patience_s: float = _PATIENCE_S) -> float:
-        """Seconds until `mark` was written. Raises TimeoutError."""
+        """Return seconds until `mark` was written. Raises TimeoutError."""
         began, seen = time.perf_counter(), b""
         while time.perf_counter() - began < patience_s:
             seen = seen[-4096:] + self.read(0.5)
@@ -91,23 +89,23 @@ class Terminal:
 
     @property
     def engine(self) -> int | None:
-        """The engine's process, the program's one child; None where /proc is missing."""
+        """The engine's process, the program's only child; None without /proc."""
         try:
             return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
         except (OSError, IndexError):
             return None
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Processor time so far of the program and of the engine's process; 0 where /proc is missing."""
+        """Return the CPU time of the program and of the engine's process; 0 without /proc."""
         return _cpu_seconds(self.pid), _cpu_seconds(self.engine) if self.engine is not None else 0.0
 
     def leave(self) -> None:
-        """Press Ctrl+Q, and see the program out."""
+        """Press Ctrl+Q and wait for the exit."""
         self.type("\x11")
         self.end(10.0)
 
     def end(self, patience_s: float = _PATIENCE_S) -> None:
-        """Read until the program has ended, which it has to in this time."""
+        """Read until the program exits, within this time."""
         began = time.perf_counter()
         while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
             self.read(0.05)
@@ -117,7 +115,7 @@ class Terminal:
 
 
 def prepare(home: Path, tokens: int, *, panel: bool) -> dict[str, str]:
-    """A home of its own that shares the models and the calibration; the environment that uses it."""
+    """Make a home that shares models and calibration; returns its environment."""
     (home / "data").mkdir()
     (home / "config").mkdir()
     (home / "data" / "models").symlink_to(data_dir() / "models")
@@ -130,7 +128,7 @@ def prepare(home: Path, tokens: int, *, panel: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class InApp:
-    """One answer in the app. Shares are of one core, while it streamed; echoes are seconds from key to screen."""
+    """One answer in the app. Shares are of one core during streaming; echoes are seconds from key to screen."""
 
     rate: float
     first_frame_s: float
@@ -140,7 +138,7 @@ class InApp:
 
 
 def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bool) -> InApp:
-    """Start the app, ask, and look on; `typing` while it answers."""
+    """Start the app, ask and watch; `typing` during the answer."""
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, env)
     echoes: list[float] = []
     try:
@@ -163,7 +161,7 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
 
 
 def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
-    """Pieces of text per second in one answer: while the screen's process runs, and while it is stopped."""
+    """Return pieces of text per second in one answer, with the screen's process running and stopped."""
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, {**env, "PYTHONPATH": traced_path()})
     pieces, seconds = [0, 0], [0.0, 0.0]
     try:
@@ -185,7 +183,7 @@ def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple
 
 
 def ask(terminal: Terminal) -> float:
-    """Put the question, and wait until it is being answered; seconds to the first frame."""
+    """Send the question and wait for the answer to begin; returns seconds to the first frame."""
     first_frame = terminal.read_until(b"message, or")
     terminal.read_until(b"loaded in")
     terminal.type(PROMPT)
@@ -196,7 +194,7 @@ def ask(terminal: Terminal) -> float:
 
 
 def _pieces(home: Path) -> int:
-    """How many were generated of the one answer."""
+    """Return the number of pieces generated for the one answer."""
     return sum(map(len, generated(home)))
 
 
@@ -205,7 +203,7 @@ def _answering(home: Path) -> bool:
 
 
 def newest_messages(home: Path) -> list[Message]:
-    """The branch that shows of the newest session; nothing while there is none."""
+    """Return the shown branch of the newest session; empty if there is none."""
     store = SessionStore(home / "data" / "sessions.db")
     try:
         newest = store.sessions(1)
@@ -215,7 +213,7 @@ def newest_messages(home: Path) -> list[Message]:
 
 
 def _stored_rate(home: Path) -> float:
-    """tok/s stored with the newest answer, 0 while it is being written."""
+    """Return the tok/s stored with the newest answer, 0 while it is unfinished."""
     messages = newest_messages(home)
     metrics = messages[-1].metrics if messages else None
     return metrics.decode_tokens_per_second or 0.0 if metrics else 0.0
@@ -230,14 +228,14 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def in_run(tokens: int, env: dict[str, str]) -> float:
-    """Decode tok/s of the same answer from `headrace run --json`."""
+    """Return the decode tok/s of the same answer from `headrace run --json`."""
     command = [*_run(tokens), "--json"]
     done = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     return float(json.loads(done.stdout)["decode_tokens_per_second"])
 
 
 def in_streaming_run(home: Path, tokens: int, env: dict[str, str], size: tuple[int, int]) -> float:
-    """Decode tok/s of the same answer from `headrace run`, written to a terminal token by token."""
+    """Return the decode tok/s of the same answer from `headrace run`, streamed to a terminal."""
     stats = home / "stats"
     terminal = Terminal(["sh", "-c", '"$@" 2>"$0"', str(stats), *_run(tokens), "--stats"], size, env)
     terminal.end()
@@ -252,7 +250,7 @@ def _run(tokens: int) -> list[str]:
 
 
 def main() -> None:
-    """Take turns and report medians."""
+    """Alternate and report medians."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--tokens", type=int, default=1500)
@@ -269,7 +267,7 @@ def main() -> None:
 
 
 def report_pauses(rounds: int, size: tuple[int, int], *, panel: bool) -> None:
-    """One ratio an answer, then their mean and how sure it is."""
+    """Print one ratio per answer, then their mean with its uncertainty."""
     ratios = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -280,7 +278,7 @@ def report_pauses(rounds: int, size: tuple[int, int], *, panel: bool) -> None:
 
 
 def report_pairs(rounds: int, tokens: int, size: tuple[int, int], *, panel: bool) -> None:
-    """The app and `headrace run` twice, in an order that changes; then one answer in the app while somebody types."""
+    """Compare the app and `headrace run` twice, in alternating order; then one answer in the app during typing."""
     took: list[tuple[InApp, float, float]] = []
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -310,7 +308,7 @@ def report_pairs(rounds: int, tokens: int, size: tuple[int, int], *, panel: bool
 
 
 def in_turn(first: int, *sides: Callable[[], Any]) -> list[Any]:
-    """What every side gives, in the order given; another one goes first each time."""
+    """Return the result of every side, in the order given; each round starts with another one."""
     results: dict[int, Any] = {}
     for step in range(len(sides)):
         place = (first + step) % len(sides)

@@ -1,4 +1,4 @@
-"""Inputs that are wrong in the way of their format, by the million, against everything that reads what others wrote.
+"""Fuzzing of everything that reads external input, with format-aware mutations.
 
-`python -m tests.fuzz` says how to run it, `tests/fuzz/target.py` what a target is.
+See `python -m tests.fuzz` for usage and `tests/fuzz/target.py` for targets.
 """

@@ -1,7 +1,7 @@
-"""python -m tests.fuzz [TARGET...] --seconds N --seed S: inputs to every target, or to these, in N seconds altogether.
+"""Fuzzing: python -m tests.fuzz [TARGET...] --seconds N --seed S: all targets, or these, for N seconds altogether.
 
-Prints a line for each target, saves the first inputs of every kind of problem in a folder, and exits with 1 if there is
-one. `--only NUMBER` runs a single input of one target in this process and shows what comes out.
+Prints a line per target, saves the first inputs of every kind of problem in a folder, and exits with 1 if there is one.
+`--only NUMBER` runs a single input of one target in this process and prints the result.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Runs targets in children, some at a time: a child that dies or hangs is a finding, and the next goes on behind it."""
+"""The fuzzing driver: targets run in children; a dead or hanging child is a finding, and another one continues."""
 
 import json
 import os
@@ -30,7 +30,7 @@ _OUR_FRAME = re.compile(r'File "[^"]*?/((?:app|models|runtime|tests)/[^"]+)", li
 
 @dataclass
 class Report:
-    """What a run of one target came to. problems: how often each, by its last line and where it is from."""
+    """Result of one target. problems: counts by last line and location."""
 
     name: str
     seed: int
@@ -40,7 +40,7 @@ class Report:
 
 
 def fuzz(names: Sequence[str], *, seed: int, seconds: float, jobs: int, saved: Path) -> Iterator[Report]:
-    """Run these targets for so many seconds altogether, `jobs` at a time; their reports, in order."""
+    """Run these targets for so many seconds altogether, `jobs` at a time; returns their reports in order."""
     each = seconds * min(jobs, len(names)) / len(names)
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda name: _fuzz_one(name, seed, each, saved), names)
@@ -85,7 +85,7 @@ class _Child:
         return number, done
 
     def wait(self, found: Any) -> str | None:
-        """To its end; what `found` is told of. None for a good one, else how it ended."""
+        """Wait for the end, passing findings to `found`. Returns None or the kind of death."""
         watch = threading.Thread(target=self._watch, daemon=True)
         watch.start()
         assert self._process.stdout is not None
@@ -119,7 +119,7 @@ class _Child:
 
 
 def kind_of(problem: str) -> str:
-    """A problem without what differs from input to input: its last line's type, and the last place that is ours."""
+    """Return the kind of a problem: the type in its last line, and the last location in our code."""
     last = problem.strip().splitlines()[-1]
     frames = _OUR_FRAME.findall(problem)
     place = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""

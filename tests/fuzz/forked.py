@@ -1,7 +1,7 @@
-"""headrace commands in forks of one process that has imported all they need: a run costs what it does, not its start.
+"""headrace commands in forks of a process that has already imported everything, to save start-up time.
 
-Contract: a run is a process of its own, in a session of its own, with the environment that the first one had; what it
-has imported but not used is that of the forking process, which has no thread but its main one. Linux and macOS.
+Contract: a run is a process and session of its own, with the environment of the first run; the forking process has only
+its main thread. Linux and macOS.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ FORKS.set_forkserver_preload([__name__, *_IMPORTED])
 
 
 def run(arguments: Sequence[str], errors: Path, seconds: float | None = None) -> bool:
-    """Run headrace; whether it was killed after so many seconds. Raises AssertionError where it fails by itself."""
+    """Run headrace; returns whether it was killed after so many seconds. Raises AssertionError if it fails."""
     process = FORKS.Process(target=_headrace, args=(list(arguments), errors))
     process.start()
     process.join(seconds)
@@ -54,7 +54,7 @@ def _headrace(arguments: list[str], errors: Path) -> None:
 
 
 class ForkedChat(Chat):
-    """A chat whose process is a fork. Its engine is an interpreter of its own, as in any chat."""
+    """A chat in a forked process. Its engine is a fresh interpreter, as in any chat."""
 
     def _start(self, arguments: Sequence[str], terminal: int, environment: Mapping[str, str], first: str) -> Any:
         assert not first
@@ -62,7 +62,7 @@ class ForkedChat(Chat):
 
 
 class _OnTerminal:
-    """headrace in a fork, with its streams on a terminal, as `subprocess` would show it."""
+    """headrace in a fork with its streams on a terminal, with the interface of `subprocess`."""
 
     # What multiprocessing keeps of a process is looked at whenever another one starts: by one thread at a time.
     _one = threading.Lock()
@@ -87,7 +87,7 @@ class _OnTerminal:
 
 
 class _Descriptor:
-    """One of this process, which is there in the fork, too, under the number that it gets there."""
+    """A descriptor of this process, inherited by the fork under the same number."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -1,9 +1,8 @@
-"""python -m tests.fuzz.kills KIND --times N: SIGKILLs at random moments of a writer of sessions, of a whole chat, of
-its engine, of a batch or of a download, and what they left.
+"""Random kills: python -m tests.fuzz.kills KIND --times N.
 
-Nothing may be unreadable, and nothing that was done may be lost or be there twice. What was done, a trace says that the
-program does not write: what engines generated (`tests.faults.trace`), what an undisturbed batch answers, what a hub
-has.
+Sends SIGKILL at random moments to a writer of sessions, a whole chat, its engine, a batch or a download, and checks the
+remaining files: everything is readable, and nothing finished is lost or doubled. The expected state comes from outside
+the program: engine output (`tests.faults.trace`), the results of an undisturbed batch, the files of a hub.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def engines(folder: Path, times: int, seed: int) -> str:
 
 
 def batches(folder: Path, times: int, seed: int) -> str:
-    """Batches, each gone on with until it is whole: its results are those of one that nobody killed."""
+    """Continue each batch until it is complete; its results equal those of an undisturbed one."""
     choose = random.Random(seed)
     model = write_chat_model(folder / "model")
     source, expected, out = folder / "in.jsonl", folder / "expected.jsonl", folder / "out.jsonl"
@@ -92,7 +91,7 @@ def batches(folder: Path, times: int, seed: int) -> str:
 
 
 def _texts(path: Path) -> dict[str, str]:
-    """Answers by name; a line that is not whole does not count, a name that is there twice is an error."""
+    """Return answers by name; incomplete lines do not count, duplicate names are an error."""
     found: dict[str, str] = {}
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
@@ -104,7 +103,7 @@ def _texts(path: Path) -> dict[str, str]:
 
 
 def downloads(folder: Path, times: int, seed: int) -> str:
-    """Models pulled from a slow hub until they are there: every file and byte the hub's, before that no model."""
+    """Pull models from a slow hub until complete: every byte equals the hub's; before that there is no model."""
     choose = random.Random(seed)
     files = write_chat_model(folder / "model")
     content = {path.name: path.read_bytes() for path in files.iterdir()}
@@ -145,7 +144,7 @@ def downloads(folder: Path, times: int, seed: int) -> str:
 
 
 def _undisturbed(command: list[str], errors: Path) -> float:
-    """Seconds that a run takes whose process has been forked before: the first one starts what forks."""
+    """Return the seconds of a run in a warm fork."""
     run(["--version"], errors)
     started = time.monotonic()
     run(command, errors)

@@ -1,4 +1,4 @@
-"""Wrong inputs of the kinds that all formats share: bytes, data as JSON has it, and text."""
+"""Mutations that all formats share: bytes, JSON values and text."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def changed(content: bytes, kind: str, place: int, value: int) -> bytes:
-    """A content with one change: a number of so many bits ("u8", "u32", "u64") written, or bytes "cut" or "grow"n."""
+    """Apply one change: a number of this type ("u8", "u32", "u64") written, or bytes "cut" or "grow"n."""
     width = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}.get(kind)
     if width is not None:
         return content[:place] + (value % 256**width).to_bytes(width, "little") + content[place + width :]
@@ -30,7 +30,7 @@ def changed(content: bytes, kind: str, place: int, value: int) -> bytes:
 def mutated_bytes(
     chance: random.Random, content: bytes, *, before: int | None = None, words: Sequence[bytes] = ()
 ) -> bytes:
-    """A content with one to four changes, in its first `before` bytes. words: what may be written into it."""
+    """Apply one to four changes within the first `before` bytes. words: candidates to write."""
     for _ in range(chance.choice((1, 1, 1, 2, 3, 4))):
         place = chance.randrange(min(before or len(content), len(content)) + 1)
         match chance.randrange(9):
@@ -64,7 +64,7 @@ def mutated_bytes(
 
 
 def value(chance: random.Random, depth: int = 2) -> Any:
-    """Anything that JSON can say, and some that it cannot."""
+    """Return any JSON value, and some invalid ones."""
     if depth and chance.random() < 0.25:
         if chance.random() < 0.5:
             return [value(chance, depth - 1) for _ in range(chance.randrange(4))]
@@ -74,7 +74,7 @@ def value(chance: random.Random, depth: int = 2) -> Any:
 
 
 def mutated_value(chance: random.Random, document: Any, *, changes: int | None = None) -> Any:
-    """A document with one to three of its parts replaced, dropped, doubled, renamed or put in another's place."""
+    """Replace, drop, double, rename or move one to three parts of a document."""
     document = copy.deepcopy(document)
     for _ in range(changes or chance.choice((1, 1, 1, 2, 3))):
         places = list(_places(document))
@@ -104,7 +104,7 @@ def mutated_value(chance: random.Random, document: Any, *, changes: int | None =
 
 
 def _near(chance: random.Random, found: Any) -> Any:
-    """A value of the same kind, as a rule."""
+    """Return a value of usually the same kind."""
     if isinstance(found, bool):
         return not found
     if isinstance(found, int):
@@ -127,7 +127,7 @@ def _near(chance: random.Random, found: Any) -> Any:
 
 
 def _places(document: Any) -> Any:
-    """Every (container, key) of a document. Of long lists only a few."""
+    """Return every (container, key) of a document, few of long lists."""
     waiting = [document]
     while waiting:
         holder = waiting.pop()
@@ -139,7 +139,7 @@ def _places(document: Any) -> Any:
 
 
 def json_bytes(chance: random.Random, document: Any) -> bytes:
-    """A document as JSON, now and then not quite."""
+    """Encode a document as JSON, sometimes invalid."""
     try:
         written = json.dumps(document, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
     except (ValueError, TypeError):
@@ -161,7 +161,7 @@ _CHARACTERS = (
 
 
 def text(chance: random.Random, most: int = 40, words: Sequence[str] = ()) -> str:
-    """Characters that make trouble somewhere, and words among them."""
+    """Return difficult characters with words among them."""
     pieces = []
     for _ in range(chance.randrange(most)):
         kind = chance.random()

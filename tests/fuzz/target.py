@@ -1,9 +1,8 @@
-"""What a target is, and all there are.
+"""Fuzz targets and their registry.
 
-Contract: `make` turns a seeded random generator into an input and reaches none of the code under test; `run` gives the
-input to that code. Only a HeadraceError of one printable line may come out of it, within MAX_SECONDS of processor time
-and MAX_BYTES of memory. An input is known by target, seed and number alone, so that one which ended the process can be
-made again.
+Contract: `make` turns a seeded random generator into an input without the code under test; `run` passes the input to
+that code. Only a HeadraceError of one printable line may come out, within MAX_SECONDS of CPU time and MAX_BYTES of
+memory. Target, seed and number determine an input, so an input that killed the process can be made again.
 """
 
 import random
@@ -17,7 +16,7 @@ MAX_MESSAGE = 1000  # characters of an error
 
 
 class Target(Protocol):
-    """One place where something from outside comes in. Made once a process, in a folder of its own."""
+    """One entry point for external input. Made once per process, with its own folder."""
 
     def __init__(self, folder: Path) -> None: ...
 
@@ -59,12 +58,12 @@ BROKEN = "broken"  # not one of them: it is there for the test of the driver
 
 
 def make_target(name: str, folder: Path) -> Target:
-    """The target, with `folder` to work in."""
+    """Return the target, with `folder` to work in."""
     module, kind = TARGETS[name] if name != BROKEN else ("broken", "Everything")
     target: Target = getattr(import_module(f"tests.fuzz.targets.{module}"), kind)(folder)
     return target
 
 
 def chance_of(name: str, seed: int, number: int) -> random.Random:
-    """What decides the input with this number."""
+    """Return the random generator of the input with this number."""
     return random.Random(f"{name}/{seed}/{number}")

@@ -1,4 +1,4 @@
-"""The driver finds what targets must not do, keeps those inputs, and goes on behind an input that ended the process."""
+"""The fuzzing driver finds all kinds of problems, keeps their inputs and continues after deaths."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_every_kind_of_problem_is_found(tmp_path: Path) -> None:
     assert all(text.startswith(f"python -m tests.fuzz {BROKEN} --seed 1 --only ") for text in saved)
 
 
-def test_a_document_is_decided_by_its_number_alone() -> None:
+def test_a_document_depends_on_its_number_only() -> None:
     before = repr(VALUES)
     for number in range(300):
         chance, document = chance_of("document", 1, number), {"a": [1, {"b": {}}]}

@@ -1,4 +1,4 @@
-"""Runs of headrace in forks: done, failed by themselves, or killed, and told apart; a chat that draws its screen."""
+"""Forked headrace runs: finished, failed or killed; and a forked chat."""
 
 import os
 import signal

@@ -1,8 +1,7 @@
-"""The child of a run: gives one target its inputs until the time is over, and says what came out that should not.
+"""Fuzzing worker: runs the inputs of one target until the time is over and reports findings.
 
-`python -m tests.fuzz.worker TARGET SEED FIRST SECONDS FOLDER`. It writes the number of the input that it is at to
-FOLDER/at before it begins with it, so that whoever started it knows the one that ended it or does not end, and one line
-of JSON to standard output for every finding.
+`python -m tests.fuzz.worker TARGET SEED FIRST SECONDS FOLDER`. Before each input it writes its number to FOLDER/at, so
+that the driver can identify an input that kills or hangs it. Findings are lines of JSON on standard output.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ _ADDRESS_SPACE = 4 << 30  # beyond what it has at the start: what asks for more 
 
 
 def attempt(target: Target, given: Any) -> str | None:
-    """Run one input: None, or what should not have come out, as lines of which the last says it."""
+    """Run one input; returns None or a finding, as lines of which the last is the summary."""
     memory = _Memory()
     before = time.process_time()
     try:
@@ -51,7 +50,7 @@ def attempt(target: Target, given: Any) -> str | None:
 
 
 def _unfit(error: HeadraceError) -> str | None:
-    """What is wrong with an error's words."""
+    """Return the fault of an error's message."""
     for words in (str(error), error.hint or ""):
         if "\n" in words or len(words) > MAX_MESSAGE:
             return f"{type(error).__name__} of {len(words)} characters, or of several lines: {words[:300]!a}"
@@ -63,7 +62,7 @@ def _unfit(error: HeadraceError) -> str | None:
 
 
 class _Memory:
-    """The most memory that was held since it was made, above what was held then. Linux only; elsewhere nothing."""
+    """Peak memory since creation, above the level then. Linux only; 0 elsewhere."""
 
     def __init__(self) -> None:
         self._before = 0

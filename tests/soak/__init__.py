@@ -1,1 +1,1 @@
-"""The whole program for hours: `python -m tests.soak` says how."""
+"""Soak test of the whole program; see `python -m tests.soak`."""

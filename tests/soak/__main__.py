@@ -1,12 +1,11 @@
-"""python -m tests.soak --hours H: chats, batches, cancels and switches of models, and what they leave behind.
+"""Soak test: python -m tests.soak --hours H.
 
-An engine in this process answers batches; another, in a child as the chat has it, answers turns, and its model is
-changed now and then. After every round, when nobody has anything to do, memory, descriptors, threads and blocks are
-read, of the child's life as well as of this process. Ends with 1 where one of them grows: the middle of the last
-quarter's readings beyond that of the second's, by more than a hundredth and 8 MB of memory, or by any other thing.
-Says every minute how far it is; Ctrl-C ends it and tells what was seen until then.
+An engine in this process answers batches; another one in a child process, as in the chat, answers turns, and its model
+is changed now and then. After every round, when idle, memory, descriptors, threads and blocks of both processes are
+read. Exits with 1 if one of them grows: the median of the last quarter above that of the second, by more than 1 % and
+8 MB for memory, or by anything for the others. Prints progress every minute; Ctrl-C ends it with a report.
 
-`--model NAME` also compares the memory that is predicted for a model with what this process takes for a whole context.
+`--model NAME` also compares the predicted memory of a model with the memory used for a whole context.
 """
 
 import argparse
@@ -43,7 +42,7 @@ _LIFE = 8  # rounds between two switches of the chat's model
 
 
 class Soak:
-    """The parts that live as long as it runs."""
+    """The long-lived parts."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.choose = random.Random(seed)
@@ -57,7 +56,7 @@ class Soak:
         self.did = {"turns": 0, "requests": 0, "cancels": 0, "switches": 0}
 
     def round(self) -> Reading:
-        """Some turns and a batch, then what is held when all is quiet."""
+        """Run some turns and a batch, then read resources when idle."""
         if self._rounds % _LIFE == 0:
             self._client.start(ModelSpec(str(self._models[self._rounds // _LIFE % 2])))
             self.did["switches"] += 1
@@ -130,7 +129,7 @@ class Soak:
 
 
 def grown(readings: list[Reading]) -> Iterator[str]:
-    """What grew, in words."""
+    """Describe the growth."""
     quarter = len(readings) // 4
     for name in readings[0]:
         early = median(reading[name] for reading in readings[quarter : 2 * quarter])
@@ -141,7 +140,7 @@ def grown(readings: list[Reading]) -> Iterator[str]:
 
 
 def _soak(soak: Soak, seconds: float) -> list[Reading]:
-    """Rounds for so long, or until Ctrl-C."""
+    """Run rounds for the given time, or until Ctrl-C."""
     readings: list[Reading] = []
     started = told = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""The memory that is predicted for a model, and the most that a process took which answered with it.
+"""Predicted memory of a model, and the peak of a process that answered with it.
 
-For a process of its own: its peak is of all that it ever did.
+Needs a process of its own, since a peak never falls.
 """
 
 import resource
@@ -20,7 +20,7 @@ _LAST = 40  # tokens of a context that are generated
 
 
 def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> tuple[int, int]:
-    """(bytes that a process is predicted to take, as before loading; the most that this one took for the context)."""
+    """Return (bytes predicted as before loading, peak bytes of this process for the context)."""
     loaded = load_resolved(resolve(name), context=context, kv=kv)
     engine = Engine(loaded.network, context_limit=context)
     prompt = [1] * (context - _LAST)
@@ -31,7 +31,7 @@ def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> 
 
 
 def _peak() -> int:
-    """Bytes. On Linux `ru_maxrss` would be that of whoever started this process, where it was larger."""
+    """Return the peak in bytes. On Linux `ru_maxrss` would include the parent process's peak."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""Batches: lines that ask, and a file of results that is gone on with."""
+"""Batch input lines and continued result files."""
 
 import json
 import random
@@ -30,7 +30,7 @@ _DEFAULTS = Defaults(options={"max_tokens": 9}, system="short", model="tiny", na
 
 
 class Lines:
-    """A few lines of an input. Every one is understood or refused, and can be answered with a failure."""
+    """A few input lines. Each is accepted or refused, and can be answered with a failure."""
 
     def __init__(self, folder: Path) -> None:
         pass
@@ -58,7 +58,7 @@ class Lines:
 
 
 class OutputFile:
-    """A file of results with changed bytes: gone on with, or refused and left as it is."""
+    """A result file with changed bytes: continued, or refused and left unchanged."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "out.jsonl"

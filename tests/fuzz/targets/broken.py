@@ -1,4 +1,4 @@
-"""A target that does everything a target must not, for the test of the driver."""
+"""A target with every kind of problem, for the test of the driver."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 
 
 class Everything:
-    """The input's number modulo 8 says what it does."""
+    """The input number modulo 8 selects the problem."""
 
     def __init__(self, folder: Path) -> None:
         self._held = b""

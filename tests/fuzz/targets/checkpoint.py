@@ -1,4 +1,4 @@
-"""Model directories: headers, the index of shards, configs, recommended settings."""
+"""Model directories: headers, shard index, configs, recommended settings."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ _WORDS = (b'"dtype"', b'"shape"', b'"data_offsets"', b'"F32"', b"[0,0]", b"[" * 
 
 
 def opened(directory: Path) -> None:
-    """Open it: what it says of itself is as large as its file, or one of our errors comes out."""
+    """Open a checkpoint: its metadata is bounded by its file size, or a HeadraceError is raised."""
     checkpoint = open_checkpoint(directory)
     size = (directory / _ONE).stat().st_size
     if checkpoint.foreign is None:
@@ -31,7 +31,7 @@ def opened(directory: Path) -> None:
 
 
 class Safetensors:
-    """A shard of a sound directory, its header changed field by field or byte by byte."""
+    """A shard with a header changed by field or by byte."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = write(folder / "model")
@@ -49,7 +49,7 @@ class Safetensors:
 
 
 class Index:
-    """The index of the shards, and a config of no sense beside it."""
+    """The shard index, with a nonsensical config."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = write(folder / "model")
@@ -70,7 +70,7 @@ class Index:
 
 
 class Config:
-    """config.json of every architecture, with what a network, its costs and a short run make of it."""
+    """config.json of every architecture, with its network, costs and a short run."""
 
     def __init__(self, folder: Path) -> None:
         import mlx.core as mx
@@ -122,7 +122,7 @@ class Config:
 
 
 class GenerationConfig:
-    """generation_config.json, and what becomes of the settings it recommends."""
+    """generation_config.json and its recommended settings."""
 
     _BASE: ClassVar = {
         "bos_token_id": 1, "eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95,

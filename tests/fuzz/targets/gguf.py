@@ -1,4 +1,4 @@
-"""GGUF files: bytes of a header, and metadata of every type under every key."""
+"""GGUF files: header bytes, and metadata of every type under every key."""
 
 import random
 import shutil
@@ -45,7 +45,7 @@ class File:
 
 
 def _possible(part: Any) -> Any:
-    """What a file can hold of it: text that is Unicode (of a name, a plain one), numbers of 64 bits."""
+    """Return the value as a file can store it: Unicode text, 64-bit numbers."""
     if isinstance(part, str):
         return "".join(char for char in part if char.isprintable())
     if isinstance(part, int) and not isinstance(part, bool):
@@ -58,7 +58,7 @@ def _possible(part: Any) -> Any:
 
 
 class MetadataValues:
-    """Metadata that is read well and says nonsense."""
+    """Valid metadata with nonsensical values."""
 
     def __init__(self, folder: Path) -> None:
         self._models = []

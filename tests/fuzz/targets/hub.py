@@ -1,4 +1,4 @@
-"""A hub on the loopback interface whose answers are changed: nothing is written outside of the cache."""
+"""A local hub with changed responses: nothing is written outside the cache."""
 
 import json
 import random

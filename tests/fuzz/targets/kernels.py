@@ -1,6 +1,6 @@
-"""The native kernels as Python sees them: arguments of every shape, type and stride give an array or a ValueError.
+"""The Python bindings of the native kernels: any shape, type and stride gives an array or a ValueError.
 
-An array that comes out is computed, so that a read or a write outside of what is there can end the process.
+Resulting arrays are evaluated, so that invalid reads or writes can kill the process.
 """
 
 import math
@@ -59,7 +59,7 @@ _LARGEST = 1 << 21  # numbers of an array
 
 
 def array(chance: random.Random, shape: Any, dtype: mx.Dtype | None = None) -> mx.array:
-    """An array of this shape, sometimes nearly, in any layout."""
+    """Return an array of about this shape, in any layout."""
     shape = list(shape)
     odd = chance.random()
     if odd < 0.08 and shape:
@@ -99,7 +99,7 @@ def _number(chance: random.Random, usual: int) -> int:
 
 
 def _matrix(chance: random.Random, rows: int, columns: int) -> Any:
-    """A matrix of the kernels', of any format, or what they refuse."""
+    """Return a kernel matrix of any format; raises ValueError if refused."""
     bias = array(chance, (rows,)) if chance.random() < 0.3 else None
     kind = chance.randrange(4)
     exact = chance.random() < 0.3
@@ -141,7 +141,7 @@ def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
 
 
 class _Kernels:
-    """An input is a seed: arrays of MLX cannot be compared or written down, and what makes them is quick."""
+    """An input is a seed: MLX arrays cannot be compared or stored, and are cheap to make."""
 
     def __init__(self, folder: Path) -> None:
         assert native.status().available
@@ -164,7 +164,7 @@ class _Kernels:
 
 
 class Bindings(_Kernels):
-    """Projections, norms, embeddings, experts, choice of tokens, attention over one sequence's buffers."""
+    """Projections, norms, embeddings, experts, token selection, attention over one sequence."""
 
     def call(self, chance: random.Random) -> Any:
         kernels = native.kernels
@@ -235,7 +235,7 @@ class Bindings(_Kernels):
 
 
 class Passes(_Kernels):
-    """Attention of several sequences through block tables: counts, offsets, tables and slabs that do not fit."""
+    """Attention of several sequences with invalid counts, offsets, tables and slabs."""
 
     def call(self, chance: random.Random) -> Any:
         kernels = native.kernels

@@ -1,4 +1,4 @@
-"""The session store: a database with other rows or bytes than it was written with."""
+"""The session store with changed rows or bytes."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from tests.damaged_sessions import changed_pages, damage_row, mutation, rows_of,
 
 
 class Database:
-    """Rows with other values, or pages with other bytes: what comes out are records or our own errors."""
+    """Rows with other values, or pages with other bytes: records or HeadraceErrors come out."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "work"

@@ -1,4 +1,4 @@
-"""Files of the user's own: settings and presets."""
+"""The user's files: settings and presets."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chat templates: ones in use with parts exchanged, hostile ones with other values, in the sandbox."""
+"""Chat templates in the sandbox: spliced real ones, and hostile ones."""
 
 import random
 from pathlib import Path
@@ -50,7 +50,7 @@ _OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "!=", "<", ">=", "
 
 
 class ChatTemplates:
-    """Source and chat. It gives text, or one line."""
+    """Source and chat; gives text or a one-line error."""
 
     def __init__(self, folder: Path) -> None:
         used = [family.template for family in FAMILIES.values()]
@@ -146,7 +146,7 @@ def _statement(chance: random.Random, depth: int) -> str:
 
 
 def _spliced(chance: random.Random, source: str, other: str) -> str:
-    """A template with parts dropped, doubled, put elsewhere or replaced by expressions."""
+    """Drop, double, move or replace parts of a template."""
     for _ in range(chance.randint(1, 3)):
         a, b = sorted(chance.randrange(len(source) + 1) for _ in range(2))
         b = min(b, a + 200)

@@ -1,4 +1,4 @@
-"""Text on its way out: tokens to text, stop strings, terminals, Markdown."""
+"""Output text: detokenizing, stop strings, terminals, Markdown."""
 
 import random
 import re
@@ -16,13 +16,13 @@ _KEPT = re.compile("[\n\t]")
 
 
 def cut(chance: random.Random, whole: str) -> list[str]:
-    """A text in pieces of any size, empty ones as well."""
+    """Split a text into pieces of any size, empty ones included."""
     places = sorted(chance.randrange(len(whole) + 1) for _ in range(chance.randrange(9)))
     return [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True)]
 
 
 class Detokenizing:
-    """Ids in any order, of the vocabulary and beyond: one at a time they say what all of them say."""
+    """Any ids, also outside the vocabulary: the pieces equal the whole."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizers = [Tokenizer.load(write_family(folder / name, name)) for name in FAMILIES]
@@ -48,7 +48,7 @@ class Detokenizing:
 
 
 class StopStrings:
-    """Pieces of a text against strings that it holds, nearly holds and overlaps with."""
+    """Pieces of a text with full, partial and overlapping stop strings."""
 
     def __init__(self, folder: Path) -> None:
         pass
@@ -75,7 +75,7 @@ class StopStrings:
 
 
 class TerminalText:
-    """Any text in any pieces: nothing that drives a terminal comes through, and safe text stays as it is."""
+    """Any text in any pieces: no control sequences pass, and safe text is unchanged."""
 
     def __init__(self, folder: Path) -> None:
         pass
@@ -95,7 +95,7 @@ class TerminalText:
 
 
 class Markdown:
-    """What a model writes, drawn in the chat: at once and as it grows."""
+    """Model output drawn in the chat, at once and streamed."""
 
     _WORDS = (
         "```", "~~~", "```py\n", "**", "__", "`", "> ", "- ", "1. ", "# ", "|a|b|\n|-|-|\n", "[x](javascript:y)",

@@ -1,4 +1,4 @@
-"""Tokenizers: their files, changed, and texts that would be control tokens."""
+"""Tokenizer files with changes, and texts against control tokens."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ _TEXTS = ("", "a", "hello there", "<|im_end|>", "\ud800 x", "".join(NASTY[5:12])
 
 
 def used(directory: Path) -> None:
-    """Load it and do what a chat does with it."""
+    """Load it and use it as a chat does."""
     tokenizer = Tokenizer.load(directory)
     for text_of in _TEXTS:
         with suppress(HeadraceError):
@@ -42,7 +42,7 @@ def used(directory: Path) -> None:
 
 
 class TokenizerFile:
-    """tokenizer.json with parts exchanged: sections of one kind in another, values, bytes."""
+    """tokenizer.json with exchanged sections, values and bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = write_family(folder / "model", "chatml")
@@ -72,7 +72,7 @@ class TokenizerFile:
 
 
 def _short(written: dict[str, Any]) -> dict[str, Any]:
-    """Small enough to be written anew for every input: a part of the vocabulary, and of its table of replacements."""
+    """Return a part of the vocabulary and of the replacement table, small enough to write for every input."""
     model = written["model"] = dict(written["model"])
     if isinstance(model["vocab"], dict):
         kept = {
@@ -91,7 +91,7 @@ def _short(written: dict[str, Any]) -> dict[str, Any]:
 
 
 class SideFiles:
-    """What accompanies tokenizer.json."""
+    """The files beside tokenizer.json."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = write_family(folder / "model", "chatml")
@@ -181,7 +181,7 @@ class OtherFormats:
 
 
 class Smuggling:
-    """Texts against twenty kinds of tokenizer with their controls told in five ways: none gives the id of one."""
+    """Texts against twenty kinds of tokenizer, controls declared in five ways: no control ids may come out."""
 
     def __init__(self, folder: Path) -> None:
         self._kinds = [

@@ -1,4 +1,4 @@
-"""Every HEADRACE_* variable is understood or refused, never ignored."""
+"""HEADRACE_* variables are valid or refused, never ignored."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from headrace.runtime.errors import UsageError
     ("text", "meant"),
     [("1", True), ("true", True), ("YES", True), ("on", True), ("0", False), ("off", False), ("", False)],
 )
-def test_a_switch_takes_what_people_write(text: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_values(text: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_EXACT", text)
     monkeypatch.setenv("HEADRACE_DEBUG", text)
     assert (environment.exact(), environment.debug()) == (meant, meant)
@@ -32,7 +32,7 @@ def test_a_switch_takes_what_people_write(text: str, meant: bool, monkeypatch: p
         ("HEADRACE_THREADS", "9" * 5000),
     ],
 )
-def test_what_means_nothing_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_values_are_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=name) as raised:
         environment.check()
@@ -49,7 +49,7 @@ def test_threads_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment.threads(), environment.reference_kernels()) == (0, False)
 
 
-def test_a_misspelt_name_is_told_from_a_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_names_are_reported_and_others_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_THREAD", "2")
     monkeypatch.setenv("HEADRACEHOME", "/x")
     monkeypatch.setenv("HEADRACE_TEST_HOME", "/x")
@@ -59,7 +59,7 @@ def test_a_misspelt_name_is_told_from_a_strangers(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_an_importer_of_the_kernels_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_the_kernels_validates_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_THREADS", "two")
     done = subprocess.run([sys.executable, "-c", "import headrace.runtime.ops"], capture_output=True, text=True)
     assert "UsageError: HEADRACE_THREADS: 'two'" in done.stderr

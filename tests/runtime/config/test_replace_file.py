@@ -1,4 +1,4 @@
-"""A file is there whole, old or new, whatever happens to its writer."""
+"""Atomic file replacement under failures."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ import pytest
 from headrace.runtime.config.replace_file import replace_file
 
 
-def test_the_new_text_takes_the_old_ones_place(tmp_path: Path) -> None:
+def test_new_text_replaces_old_text(tmp_path: Path) -> None:
     file = tmp_path / "new" / "folder" / "settings.toml"
     for text in ("river = 'Länge'\n", ""):
         replace_file(file, text)
@@ -27,7 +27,7 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     assert [path.read_text() for path in (tmp_path / "dotfiles").iterdir()] == ["a = 1\n"]
 
 
-def test_a_link_into_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+def test_a_link_into_a_missing_folder_creates_none(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").symlink_to(tmp_path / "dotfiles" / "settings.toml")
     with pytest.raises(FileNotFoundError):
         replace_file(tmp_path / "settings.toml", "a = 1\n")
@@ -35,7 +35,7 @@ def test_a_link_into_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> No
     assert (tmp_path / "settings.toml").is_symlink()
 
 
-def test_who_may_read_the_old_text_may_read_the_new_one(tmp_path: Path) -> None:
+def test_permissions_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("old\n")
     for mode in (0o600, 0o644):
@@ -44,9 +44,7 @@ def test_who_may_read_the_old_text_may_read_the_new_one(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
-def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "settings.toml"
     replace_file(file, "old\n")
 
@@ -61,7 +59,7 @@ def test_a_writer_that_fails_half_way_leaves_the_old_text_and_nothing_else(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_a_killed_writer_left_goes_and_nothing_else_does(tmp_path: Path) -> None:
+def test_only_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     file = tmp_path / "settings.toml"

@@ -1,4 +1,4 @@
-"""What is to survive a power cut is flushed to the medium: on macOS past the drive's cache, elsewhere by fsync."""
+"""Flushing to disk: F_FULLFSYNC on macOS, fsync elsewhere."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Work beside other work: its result, its errors, and that nobody waits for what cannot end."""
+"""Background work: result, errors, and no wait for work that cannot end."""
 
 import threading
 
@@ -8,7 +8,7 @@ from headrace.runtime.machine import background as module
 from headrace.runtime.machine.background import run_in_background
 
 
-def test_the_result_and_the_error_come_when_asked_for() -> None:
+def test_result_and_error() -> None:
     with run_in_background(lambda: threading.current_thread().name) as name:
         pass
     assert name() == "background"
@@ -22,7 +22,7 @@ def test_the_result_and_the_error_come_when_asked_for() -> None:
         failed()
 
 
-def test_work_that_waits_for_the_interrupted_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_waits_for_the_interrupted_thread_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
     lock = threading.Lock()
     with lock, pytest.raises(KeyboardInterrupt), run_in_background(lock.acquire):

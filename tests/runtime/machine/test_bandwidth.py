@@ -1,4 +1,4 @@
-"""The calibration measures something real and its cache survives anything that happens to the file."""
+"""Bandwidth calibration, and its cache file in any state."""
 
 import json
 import queue
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "bandwidth.json"
 
 
-def test_measured_once_and_remembered(home: Path) -> None:
+def test_measured_once_and_stored(home: Path) -> None:
     assert peaks.cached_peak() is None
     done: list[float] = []
     peak = bandwidth.measure_peak(done.append)
@@ -55,7 +55,7 @@ def test_every_thread_reads_its_own_share(kernels: bool, monkeypatch: pytest.Mon
     assert peak.pass_bytes % (3 * 2 * 4096) == 0
 
 
-def test_a_pass_interrupted_between_two_threads_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pass_leaves_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     put = queue.SimpleQueue.put
 
     class Interrupted(queue.SimpleQueue):  # type: ignore[type-arg]
@@ -85,7 +85,7 @@ def test_a_pass_interrupted_between_two_threads_leaves_none_behind(monkeypatch: 
         thread.join()
 
 
-def test_the_mlx_reduction_on_whatever_device_there_is() -> None:
+def test_mlx_readers_on_the_default_device() -> None:
     host = replace(hardware.machine(), backend="metal", device_memory_bytes=1 << 30)
     peak = bandwidth.measure_peak(host=host)
     assert peak.method in ("mx.sum float32", "4-bit matrix by vector")
@@ -103,16 +103,14 @@ def test_the_mlx_reduction_on_whatever_device_there_is() -> None:
         (PowerState(False, 50, False, True, None), False),
     ],
 )
-def test_a_mac_slowed_down_leaves_no_peak_behind(
-    power: PowerState, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_throttled_mac_stores_no_peak(power: PowerState, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "power_state", lambda: power)
     host = replace(hardware.machine(), backend="metal", device_memory_bytes=1 << 30)
     assert bandwidth.measure_peak(host=host).bytes_per_second > 0
     assert (peaks.cached_peak(host) is not None) is kept
 
 
-def test_machines_do_not_share_a_figure() -> None:
+def test_peaks_are_stored_per_machine() -> None:
     bandwidth.measure_peak()
     other = replace(hardware.machine(), device_name="another machine")
     assert peaks.cached_peak(other) is None
@@ -121,8 +119,8 @@ def test_machines_do_not_share_a_figure() -> None:
     assert peaks.cached_peak(other) is not None
 
 
-def test_what_an_older_reader_measured_is_neither_used_nor_kept(home: Path) -> None:
-    """Earlier versions read one or two streams a thread: mixed with ours, their peaks would make MBU too large."""
+def test_measurements_of_older_formats_are_dropped(home: Path) -> None:
+    """Format 1 had one or two streams per thread, whose peaks are too low."""
     peak = bandwidth.measure_peak()
     stored = json.loads(home.read_text())
     (key, entries) = next(iter(stored["peaks"].items()))
@@ -134,7 +132,7 @@ def test_what_an_older_reader_measured_is_neither_used_nor_kept(home: Path) -> N
     assert list(json.loads(home.read_text())["peaks"]) == [key]
 
 
-def test_a_directory_that_cannot_be_written_only_costs_the_memory(home: Path) -> None:
+def test_an_unwritable_folder_is_no_error(home: Path) -> None:
     home.parent.write_text("a file where the folder should be")
     assert bandwidth.measure_peak().bytes_per_second > 0
     assert peaks.cached_peak() is None
@@ -167,7 +165,7 @@ def test_a_broken_cache_file_reads_as_never_measured(home: Path, content: str) -
         ("unheard_of", 1),
     ],
 )
-def test_a_senseless_entry_reads_as_never_measured(home: Path, field: str, value: object) -> None:
+def test_an_invalid_entry_reads_as_never_measured(home: Path, field: str, value: object) -> None:
     bandwidth.measure_peak()
     stored = json.loads(home.read_text())
     next(iter(stored["peaks"].values()))[-1][field] = value

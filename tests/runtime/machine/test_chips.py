@@ -1,4 +1,4 @@
-"""The chip table: every row sourced and told apart, and names matched as drivers write them."""
+"""The chip table: sourced rows, and names as drivers write them."""
 
 from collections import defaultdict
 
@@ -19,7 +19,7 @@ def test_every_row_is_sourced_and_plausible() -> None:
         assert chip.note is None
 
 
-def test_rows_of_one_name_are_told_apart() -> None:
+def test_rows_of_one_name_are_distinct() -> None:
     by_name = defaultdict(list)
     for chip in chips.table():
         by_name[chip.name.lower()].append(chip)
@@ -63,20 +63,20 @@ def test_unknown_names_are_unknown(name: str) -> None:
     assert chips.find(name) is None
 
 
-def test_open_variant_takes_the_lower_figure_and_says_so() -> None:
+def test_ambiguous_variants_take_the_lower_figure_with_a_note() -> None:
     chip = chips.find("Apple M4 Max")
     assert chip is not None
     assert (chip.bandwidth, chip.note) == (410e9, "variants of this chip differ: the lower figure was taken")
 
 
-def test_unlisted_variant_takes_the_lowest_figure_and_says_so() -> None:
+def test_unlisted_variants_take_the_lowest_figure_with_a_note() -> None:
     chip = chips.find("Apple M4 Max", gpu_cores=36)
     assert chip is not None
     assert chip.bandwidth == 410e9
     assert chip.note is not None
 
 
-def test_memory_size_tells_two_cards_apart() -> None:
+def test_memory_size_selects_the_variant() -> None:
     name = "NVIDIA GeForce RTX 3080"
     ten, twelve = chips.find(name, memory_bytes=int(9.75 * GIB)), chips.find(name, memory_bytes=int(11.75 * GIB))
     assert ten is not None

@@ -1,4 +1,4 @@
-"""How fast the machine multiplies is measured with the kernels that run here, and the best of it remembered."""
+"""Compute speed is measured with the active kernels, and the best value is stored."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "compute.json"
 
 
-def test_the_best_of_what_was_measured_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_measurement_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute.cached_compute() is None
     assert compute.measure_compute() == compute.cached_compute()
     for rate, best in ((1e15, 1e15), (1e14, 1e15)):

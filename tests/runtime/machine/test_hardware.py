@@ -1,4 +1,4 @@
-"""`runtime.machine.hardware` on recorded machines: folders under machines/ that mirror the files and tools it asks."""
+"""`runtime.machine.hardware` on recorded machines: folders under machines/ with the files and tool outputs."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def test_mac_power_and_memory() -> None:
     assert core_kinds(hardware.sysctl_facts(runner("macbook-neo"))) == {"Performance": 2, "Efficiency": 4}
 
 
-def test_a_mac_that_says_nothing_stays_unknown() -> None:
+def test_a_mac_without_tool_output_is_unknown() -> None:
     run = runner("no such machine")
     assert hardware.power_state(run) == hardware.PowerState(None, None, None, None)
     assert hardware.swap_used(reader("no such machine"), run) is None

@@ -1,4 +1,4 @@
-"""The parsers on text no machine prints: whatever comes, they answer with facts or None, never an exception."""
+"""Hardware parsers on arbitrary text: facts or None, never an exception."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""How busy a machine is, whose work that is, and whether decoding has to wait for it."""
+"""Machine load and contention."""
 
 import os
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def _load(cpus: int, busy: float, own: float) -> Load:
         (16, 16.5, 17.0, False),  # the clocks of the two counts differ a little
     ],
 )
-def test_others_are_in_the_way_only_where_nothing_is_left(cpus: int, busy: float, own: float, contended: bool) -> None:
+def test_contention(cpus: int, busy: float, own: float, contended: bool) -> None:
     load = _load(cpus, busy, own)
     assert load.contended is contended
     assert load.other_cpus >= 0
@@ -89,7 +89,7 @@ def _sampler() -> LoadSampler:
     return LoadSampler("cpu", clock=lambda: float(next(seconds)), sensors_of=lambda _: Readings)
 
 
-def test_a_load_is_of_the_time_since_the_look_before(machine: Machine) -> None:
+def test_a_load_covers_the_time_since_the_last_sample(machine: Machine) -> None:
     sampler = _sampler()
     assert sampler.look([1]) is None
     machine.run(p1=1.5, p2=0.2)
@@ -101,7 +101,7 @@ def test_a_load_is_of_the_time_since_the_look_before(machine: Machine) -> None:
     assert machine.scans == 0  # nobody is in the way, so nobody is looked for
 
 
-def test_who_takes_most_is_found_in_two_looks_and_then_remembered(machine: Machine) -> None:
+def test_the_busiest_process_is_found_in_two_samples(machine: Machine) -> None:
     sampler = _sampler()
     names = []
     for _ in range(5):
@@ -127,7 +127,7 @@ def test_processes_come_and_go(machine: Machine) -> None:
     assert load.own_cpus == pytest.approx(1.0)
 
 
-def test_a_real_machine_is_looked_at() -> None:
+def test_a_real_sample() -> None:
     sampler = LoadSampler("cpu")
     sampler.look([os.getpid()])
     load = sampler.look([os.getpid()])

@@ -1,4 +1,4 @@
-"""Budgets from recorded machines, and refusals that say what would fit."""
+"""Memory budgets of recorded machines, and refusals with figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_wiring_stays_well_below_the_working_set(monkeypatch: pytest.MonkeyPatch
         ("cpu", None, 40 * GIB, ""),
     ],
 )
-def test_what_is_not_wired(
+def test_cases_without_wiring(
     backend: hardware.Backend, device_memory: int | None, weights: int, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx, "set_wired_limit", lambda _: pytest.fail("wired"))
@@ -108,7 +108,7 @@ def test_nothing_else_wires_memory() -> None:
     assert callers == ["memory.py"]
 
 
-def test_what_weights_were_read_into_goes_back_at_once() -> None:
+def test_loading_buffers_are_freed_at_once() -> None:
     before = mx.set_cache_limit(memory.CACHE_LIMIT)
     try:
         with memory.reading_weights():

@@ -1,4 +1,4 @@
-"""How memory that ran out is recognised, and what is said of it. Samples: what MLX and macOS print."""
+"""Recognition of out-of-memory messages of MLX and macOS."""
 
 import pytest
 
@@ -15,13 +15,13 @@ SAID = [
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_memory_that_ran_out_is_an_error_with_figures(said: str) -> None:
+def test_out_of_memory_is_an_error_with_figures(said: str) -> None:
     assert reports_out_of_memory(said)
     with pytest.raises(NotEnoughMemoryError, match=r"weights 3\.00 GiB"), memory_errors(3 << 30):
         raise RuntimeError(said)
 
 
-def test_the_buffer_that_was_wanted_is_named() -> None:
+def test_the_size_of_the_refused_buffer_is_shown() -> None:
     with pytest.raises(NotEnoughMemoryError, match=r"5\.00 GiB more wanted"), memory_errors(0):
         raise RuntimeError(SAID[2])
 

@@ -1,4 +1,4 @@
-"""The peak is the best of the recent measurements: bad minutes do not lower it, old ones go, decode corrects it."""
+"""The peak is the best recent measurement; old ones expire, faster decode corrects it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,14 +26,14 @@ def known() -> float | None:
     return round(peak.gb_s, 3) if peak else None
 
 
-def test_a_bad_minute_is_outlived_and_lowers_nothing() -> None:
+def test_slow_measurements_do_not_lower_the_peak() -> None:
     assert known() is None
     for gb_s, expected in ((14, 14), (32, 32), (15, 32)):
         peaks.store(measured(gb_s))
         assert known() == expected
 
 
-def test_what_is_old_counts_only_where_there_is_nothing_else() -> None:
+def test_old_measurements_count_only_alone() -> None:
     peaks.store(measured(60, days_ago=peaks.RECENT_DAYS + 1))
     assert known() == 60
     peaks.store(measured(30))
@@ -52,7 +52,7 @@ def test_the_file_is_bounded_and_keeps_the_fastest_and_the_newest() -> None:
     assert round(kept[-1].gb_s) == 10
 
 
-def test_each_measurement_tells_its_circumstances() -> None:
+def test_a_measurement_has_its_circumstances() -> None:
     peak = peaks.summarise([1e9, 2e9, 3e9, 4e9], pass_bytes=7, method="memcmp", source="chat")
     assert (peak.bytes_per_second, peak.median, peak.best, peak.passes) == (4e9, 2.5e9, 4e9, 4)
     assert peak.source == "chat"
@@ -74,7 +74,7 @@ def test_decode_that_beats_the_peak_corrects_it() -> None:
     assert known() == 38.5
 
 
-def test_nothing_beats_what_the_vendor_promises() -> None:
+def test_rates_above_the_nominal_bandwidth_do_not_count() -> None:
     host = replace(hardware.machine(), backend="metal", device_name="Apple M4")
     assert host.nominal_bandwidth is not None
     peaks.store(measured(50), host)
@@ -82,7 +82,7 @@ def test_nothing_beats_what_the_vendor_promises() -> None:
     assert peaks.correct_peak(too_fast, step_bytes=peaks.STEP_BYTES, steps=100, host=host) is None
 
 
-def test_a_file_of_the_single_measurements_of_before_reads_as_never_measured(tmp_path: Path) -> None:
+def test_the_first_file_format_reads_as_never_measured(tmp_path: Path) -> None:
     peaks.store(measured(20))
     file = tmp_path / "cache" / "bandwidth.json"
     file.write_text(file.read_text().replace("[", "").replace("]", ""))

@@ -1,4 +1,4 @@
-"""Power, temperature and the GPU's load from recorded files and stand-ins for the libraries; unknown stays unknown."""
+"""Power, temperature and GPU load from recorded files and fake libraries."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ def _chip(hwmon: Path, number: int, name: str, *celsius: float) -> None:
         (folder / f"temp{place}_input").write_text(f"{value * 1000:.0f}\n")
 
 
-def test_the_cpus_own_thermometer_is_read_and_power_is_energy_over_time(tmp_path: Path) -> None:
+def test_cpu_temperature_and_power_on_linux(tmp_path: Path) -> None:
     rapl = tmp_path / "energy_uj"
     _chip(tmp_path / "hwmon", 0, "nvme", 90.0)
     _chip(tmp_path / "hwmon", 1, "acpitz", 20.0)
@@ -44,11 +44,11 @@ def test_the_cpus_own_thermometer_is_read_and_power_is_energy_over_time(tmp_path
     assert look().power_w is None  # the counter began anew
 
 
-def test_a_machine_that_says_nothing_is_known_for_nothing(tmp_path: Path) -> None:
+def test_no_sensors_give_no_readings(tmp_path: Path) -> None:
     assert linux(tmp_path / "none", tmp_path / "none", Clock())() == Readings()
 
 
-def test_apples_parts_are_added_up() -> None:
+def test_power_of_apple_silicon_is_the_sum_of_its_parts() -> None:
     energies = iter([(1000, 2000, None), (3000, 12000, None)])
 
     def energy() -> Any:
@@ -77,7 +77,7 @@ def _nvml(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize(("visible", "asked"), [(None, 0), ("2,0", 2), ("GPU-12ab", "GPU-12ab")])
-def test_the_gpu_that_computes_is_asked(monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: object) -> None:
+def test_the_visible_gpu_is_read(monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: object) -> None:
     nvml = _nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -87,7 +87,7 @@ def test_the_gpu_that_computes_is_asked(monkeypatch: pytest.MonkeyPatch, visible
     assert nvml.asked == [asked]
 
 
-def test_what_fails_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sensor_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def broken() -> Readings:

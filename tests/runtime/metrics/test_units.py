@@ -1,4 +1,4 @@
-"""Sizes in binary units, rates in decimal ones, three digits that never round up into four."""
+"""Sizes in binary units, rates in decimal units, three digits at most."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_bandwidth_is_decimal(rate: float, expected: str) -> None:
         (61.0, "61.00 s"),
     ],
 )
-def test_a_duration_has_the_unit_that_suits_it(seconds: float, expected: str) -> None:
+def test_units_of_durations(seconds: float, expected: str) -> None:
     assert format_seconds(seconds) == expected
 
 

@@ -1,4 +1,4 @@
-"""What a format says is what arrays in it take."""
+"""K/V formats: computed sizes match real arrays."""
 
 from fractions import Fraction
 
@@ -11,7 +11,7 @@ from headrace.runtime.ops.kv_format import BFLOAT16, FLOAT16, FLOAT32, FORMATS, 
 
 @pytest.mark.parametrize("kv", [FLOAT32, BFLOAT16, *FORMATS], ids=lambda kv: kv.name)
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
-def test_a_block_takes_what_its_rows_do(kv: KVFormat, head_dim: int) -> None:
+def test_block_bytes_are_the_bytes_of_its_rows(kv: KVFormat, head_dim: int) -> None:
     block = mx.zeros(kv.block_shape(layers=3, kv_heads=2, entries=16, head_dim=head_dim), kv.dtype)
     assert block.nbytes == 3 * 16 * kv.row_bytes(kv_heads=2, head_dim=head_dim)
     assert kv.packed or plain(kv.dtype) is kv
@@ -19,12 +19,12 @@ def test_a_block_takes_what_its_rows_do(kv: KVFormat, head_dim: int) -> None:
 
 @pytest.mark.parametrize(("kv", "most"), [(Q8, 0.56), (K8V4, 0.45), (Q4, 0.33)], ids=lambda it: getattr(it, "name", ""))
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-def test_packed_formats_save_what_they_promise(kv: KVFormat, most: float, head_dim: int) -> None:
+def test_relative_bytes_of_packed_formats(kv: KVFormat, most: float, head_dim: int) -> None:
     assert kv.row_bytes(1, head_dim) <= most * FLOAT16.row_bytes(1, head_dim)
     assert Fraction(kv.row_bytes(1, head_dim), 2 * head_dim) == kv.bytes_per_value
 
 
-def test_a_group_shares_what_is_stored_once() -> None:
+def test_group_bytes_match_mlx() -> None:
     data, scales, biases = mx.quantize(mx.zeros((2 * 4, 128), mx.float16), group_size=32, bits=4)
     assert Q4.row_bytes(kv_heads=4, head_dim=128) == data.nbytes + scales.nbytes + biases.nbytes
     assert Q4.row_bytes(1, 80) == 2 * (40 + 3 * 4)  # the last part of a row is a group, too

@@ -1,7 +1,7 @@
-"""A feed-forward of experts on the native kernels against the MLX reference, on every instruction set of this machine.
+"""Mixture of experts on the native kernels against the MLX reference, on every instruction set of this machine.
 
-The router is plain, so that both choose alike. Activations that meet 2-, 4- or 8-bit weights are rounded to 16 bits:
-5e-4 of the largest answer is what that makes of two products in a row; 2e-5 is the order of additions.
+The router is plain, so that both choose the same experts. Activations for 2-, 4- or 8-bit weights are rounded to 16
+bits: two products in a row give up to 5e-4 of the largest output; the order of additions gives 2e-5.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def threads() -> Iterator[None]:
 
 
 def floats(m: Mixture, mode: str) -> Mixture:
-    """The same shapes in another mode."""
+    """Return the same shapes in another mode."""
     bits, group = FLOAT_MODES[mode]
 
     def quantized(stack: Weight) -> Weight:
@@ -81,7 +81,7 @@ def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "si
 
 @pytest.mark.parametrize("tokens", [1, 2, 9, 80])
 @pytest.mark.parametrize("bits", [0, 2, 3, 4, 8])
-def test_answers_are_the_references(bits: int, tokens: int) -> None:
+def test_outputs_match_the_reference(bits: int, tokens: int) -> None:
     assert difference(mixture(bits), tokens) < (5e-4 if bits in (2, 4, 8) else 2e-5)
     assert difference(mixture(bits), tokens, Exact()) < 2e-5
 
@@ -117,7 +117,7 @@ def test_parts_of_different_formats() -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("router_bits", [0, 8])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_a_tokens_answer_has_the_same_bits_beside_any_others(bits: int, router_bits: int) -> None:
+def test_a_tokens_output_has_the_same_bits_in_any_batch(bits: int, router_bits: int) -> None:
     plain = mx.random.normal((EXPERTS, 256))
     router = Weight(*mx.quantize(plain, 64, 8), 8, 64) if router_bits else Weight(plain)
     m = held(mixture(bits, 256, 192, router=router), native)
@@ -133,7 +133,7 @@ def test_a_tokens_answer_has_the_same_bits_beside_any_others(bits: int, router_b
         assert mx.array_equal(mx.concatenate(alone, axis=1), together)
 
 
-def test_more_tokens_than_are_taken_at_once() -> None:
+def test_more_tokens_than_one_tile() -> None:
     m = held(mixture(4, 64, 32), native)
     x = mx.random.normal((1, 4096, 64))
     whole = native.experts(x, mx.ones(64), EPS, m, "silu")
@@ -143,14 +143,14 @@ def test_more_tokens_than_are_taken_at_once() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("bits", [0, 4])
-def test_what_is_not_finite_stays_with_its_token(bits: int, tokens: int) -> None:
+def test_non_finite_values_stay_with_their_token(bits: int, tokens: int) -> None:
     m, x = held(mixture(bits), native), mx.random.normal((1, tokens, 96))
     x[0, tokens - 1, 40] = float("nan")
     out = mx.isnan(native.experts(x, mx.ones(96), EPS, m, "silu"))
     assert out.all(axis=-1).tolist() == [[False] * (tokens - 1) + [True]]
 
 
-def test_misfits_are_refused() -> None:
+def test_inconsistent_shapes_are_refused() -> None:
     m = held(mixture(4), native)
     with pytest.raises(ValueError, match="no more than there are"):
         native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, active=EXPERTS + 1), "silu")

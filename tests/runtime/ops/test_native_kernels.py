@@ -1,10 +1,9 @@
 """Every native kernel against the MLX reference operation, in float32, on every instruction set of this machine.
 
 Bounds. Exact projections differ from the reference by the order of additions: at most 1e-6 of the sum of absolute
-products. Otherwise activations that meet 2-, 4- or 8-bit weights are rounded to 16 bits first: each by at most the
-largest of its group / 65534, times the weight it meets. Attention over float32 K/V keeps 2e-5 of the largest
-output; half precision K/V are rounded alike on both sides, so cache rows may differ by one unit in the last place,
-and outputs by what such a difference makes.
+products. Otherwise activations for 2-, 4- or 8-bit weights are rounded to 16 bits first: each by at most the largest of
+its group / 65534, times its weight. Attention over float32 K/V is within 2e-5 of the largest output; half-precision K/V
+are rounded alike on both sides, so cache rows may differ by one unit in the last place, and outputs accordingly.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _difference(ours: mx.array, theirs: mx.array) -> float:
-    """Largest difference relative to the largest expected value."""
+    """Return the largest difference relative to the largest expected value."""
     assert ours.shape == theirs.shape
     if ours.size == 0:
         return 0.0
@@ -49,7 +48,7 @@ def _held(weight: Weight, exact: bool) -> Weight:
 
 
 def _reference(weight: Weight) -> Weight:
-    """The weight in what stock MLX multiplies with: the values of groups of 16 in their place."""
+    """Return the weight for stock MLX: groups of 16 by their values."""
     if weight.group_size == 16:
         assert weight.scales is not None
         assert weight.biases is not None
@@ -58,7 +57,7 @@ def _reference(weight: Weight) -> Weight:
 
 
 def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.array]:
-    """For every output, the sum over k of |x w| and how far the kernels may be off."""
+    """Return for every output the sum over k of |x w| and the error bound of the kernels."""
     plain = w.data if w.scales is None else mx.dequantize(w.data, w.scales, w.biases, w.group_size, w.bits)
     full = mx.abs(plain.astype(mx.float32)).T  # (K, N)
     sums = mx.abs(x) @ full
@@ -75,7 +74,7 @@ def _sums_and_errors(x: mx.array, w: Weight, exact: bool) -> tuple[mx.array, mx.
 
 
 def _floats(rows: int, columns: int, mode: str, bias: bool) -> Weight:
-    """Of every code, and scales of every size that weights have."""
+    """Return weights with all codes, and scales of all usual magnitudes."""
     bits, group = FLOAT_MODES[mode]
     plain = mx.random.normal((rows, columns)) * 2.0 ** mx.random.randint(-6, 7, (rows, 1))
     data, scales = mx.quantize(plain, group_size=group, bits=bits, mode=mode)
@@ -97,7 +96,7 @@ def _weight(rows: int, columns: int, bits: int, group: int, dtype: mx.Dtype, bia
 
 
 def _sixteen(rows: int, columns: int, dtype: mx.Dtype, extra: mx.array | None) -> Weight:
-    """6 bits in groups of 16, which MLX has no quantizer for: any words and scales will do."""
+    """Return 6-bit weights in groups of 16, with arbitrary words and scales (MLX has no quantizer for them)."""
     data = mx.random.randint(0, 2**31 - 1, (rows, columns * 6 // 32)).astype(mx.uint32) * 2 + 1
     scales = mx.random.normal((rows, columns // 16)) / 32
     return Weight(data, scales.astype(dtype), (-32 * scales).astype(dtype), 6, 16, extra)
@@ -192,7 +191,7 @@ def test_long_rows(bits: int, length: int, exact: bool) -> None:
 @pytest.mark.parametrize("length", [1, 5, 20])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("exact", [False, True])
-def test_what_is_not_finite_is_not_hidden(bits: int, length: int, value: float, exact: bool) -> None:
+def test_non_finite_values_are_not_hidden(bits: int, length: int, value: float, exact: bool) -> None:
     weight = _held(_weight(40, 256, bits, 32 if bits else 0, mx.float16, False), exact)
     x = mx.random.normal((1, length, 256))
     x[0, length - 1, 100] = value
@@ -304,7 +303,7 @@ def test_one_token_at_a_time_equals_all_at_once() -> None:
     assert _difference(mx.concatenate(outs, axis=1), whole) < 1e-5
 
 
-def test_what_does_not_fit_is_refused_before_it_runs() -> None:
+def test_invalid_arguments_are_refused_before_evaluation() -> None:
     weight = native.prepare(Weight(mx.zeros((8, 64))), mx.float32)
     with pytest.raises(ValueError, match="last axis"):
         native.linear(mx.zeros((1, 1, 32)), weight)
@@ -317,7 +316,7 @@ def test_what_does_not_fit_is_refused_before_it_runs() -> None:
             native.attend(mx.zeros((1, 2, 256)), mx.zeros((1, 1, 4, 64)), mx.zeros((1, 1, 4, 64)), offset, spec)
 
 
-def test_what_the_kernels_do_not_know_runs_on_the_reference_and_is_counted() -> None:
+def test_unsupported_calls_run_on_the_reference_and_are_counted() -> None:
     before = sum(native.status().fallbacks.values())
     weight = native.prepare(Weight(mx.ones((8, 64))), mx.float16)
     assert mx.array_equal(native.linear(mx.ones((1, 1, 64), mx.float16), weight), mx.full((1, 1, 8), 64, mx.float16))

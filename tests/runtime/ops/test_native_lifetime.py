@@ -1,4 +1,4 @@
-"""Graph nodes of the native kernels may die on MLX's stream thread while another thread waits for that stream."""
+"""Graph nodes of the native kernels freed on MLX's stream thread while another thread waits for that stream."""
 
 import subprocess
 import sys

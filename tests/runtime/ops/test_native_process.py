@@ -1,4 +1,4 @@
-"""Native kernels and the life of a process: exit while they run, children, several threads."""
+"""Native kernels at process exit, in child processes and with several threads."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""Row invariance: what is made of a row has the same bits whatever is beside it and however the work is shared out.
+"""Row invariance: a row has the same bits in any batch, for any prompt split and number of threads.
 
-A prompt is cut into random chunks, decode rows are taken together and one by one, on one, two and three threads, on
-every instruction set of this machine: outputs and cache entries are compared as bytes.
+Prompts are cut into random chunks, decode rows run together and one by one, on one, two and three threads and on every
+instruction set of this machine; outputs and cache entries are compared as bytes.
 """
 
 import random
@@ -37,7 +37,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def appended(spec: AttentionSpec, qkv: mx.array, passes: list[tuple[int, Phase]], dtype: mx.Dtype) -> list[bytes]:
-    """What attention gives for qkv (1, N, .) in passes of these lengths and phases, and the cache it leaves."""
+    """Attend for qkv (1, N, .) in passes of these lengths and phases; returns output and cache."""
     shape = (1, spec.kv_heads, qkv.shape[1] + 5, spec.head_dim)
     keys, values = mx.full(shape, float("nan"), dtype), mx.full(shape, float("nan"), dtype)
     outputs, done = [], 0
@@ -51,7 +51,7 @@ def appended(spec: AttentionSpec, qkv: mx.array, passes: list[tuple[int, Phase]]
 
 
 def cut(total: int, sizes: list[int], seed: int) -> list[int]:
-    """Random chunk sizes that sum to `total`; the first ones are given."""
+    """Return random chunk sizes that sum to `total`; the first ones are given."""
     draw, chunks = random.Random(seed), list(sizes)
     while (left := total - sum(chunks)) > 0:
         chunks.append(min(left, draw.choice([1, 2, 3, 7, 16, 31, 64, 65, 200, 513])))
@@ -65,7 +65,7 @@ def projections(spec: AttentionSpec, tokens: int) -> mx.array:
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=["f16", "bf16", "f32"])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_prompt_has_the_same_bits_however_it_is_cut(name: str, dtype: mx.Dtype) -> None:
+def test_a_prompt_has_the_same_bits_for_any_split(name: str, dtype: mx.Dtype) -> None:
     spec = SPECS[name]
     qkv = projections(spec, PROMPT)
     native.set_threads(1)
@@ -108,7 +108,7 @@ def matrix(name: str, rows: int, columns: int) -> Weight:
 
 @pytest.mark.parametrize("ops", [native, Exact()], ids=name_of)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_row_of_a_product_has_the_same_bits_beside_any_others(name: str, ops: Ops) -> None:
+def test_a_row_of_a_product_has_the_same_bits_in_any_batch(name: str, ops: Ops) -> None:
     w = ops.prepare(matrix(name, 150, 1600), mx.float32)
     x = 3 * mx.random.normal((1, 40, 1600), key=mx.random.key(6))
     native.set_threads(1)

@@ -1,4 +1,4 @@
-"""Token selection on the native kernels against a sort of everything, in double precision."""
+"""Token selection on the native kernels against a full sort in double precision."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,10 +14,8 @@ CUTS = [(0, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.3, 0.0), (40, 1.0, 0.0), (0, 1.0, 0.
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("spread", [0.05, 1.0, 4.0, 40.0])
 @pytest.mark.parametrize("ties", [False, True])
-def test_what_the_kernels_draw_is_what_a_sort_of_everything_says(
-    cuts: tuple[int, float, float], spread: float, ties: bool
-) -> None:
-    """The kept tokens and the share of each, in double precision, for a real vocabulary."""
+def test_sampled_tokens_match_a_full_sort(cuts: tuple[int, float, float], spread: float, ties: bool) -> None:
+    """Compares the kept tokens and their shares, for a real vocabulary size."""
     top_k, top_p, min_p = cuts
     random = np.random.default_rng(int(spread * 100) + ties)
     x = (random.normal(size=20011) * spread).astype(np.float32)
@@ -49,7 +47,7 @@ RULES = [SampleRule(), *(SampleRule(0.5 + 0.2 * i, *cuts) for i, cuts in enumera
 
 
 @pytest.mark.parametrize("ops", [native, reference])
-def test_rows_by_rules_of_their_own_choose_what_they_choose_alone(ops: Ops) -> None:
+def test_rows_with_different_rules_are_independent(ops: Ops) -> None:
     random = np.random.default_rng(5)
     for _ in range(20):
         logits = mx.array(random.normal(size=(len(RULES), 3001)).astype(np.float32) * 3)
@@ -62,7 +60,7 @@ def test_rows_by_rules_of_their_own_choose_what_they_choose_alone(ops: Ops) -> N
 
 
 @pytest.mark.parametrize("ops", [native, reference])
-def test_what_is_no_number_is_chosen_in_its_own_row_alone(ops: Ops) -> None:
+def test_a_nan_is_chosen_in_its_own_row_only(ops: Ops) -> None:
     logits = mx.array(np.random.default_rng(1).normal(size=(len(RULES), 40)).astype(np.float32))
     keys = list(range(1 << 60, (1 << 60) + len(RULES)))
     right: list[int] = ops.sample(logits, RULES, keys).tolist()  # type: ignore[assignment]
@@ -72,8 +70,8 @@ def test_what_is_no_number_is_chosen_in_its_own_row_alone(ops: Ops) -> None:
         assert ops.sample(spoiled, RULES, keys).tolist() == [*right[:row], 7, *right[row + 1 :]]
 
 
-def test_both_draw_the_same_tokens_with_the_same_keys() -> None:
-    """But where a share of the mass ends so near to the point that float32 sees it on the other side."""
+def test_both_operations_sample_the_same_tokens_with_the_same_keys() -> None:
+    """Except if a share of the mass ends so near to the point that float32 rounds it to the other side."""
     random = np.random.default_rng(6)
     logits = mx.array(random.normal(size=(900, 3001)).astype(np.float32) * 3)
     rules = [RULES[i % len(RULES)] for i in range(900)]

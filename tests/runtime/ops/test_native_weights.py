@@ -1,4 +1,4 @@
-"""Where the native kernels keep weights: no more memory than the weights take, and used again once they are gone."""
+"""Memory of native weights: no overhead, and reuse after they are freed."""
 
 import subprocess
 import sys

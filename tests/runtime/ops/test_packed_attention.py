@@ -1,7 +1,6 @@
-"""Attention over packed K/V, whatever the shapes: within what quantization explains of the same over float32 K/V.
+"""Attention over packed K/V for any shape, within the quantization error of attention over float32 K/V.
 
-`runtime/native/tests/packed.cpp` holds the kernels to the numbers that the codes stand for; here it is the numbers that
-were to be stored.
+`runtime/native/tests/packed.cpp` compares with the numbers that the codes stand for; here, with the original numbers.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[int, Phase]]) -> mx.array:
-    """qkv (1, T, ...) of one sequence, in passes of so many rows -> (1, T, H * D)."""
+    """Attend for qkv (1, T, ...) of one sequence, in passes of so many rows -> (1, T, H * D)."""
     store = KVStore([spec.window], spec.kv_heads, spec.head_dim, kv)
     group, length = store.groups[0], qkv.shape[1]
     group.slabs.append(native.slab(-(-length // BLOCK), group.block_shape, kv.dtype))
@@ -38,7 +37,7 @@ def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[
 
 
 def step(coding: Coding, largest: float) -> float:
-    """The most that a code is from the next, of numbers up to `largest`."""
+    """Return the largest distance of neighbouring codes, for numbers up to `largest`."""
     return largest / 127 if coding.bits == 8 else 2 * largest / 15 * 1.002
 
 
@@ -54,7 +53,7 @@ def step(coding: Coding, largest: float) -> float:
     softcap=st.none() | st.just(5.0),
     seed=st.integers(0, 1000),
 )
-def test_it_is_within_what_quantization_explains(
+def test_errors_are_within_quantization(
     instruction_set: str,
     kv: KVFormat,
     head_dim: int,

@@ -1,7 +1,7 @@
-"""Passes over many sequences: each says what it says alone, wherever its blocks are, and what the reference says.
+"""Passes over many sequences: each result equals that of the sequence alone, for any blocks, and the reference's.
 
 On the native kernels outputs and entries are compared as bytes, on every instruction set of this machine and on one to
-three threads; on stock MLX and between the two within what rounding explains.
+three threads; on stock MLX, and between the two, within rounding.
 """
 
 import random
@@ -45,7 +45,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @dataclass(eq=False)
 class Sequence:
-    """One sequence's blocks and what it appends: `length` entries so far."""
+    """Blocks and new entries of one sequence, with `length` entries so far."""
 
     tables: list[list[int]]
     length: int = 0
@@ -53,7 +53,7 @@ class Sequence:
 
 
 class Blocks:
-    """A store, and which of its blocks nobody has: they are given out at random."""
+    """A store and its free blocks, allocated at random."""
 
     def __init__(self, ops: Ops, store: KVStore, seed: int, slab: int = 3) -> None:
         self.ops, self.store, self._draw, self._slab = ops, store, random.Random(seed), slab
@@ -63,7 +63,7 @@ class Blocks:
         return Sequence([[] for _ in self.store.groups])
 
     def rows(self, sequence: Sequence, count: int, phase: Phase) -> SequenceRows:
-        """Room for `count` more entries."""
+        """Make room for `count` more entries."""
         for number, (group, table) in enumerate(zip(self.store.groups, sequence.tables, strict=True)):
             while len(table) * BLOCK < sequence.length + count:
                 table.append(self._take(number))
@@ -74,7 +74,7 @@ class Blocks:
         return SequenceRows(count, sequence.length, phase, sequence.tables)
 
     def entries(self, sequence: Sequence, layer: int) -> mx.array:
-        """(2, Hkv, entries that are left, D) of a layer; nothing of packed ones, of which attention tells."""
+        """Return (2, Hkv, remaining entries, D) of a layer; nothing for packed ones."""
         if self.store.format.packed:
             return mx.zeros(1)
         group, index = self.store.places[layer]
@@ -101,14 +101,14 @@ def new_store(kv: KVFormat) -> KVStore:
 
 @dataclass(frozen=True)
 class Step:
-    """What a sequence appends in one pass."""
+    """A sequence's rows in one pass."""
 
     count: int
     phase: Phase
 
 
 def plan(draw: random.Random, length: int) -> list[Step]:
-    """Prompts in chunks, then decode rows, a few of them several at once."""
+    """Prompts in chunks, then decode rows, some of them several at once."""
     steps: list[Step] = []
     while (left := length - sum(step.count for step in steps)) > 0:
         steps.append(Step(min(left, draw.choice([1, 60, 129, 300])), "prefill"))
@@ -116,7 +116,7 @@ def plan(draw: random.Random, length: int) -> list[Step]:
 
 
 def projections(identity: int, layer: int, position: int, count: int) -> mx.array:
-    """The same for the same sequence, layer and positions, however they are cut."""
+    """Return equal projections for equal sequence, layer and positions, for any chunks."""
     return _all_projections(identity, layer)[:, position : position + count]
 
 
@@ -129,7 +129,7 @@ def _all_projections(identity: int, layer: int) -> mx.array:
 
 
 def run(blocks: Blocks, work: dict[int, list[Step]], together: bool) -> dict[int, list[mx.array]]:
-    """Every sequence's outputs per layer, then its entries: in passes of all that have work, or one after another."""
+    """Return every sequence's outputs per layer, then its entries: in shared passes or one after another."""
     sequences = {identity: blocks.new() for identity in work}
     found: dict[int, list[list[mx.array]]] = {identity: [[] for _ in SPECS] for identity in work}
     left = {identity: list(steps) for identity, steps in work.items()}
@@ -174,7 +174,7 @@ def workload(seed: int, sequences: int) -> dict[int, list[Step]]:
 @needs_kernels
 @pytest.mark.parametrize("kv", [FLOAT32, *FORMATS], ids=lambda kv: kv.name)
 @pytest.mark.usefixtures("instruction_set")
-def test_alone_as_among_others_wherever_the_blocks_are(kv: KVFormat) -> None:
+def test_sequences_alone_equal_sequences_in_a_batch_for_any_blocks(kv: KVFormat) -> None:
     for seed, (count, threads) in enumerate([(2, 1), (5, 2), (16, 3)]):
         work = workload(seed, count)
         native.set_threads(1)
@@ -184,8 +184,8 @@ def test_alone_as_among_others_wherever_the_blocks_are(kv: KVFormat) -> None:
 
 
 @needs_kernels
-def test_blocks_as_one_piece() -> None:
-    """What a pass over blocks gives has the bits of contiguous buffers."""
+def test_blocks_equal_contiguous_buffers() -> None:
+    """A pass over blocks has the bits of contiguous buffers."""
     blocks, steps = (
         Blocks(native, new_store(FLOAT16), 1),
         [Step(300, "prefill"), Step(1, "decode"), Step(6, "decode")],
@@ -205,7 +205,7 @@ def test_blocks_as_one_piece() -> None:
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=["f32", "f16"])
-def test_the_reference_says_the_same(ops: Ops, dtype: mx.Dtype) -> None:
+def test_the_reference_agrees(ops: Ops, dtype: mx.Dtype) -> None:
     work = workload(5, 3)
     theirs = run(Blocks(reference, new_store(plain(dtype)), 1), work, together=False)
     ours = run(Blocks(ops, new_store(plain(dtype)), 2), work, together=True)
@@ -241,7 +241,7 @@ def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
-def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
+def test_invalid_block_tables_are_refused(ops: Ops) -> None:
     store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, FLOAT16)
     group = store.groups[0]
     group.slabs.append(ops.slab(2, group.block_shape, mx.float16))
@@ -262,7 +262,7 @@ def test_tables_that_do_not_fit_are_refused(ops: Ops) -> None:
 
 
 @pytest.mark.skipif(not native.status().available, reason="of the kernels")
-def test_what_is_no_slab_is_refused() -> None:
+def test_invalid_slabs_are_refused() -> None:
     entries = mx.zeros((1, 2, 1, 1, 16), mx.float16)
     for shape in ((), (3,), (1, 1, 2, 1, 128)):
         slab = mx.zeros(shape, mx.float16)
@@ -278,7 +278,7 @@ def test_what_is_no_slab_is_refused() -> None:
 
 
 class Together:
-    """A network's layers over a pass: what a batched cache does."""
+    """A network's layers over a pass, as in a batched cache."""
 
     runs_fused = True
 
@@ -293,7 +293,7 @@ class Together:
 
 
 def logits(network: Decoder, blocks: Blocks, work: list[tuple[Sequence, list[int], Phase]]) -> list[mx.array]:
-    """Of every sequence its rows' logits (T, V), all in one pass."""
+    """Return the logits (T, V) of every sequence's rows, all in one pass."""
     the_pass = Pass([blocks.rows(sequence, len(tokens), phase) for sequence, tokens, phase in work], blocks.store)
     fed = mx.array([[token for _, tokens, _ in work for token in tokens]])
     x = network.all_logits(network.layers(network.embed(fed), Together(network.ops, the_pass)))[0]

@@ -1,4 +1,4 @@
-"""Every sampling stage against a second implementation in plain Python, written from the documented order."""
+"""Every sampling stage against a second implementation in plain Python."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ needs_native = pytest.mark.skipif(not native.status().available, reason="needs t
 
 @pytest.fixture(scope="module", autouse=True, params=[pytest.param("native", marks=needs_native), "reference"])
 def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything here holds for either operations."""
+    """Run everything on both operations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HEADRACE_KERNELS", raising=False)
         if request.param == "reference":
@@ -40,7 +40,7 @@ def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def penalised(logits: Sequence[float], params: SamplingParams, prompt: list[int], said: list[int]) -> list[float]:
-    """Logits after bias and penalties."""
+    """Return logits after bias and penalties."""
     out, counts = list(logits), Counter(said)
     for token, bias in params.logit_bias.items():
         out[token] += bias
@@ -83,7 +83,7 @@ def normalised(logits: dict[int, float], kept: list[int]) -> dict[int, float]:
 
 
 def sampler(params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[int] = ()) -> Sampler:
-    """A sampler that has already chosen `said`, made to by overwhelming logits."""
+    """Return a sampler that has already chosen `said`, forced by large logits."""
     made = Sampler(params, vocab_size=VOCAB, prompt=prompt)
     for token in said:
         spike = mx.where(mx.arange(VOCAB) == token, 1e4, -1e4)[None]
@@ -92,7 +92,7 @@ def sampler(params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[i
 
 
 def draw(params: SamplingParams, logits: Sequence[float], draws: int = DRAWS, **told: Any) -> Counter[int]:
-    """`draws` independent choices from the same logits."""
+    """Return `draws` independent choices from the same logits."""
     batch = mx.broadcast_to(mx.array(list(logits)), (draws, VOCAB))
     return Counter(choose([sampler(params, **told)] * draws, batch).tolist())  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ def test_frequency_grows_with_every_occurrence() -> None:
 
 
 def test_large_sample_is_the_softmax() -> None:
-    """Chi-square over 11 degrees of freedom; 37.4 is passed by chance once in ten thousand seeds. Ours is fixed."""
+    """Chi-square with 11 degrees of freedom; 37.4 has a false alarm rate of 1e-4, and the seed is fixed."""
     logits, draws = [0.31 * (i % 5) - 0.17 * i for i in range(VOCAB)], 40_000
     params = SamplingParams(temperature=0.8, seed=2024)
     drawn = draw(params, logits, draws)
@@ -231,7 +231,7 @@ def test_logprobs_are_the_log_softmax(logits: list[float], token: int, top: int)
 
 
 @given(rows, tokens, st.booleans())
-def test_a_digest_tells_of_the_last_bit_of_any_logit(logits: list[float], token: int, up: bool) -> None:
+def test_a_digest_changes_with_the_last_bit_of_any_logit(logits: list[float], token: int, up: bool) -> None:
     rows = np.array([logits] * 3, np.float32)
     rows[2, token] = np.nextafter(rows[2, token], np.float32(math.inf if up else -math.inf))
     one, same, other = (logprobs(mx.array(row[None]), mx.array([0]), 1)[3].item() for row in rows)
@@ -292,8 +292,8 @@ def test_keys_are_split_as_mlx_splits_them(key: int) -> None:
     assert split(key) == tuple(first << 32 | second for first, second in array.tolist())  # type: ignore[union-attr]
 
 
-def test_sequences_choose_in_one_operation_what_each_chooses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever their temperatures, cuts, penalties, keys and guesses, over several steps."""
+def test_batched_choices_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any temperatures, cuts, penalties, keys and drafts, over several steps."""
     ways = [
         SamplingParams(),
         SamplingParams(temperature=0.7, top_k=5, seed=1),

@@ -1,4 +1,4 @@
-"""How many guesses ride along: as many as pay on a machine whose passes take what they take."""
+"""The number of draft tokens on simulated machines."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def seconds(rows: int, row: float) -> float:
 
 
 def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) -> float:
-    """Tokens per second against those without guesses, on a machine where each row more costs `row` of a step."""
+    """Return tokens per second relative to no speculation; each further row costs `row` of a step."""
     controller = Controller()
     tokens = spent = 0.0
     ahead = True
@@ -29,18 +29,18 @@ def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) ->
 @pytest.mark.parametrize("row", [0.01, 0.25, 1.0])
 @pytest.mark.parametrize("chance", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize("sequences", [1, 2, 8])
-def test_it_loses_next_to_nothing(row: float, chance: float, sequences: int) -> None:
+def test_speculation_never_costs_much(row: float, chance: float, sequences: int) -> None:
     assert gain(row, chance, sequences=sequences) > 0.98
 
 
-def test_it_wins_where_rows_are_cheap_and_guesses_right() -> None:
+def test_cheap_rows_and_good_drafts_gain() -> None:
     assert gain(0.25, 0.97) > 2
     assert gain(0.05, 0.97) > 4
     assert gain(0.05, 0.6) > 1.4
     assert gain(0.05, 0.9, sequences=4) > 1.5
 
 
-def test_nothing_is_guessed_before_a_pass_without_was_seen() -> None:
+def test_no_draft_before_a_plain_pass_was_measured() -> None:
     controller = Controller()
     assert controller.choose([[1.0] * 15]) == [0]
     controller.record(1, 0, 0.01, ahead=True)
@@ -48,8 +48,8 @@ def test_nothing_is_guessed_before_a_pass_without_was_seen() -> None:
     assert controller.choose([[1.0] * 15], cost_s=0.02) == [0]  # guesses that cost two steps each
 
 
-def test_a_pass_with_guesses_answers_for_the_wait_behind_it() -> None:
-    """The next one without could not be built ahead, and takes longer."""
+def test_a_pass_with_drafts_includes_the_delay_behind_it() -> None:
+    """The next plain pass cannot be queued ahead and takes longer."""
     ratios = []
     for next_s in (0.010, 0.014):
         controller = Controller()
@@ -60,7 +60,7 @@ def test_a_pass_with_guesses_answers_for_the_wait_behind_it() -> None:
     assert ratios[1] == pytest.approx(ratios[0] + 0.2)  # half of it: there was one such pass, and what was expected
 
 
-def test_one_pass_that_was_held_up_changes_nothing() -> None:
+def test_one_slow_plain_pass_changes_nothing() -> None:
     controller = Controller()
     for took in (0.010, 0.010, 0.010, 0.5):
         controller.record(1, 0, took, ahead=True)
@@ -69,7 +69,7 @@ def test_one_pass_that_was_held_up_changes_nothing() -> None:
     assert controller.measured[1, 1][0] == pytest.approx((1.3 + 1.2) / 2)
 
 
-def test_where_none_can_pay_nobody_is_asked_but_now_and_then() -> None:
+def test_proposers_are_rarely_asked_where_none_can_pay() -> None:
     controller = Controller()
     controller.record(4, 0, 0.01, ahead=True)
     assert controller.pays(4, 0.99)
@@ -83,7 +83,7 @@ def test_where_none_can_pay_nobody_is_asked_but_now_and_then() -> None:
     assert asked[-1]
 
 
-def test_the_best_guesses_of_all_sequences_ride_along() -> None:
+def test_the_best_drafts_of_all_sequences_are_verified() -> None:
     controller = Controller()
     controller.record(3, 0, 0.01, ahead=True)
     counts = controller.choose([[0.95] * 15, [], [0.1] * 15])
@@ -92,7 +92,7 @@ def test_the_best_guesses_of_all_sequences_ride_along() -> None:
     assert sum(controller.choose([[1.0] * 15] * 3)) <= MAX_DRAFT_PER_PASS
 
 
-def test_what_was_dear_once_is_tried_again() -> None:
+def test_expensive_drafts_are_tried_again() -> None:
     controller = Controller()
     controller.record(1, 0, 0.01, ahead=True)
     for guesses in range(1, MAX_DRAFT_PER_PASS + 1):
@@ -108,7 +108,7 @@ def test_what_was_dear_once_is_tried_again() -> None:
     assert tried > 100
 
 
-def test_a_clock_too_coarse_to_see_a_pass_is_no_error() -> None:
+def test_a_coarse_clock_is_no_error() -> None:
     controller = Controller()
     for guesses in (0, 3, 0):
         controller.record(1, guesses, 0.0, ahead=True)

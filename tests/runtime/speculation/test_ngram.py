@@ -1,4 +1,4 @@
-"""n-gram guesses: the longest recent match wins, and an index of bounded cost finds it."""
+"""N-gram draft tokens: the longest recent match wins, found by an index of bounded cost."""
 
 import random
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ def after(tokens: Sequence[int], count: int = 3) -> list[int]:
     return list(proposer.propose(count))
 
 
-def test_what_followed_the_end_before_is_guessed() -> None:
+def test_the_continuation_of_a_match_is_drafted() -> None:
     assert after([1, 2, 3, 4, 5, 6, 1, 2, 3], 2) == [4, 5]
 
 
-def test_nothing_is_guessed_where_nothing_repeats() -> None:
+def test_no_draft_without_a_match() -> None:
     for tokens in ([], [1], [1, 1], [1, 2, 3, 4], [1, 2, 3, 2]):
         proposer = NGram()
         proposer.update(tokens)
@@ -32,12 +32,12 @@ def test_the_longest_match_wins_and_of_equal_ones_the_latest() -> None:
     assert after([8, 1, 2, 7, 9, 1, 2, 5, 6, 1, 2], 1) == [5]
 
 
-def test_a_text_that_goes_round_is_guessed_to_go_on() -> None:
+def test_a_periodic_text_is_continued() -> None:
     assert after([1, 2, 3, 1, 2, 3, 1], 8) == [2, 3, 1, 2, 3, 1, 2, 3]
 
 
 def longest(tokens: Sequence[int]) -> int:
-    """The longest match of the end that is followed by something, by looking everywhere."""
+    """Return the longest match of the end with a continuation, by brute force."""
     best = 0
     for at in range(2, len(tokens)):
         length = 0
@@ -48,8 +48,8 @@ def longest(tokens: Sequence[int]) -> int:
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60))
-def test_it_finds_what_looking_everywhere_finds(tokens: list[int], first: int) -> None:
-    """As far as the latest few occurrences of a pair reach; told in pieces or at once."""
+def test_matches_equal_brute_force(tokens: list[int], first: int) -> None:
+    """Within the latest few occurrences of a pair; updated in pieces or at once."""
     proposer = NGram()
     said = tokens[:first]
     proposer.update(said)
@@ -70,7 +70,7 @@ def test_it_finds_what_looking_everywhere_finds(tokens: list[int], first: int) -
         assert min(length, LONGEST) == best
 
 
-def test_a_copy_goes_on_behind_a_word_that_was_replaced() -> None:
+def test_a_draft_resumes_behind_a_replaced_token() -> None:
     page = list(range(10, 40))
     proposer, said = NGram(), [*page, 1, 2, *page[:12]]
     proposer.update(said)
@@ -87,7 +87,7 @@ def test_a_copy_goes_on_behind_a_word_that_was_replaced() -> None:
     assert list(proposer.propose(2)) == []  # it was not a copy after all
 
 
-def test_what_is_drawn_is_trusted_less() -> None:
+def test_sampled_text_has_lower_chances() -> None:
     chances = []
     for drawn in (False, True):
         proposer = NGram(sampled=drawn)
@@ -96,7 +96,7 @@ def test_what_is_drawn_is_trusted_less() -> None:
     assert all(more > less for more, less in zip(*chances, strict=True))
 
 
-def test_guesses_that_were_right_are_trusted_more() -> None:
+def test_accepted_drafts_raise_the_chances() -> None:
     proposer, said = NGram(), [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
     proposer.update(said)
     before = list(proposer.chances(4))
@@ -106,7 +106,7 @@ def test_guesses_that_were_right_are_trusted_more() -> None:
     assert all(later > first for later, first in zip(proposer.chances(4), before, strict=True))
 
 
-def test_acceptance_follows_what_is_seen_and_forgets() -> None:
+def test_acceptance_follows_recent_rates() -> None:
     chance = random.Random(1)
     found = Acceptance(GREEDY_PRIOR)
     for rate in (0.9, 0.1):

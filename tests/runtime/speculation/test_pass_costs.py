@@ -1,4 +1,4 @@
-"""What passes with guesses cost is known again in the next process, as long as nothing that decides it has changed."""
+"""Pass costs are reloaded by the next process on the same machine and model."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "speculation.json"
 
 
-def test_what_is_kept_is_recalled_for_the_same_model_only() -> None:
+def test_costs_are_loaded_for_the_same_model_only() -> None:
     assert PassCostStore(COST).load() == {}
     PassCostStore(COST).save({(1, 3): (1.7, 9), (2, 2): (1.4, 3)})
     PassCostStore(COST).save({(1, 3): (1.8, 12)})
@@ -36,7 +36,7 @@ def test_what_is_kept_is_recalled_for_the_same_model_only() -> None:
 @pytest.mark.parametrize(
     "passes", [None, 7, [[1]], [[1, 3, "x", 2]], [[1, 3, 0.5, 2]], [[1, 3, float("inf"), 2]], [[0, -3, 2.0, 2]]]
 )
-def test_what_is_not_sound_was_never_measured(file: Path, passes: object) -> None:
+def test_invalid_entries_are_ignored(file: Path, passes: object) -> None:
     PassCostStore(COST).save({(1, 3): (1.7, 9)})
     stored = json.loads(file.read_text())
     next(iter(stored["costs"].values()))["passes"] = passes
@@ -47,7 +47,7 @@ def test_what_is_not_sound_was_never_measured(file: Path, passes: object) -> Non
         assert PassCostStore(COST).load() == {}
 
 
-def test_what_is_old_is_gone_and_the_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_entries_expire_and_the_file_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PassCostStore(COST).save({(1, 3): (1.7, 9)})
     stored = json.loads(file.read_text())
     old = datetime.now(UTC) - timedelta(days=RECENT_DAYS + 1)
@@ -60,7 +60,7 @@ def test_what_is_old_is_gone_and_the_file_is_bounded(file: Path, monkeypatch: py
     assert len(json.loads(file.read_text())["costs"]) == 3
 
 
-def test_a_stale_curve_is_corrected_by_what_passes_take() -> None:
+def test_stale_costs_are_corrected_by_measured_passes() -> None:
     stale = {(1, guesses): (1.1 + 0.1 * guesses, 1000) for guesses in (1, 3, 7, 11, 15)}
     controller = Controller(stale)
     controller.record(1, 0, 0.01, ahead=True)
@@ -73,7 +73,7 @@ def test_a_stale_curve_is_corrected_by_what_passes_take() -> None:
     assert controller.measured[1, 11][0] > 3
 
 
-def test_an_engine_keeps_what_it_saw_and_the_next_one_begins_with_it(tmp_path: Path) -> None:
+def test_an_engine_saves_its_costs_and_the_next_one_loads_them(tmp_path: Path) -> None:
     network = load_decoder(write_model(tmp_path / "tiny", "llama"), reference)
     costs = PassCostStore(network.cost)
     engine = Engine(network, context_limit=256, pass_costs=costs)

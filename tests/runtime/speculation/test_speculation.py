@@ -1,4 +1,4 @@
-"""Guesses change when tokens come, never which: whatever is proposed, wherever a run ends, alone and among others."""
+"""Speculation leaves output unchanged for any proposer and any end of an answer, alone and in a batch."""
 
 import random
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.ops import BLOCK, Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
-from tests.speculating import Says, oracle, run, speculating
+from tests.speculating import Scripted, oracle, run, speculating
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer, same_rows, split
 
@@ -41,7 +41,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def expected(network: Decoder) -> list[list[Any]]:
-    """What each way of sampling says without guesses, with log probabilities."""
+    """The output of each sampling without speculation, with log probabilities."""
     requests = [asked(sampling, speculate="off") for sampling in SAMPLINGS]
     return [said(list(Engine(network, context_limit=256).generate(request))) for request in requests]
 
@@ -58,7 +58,7 @@ def said(events: Sequence[Event]) -> list[Any]:
 
 
 def same(network: Decoder, ours: list[Any], theirs: list[Any]) -> None:
-    """Bits on the kernels; stock MLX promises tokens."""
+    """Compare bits on the native kernels, tokens on stock MLX."""
     if network._ops is native:
         assert ours == theirs
     else:
@@ -67,7 +67,7 @@ def same(network: Decoder, ours: list[Any], theirs: list[Any]) -> None:
 
 @pytest.mark.parametrize("way", range(len(SAMPLINGS)))
 @pytest.mark.parametrize("wrong", [(), (0,), (1, 7, 8, 30), tuple(range(0, SAYS, 3)), tuple(range(SAYS))])
-def test_what_is_guessed_changes_nothing(
+def test_speculation_leaves_output_unchanged(
     network: Decoder, expected: list[list[Any]], way: int, wrong: tuple[int, ...]
 ) -> None:
     tokens = [token for token, _ in expected[way]]
@@ -88,7 +88,7 @@ def test_what_is_guessed_changes_nothing(
 @settings(max_examples=20)
 @given(st.data())
 def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.DataObject) -> None:
-    """It says nonsense, too little, too much, ids that there are not, nothing, or it raises."""
+    """Random, too few, too many and invalid tokens, none, and exceptions."""
     way = data.draw(st.integers(0, len(SAMPLINGS) - 1))
     tokens = [*PROMPT, *(token for token, _ in expected[way])]
     chance = random.Random(data.draw(st.integers(0, 1000)))
@@ -109,7 +109,7 @@ def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.Data
                 return right[: chance.randint(0, most)]
         return [token if chance.random() < 0.8 else chance.randrange(96) for token in right]
 
-    (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [Says(guess)])
+    (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [Scripted(guess)])
     same(network, said(events), expected[way])
 
 
@@ -134,10 +134,8 @@ def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[An
             assert same_rows(watched.caches[0], plain.caches[0])
 
 
-def test_an_answer_that_ends_in_the_middle_of_a_step_counts_no_more(
-    network: Decoder, expected: list[list[Any]]
-) -> None:
-    """As a stop string does it: the flag says how many tokens count."""
+def test_an_answer_cancelled_within_a_step_counts_its_tokens_only(network: Decoder, expected: list[list[Any]]) -> None:
+    """As for a stop string: the cancel flag has the number of tokens that count."""
     tokens = [token for token, _ in expected[0]]
     for after in range(1, 18):  # also right before the end-of-turn token
         request, count = asked(stop_ids=frozenset({tokens[17]})), 0
@@ -162,7 +160,7 @@ def test_an_answer_that_ends_in_the_middle_of_a_step_counts_no_more(
 
 
 def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, expected: list[list[Any]]) -> None:
-    """After every step of a run that is wrong somewhere, against decoding without guesses."""
+    """After every step with rejected draft tokens, against decoding without speculation."""
     tokens = [token for token, _ in expected[2]]
     watched = WatchedNetwork(network)
     engine, plain = speculating(watched), Engine(WatchedNetwork(network), context_limit=256)
@@ -190,8 +188,8 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     assert compared
 
 
-def test_side_by_side_with_cancels_and_little_room(network: Decoder) -> None:
-    """Each with guesses of its own quality; some are cancelled, with room for hardly two at a time some step back."""
+def test_batch_with_cancels_and_little_memory(network: Decoder) -> None:
+    """With drafts of different quality; some requests are cancelled, and with room for two some are preempted."""
     chance = random.Random(7)
     requests = [
         Request([chance.randrange(96) for _ in range(chance.randint(1, 200))], 50, SAMPLINGS[n % 4], logprobs=2)
@@ -208,7 +206,7 @@ def test_side_by_side_with_cancels_and_little_room(network: Decoder) -> None:
         for sequence, proposer in zip(sequences, proposers, strict=True):
             sequence.proposer = proposer
         passing = engine.submit(Request(PROMPT[:40], 90))
-        passing.proposer = Says(lambda _, most: [3] * most)
+        passing.proposer = Scripted(lambda _, most: [3] * most)
         events: dict[Any, list[Event]] = {sequence: [] for sequence in [*sequences, passing]}
         while engine.has_work:
             if passing.said >= 5 and passing.state != "finished":
@@ -220,8 +218,8 @@ def test_side_by_side_with_cancels_and_little_room(network: Decoder) -> None:
         assert engine.load().kv_used_bytes == 0
 
 
-def test_closing_in_the_middle_of_a_run_keeps_only_what_was_said(network: Decoder) -> None:
-    """The next prompt begins with what the first said, and finds nothing that was only guessed."""
+def test_cancelling_in_the_middle_of_a_run_keeps_only_output_tokens(network: Decoder) -> None:
+    """The next prompt reuses the first one's output tokens, and no draft tokens."""
     tokens = answer(network, asked(speculate="off"))[0]
     for wrong in (frozenset[int](), frozenset(range(SAYS))):
         engine = speculating(network, keep_prefix=True)
@@ -240,8 +238,8 @@ def test_closing_in_the_middle_of_a_run_keeps_only_what_was_said(network: Decode
         assert warm[0] == answer(network, again)[0]
 
 
-def test_by_default_text_that_repeats_is_guessed(network: Decoder) -> None:
-    """n-grams: nothing to be set, and what is said is the same."""
+def test_repeated_text_is_drafted_by_default(network: Decoder) -> None:
+    """N-gram drafts are on by default, with equal output."""
     prompt = PROMPT[:20] * 4
     request = Request(prompt, max_tokens=60)
     (events,) = run(speculating(network), [request])
@@ -252,11 +250,11 @@ def test_by_default_text_that_repeats_is_guessed(network: Decoder) -> None:
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_a_proposer_is_told_what_was_said_where_guesses_may_pay(
+def test_proposers_are_updated_only_where_drafts_may_pay(
     network: Decoder, monkeypatch: pytest.MonkeyPatch, pays: bool
 ) -> None:
-    """Else it takes no time at all."""
-    engine, proposer = speculating(network), Says(lambda _tokens, _most: [])
+    """Otherwise it takes no time."""
+    engine, proposer = speculating(network), Scripted(lambda _tokens, _most: [])
     told: list[int] = []
     monkeypatch.setattr(proposer, "update", lambda tokens: told.append(len(tokens)))
     monkeypatch.setattr(engine._guesses.controller, "pays", lambda *_: pays)
@@ -271,10 +269,10 @@ def test_off_is_off(network: Decoder) -> None:
 
 @pytest.mark.parametrize("sampling", [PLAIN, EVERYTHING])
 @pytest.mark.parametrize("own", [True, False])
-def test_a_draft_network_guesses(
+def test_draft_network(
     network: Decoder, expected: list[list[Any]], tmp_path: Path, sampling: SamplingParams, own: bool
 ) -> None:
-    """The network as its own draft, which is always right; and another one, which hardly ever is."""
+    """The network as its own draft is always accepted; another one almost never."""
     other = network if own else load_decoder(write_model(tmp_path, "qwen2"), network._ops)
     engine = speculating(network, draft=other)
     (events,) = run(engine, [asked(sampling, speculate="draft")])
@@ -299,7 +297,7 @@ def test_a_draft_reads_a_prompt_in_chunks_between_steps(network: Decoder) -> Non
     assert draft._cache.committed == 100
 
 
-def test_room_counts_the_k_v_of_a_draft(network: Decoder) -> None:
+def test_budget_counts_the_draft_models_kv(network: Decoder) -> None:
     memory = network.cost.kv_bytes(256)
     alone = Engine(network, context_limit=256, kv_memory=memory)
     drafted = Engine(network, context_limit=256, kv_memory=memory, draft=network)
@@ -310,8 +308,8 @@ def test_room_counts_the_k_v_of_a_draft(network: Decoder) -> None:
     drafted.submit(Request(prompt[:100]))
 
 
-def test_a_draft_side_by_side(network: Decoder) -> None:
-    """With n-grams and nothing beside it, and what stands in the cache is only what was said."""
+def test_draft_model_in_a_batch(network: Decoder) -> None:
+    """With n-grams and plain requests in one batch; the cache has output tokens only."""
     requests = [
         Request(PROMPT[:number], 30, SAMPLINGS[number % 4], speculate=how)
         for number, how in ((40, "draft"), (17, "ngram"), (30, "off"), (25, "draft"))
@@ -321,6 +319,6 @@ def test_a_draft_side_by_side(network: Decoder) -> None:
         assert split(list(events))[0] == answer(network, replace(request, speculate="off"))[0]
 
 
-def test_a_draft_that_there_is_not_is_refused(network: Decoder) -> None:
+def test_a_missing_draft_model_is_refused(network: Decoder) -> None:
     with pytest.raises(UsageError, match="needs a draft model"):
         Engine(network, context_limit=256).submit(asked(speculate="draft"))

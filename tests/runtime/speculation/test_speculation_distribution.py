@@ -1,6 +1,6 @@
-"""Verified guesses leave the distribution as it is: joint frequencies of three tokens against enumeration, a G-test.
+"""The distribution under speculation: joint frequencies of three tokens against enumeration, with a G-test.
 
-The model is a table: logits of the next token by what was said. A deliberately biased rule fails the same test.
+The model is a table of next-token logits. A deliberately biased acceptance rule fails the same test.
 """
 
 import math
@@ -40,7 +40,7 @@ def logits(said: Sequence[int]) -> np.ndarray:
 
 
 def probabilities(params: SamplingParams, said: Sequence[int]) -> np.ndarray:
-    """The documented stages in numpy."""
+    """Apply the documented stages in numpy."""
     row = logits(said).astype(np.float64)
     for token, bias in params.logit_bias.items():
         row[token] += bias
@@ -63,7 +63,7 @@ def probabilities(params: SamplingParams, said: Sequence[int]) -> np.ndarray:
 
 
 def joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """Of every three tokens, exactly."""
+    """Return the exact probability of every three tokens."""
     found = {}
     for said in product(range(VOCAB), repeat=SAID):
         found[said] = math.prod(probabilities(params, said[:i])[said[i]] for i in range(SAID))
@@ -71,7 +71,7 @@ def joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
 
 
 def answers(params: SamplingParams, count: int, guess: Guess, rule: Rule) -> Counter[tuple[int, ...]]:
-    """As the engine does it, many at a time: rows of runs through each one's own sampler, accepted by `rule`."""
+    """Run many sequences as the engine does: rows through each one's own sampler, accepted by `rule`."""
     open_ = [
         (Sampler(SamplingParams(**{**vars_of(params), "seed": seed}), vocab_size=VOCAB, prompt=PROMPT), list[int]())
         for seed in range(count)
@@ -105,7 +105,7 @@ def vars_of(params: SamplingParams) -> dict[str, object]:
 
 
 def passes(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> bool:
-    """G-test at about 1e-4, rare ones together (Wilson and Hilferty's approximation of the chi-square quantile)."""
+    """Run a G-test at about 1e-4, rare outcomes merged (Wilson-Hilferty chi-square quantile)."""
     total = sum(found.values())
     if any(not expected[said] for said in found):
         return False
@@ -124,17 +124,17 @@ _draw = random.Random(3)
 
 
 def of_the_prompt(said: Sequence[int]) -> list[int]:
-    """As an n-gram guesses: always the same after the same."""
+    """Draft like an n-gram: the same tokens after the same token."""
     return [(said[-1] + 1) % VOCAB if said else 2, 3]
 
 
 def of_a_draft(_said: Sequence[int]) -> list[int]:
-    """Drawn from something else, and often wrong."""
+    """Draft at random, often wrong."""
     return [_draw.choice([0, 0, 1, 2, 3, 4]) for _ in range(2)]
 
 
 def lenient(chosen: Sequence[int], guesses: Sequence[int]) -> int:
-    """Biased: a guess that is one off is taken as well (and said as chosen, so the next one rests on another text)."""
+    """Accept draft tokens that are off by one: a biased rule."""
     right = 0
     for token, guess in zip(chosen, guesses, strict=False):
         if abs(token - guess) > 1:

@@ -1,4 +1,4 @@
-"""Fifty random prompts say with guesses what they say without: alone, among others, with stops in every place."""
+"""Fifty random prompts with and without speculation: alone, in a batch, with stops in every place."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def asked(network: Decoder) -> tuple[list[Request], Answers]:
-    """Greedy requests, of which two in three end by a stop token or the limit of tokens; and what they say plainly."""
+    """Greedy requests, two thirds of them with a stop token or a token limit, and their plain output."""
     draw = random.Random(14)
     engine = Engine(network, context_limit=128)
     requests: list[Request] = []
@@ -61,7 +61,7 @@ def ended(events: list) -> tuple[list[int], str, int | None]:  # type: ignore[ty
 @pytest.mark.parametrize("beside", [1, BESIDE])
 @pytest.mark.parametrize("guesser", ["ngram", "oracle"])
 def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], beside: int, guesser: str) -> None:
-    """By n-grams, verified whatever they promise; and by guesses that are right but for a place: long runs."""
+    """With n-gram drafts, always verified, and with drafts that are wrong in one place."""
     requests, expected = asked
     whole = partial(run, speculating(network, context_limit=128, most_running=beside))
     found: Answers = []

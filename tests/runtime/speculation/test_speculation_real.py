@@ -1,4 +1,4 @@
-"""The default model says the same with guesses and without, token for token and bit for bit: alone and in a batch."""
+"""The default model with and without speculation, bit for bit, alone and in a batch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def said(events: list[Event]) -> list[tuple[int, TokenLogprobs]]:
     return [pair for step in steps for pair in zip(step.tokens, step.logprobs or (), strict=True)]
 
 
-def test_guesses_change_nothing(default_model: Path) -> None:
+def test_speculation_leaves_the_default_models_output_unchanged(default_model: Path) -> None:
     loaded = load_model(default_model, name="default", context=512)
     prompts = [ChatPrompt(loaded.tokenizer).encode([{"role": "user", "content": text}]) for text in ASKED]
     drawn = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.05, seed=4)
