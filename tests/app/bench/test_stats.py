@@ -50,6 +50,7 @@ def test_paired_ratios_cancel_what_both_sides_share() -> None:
 
 def test_sd_of_one_value_is_zero() -> None:
     assert sd([1.0]) == 0.0
+    assert sd([1.0, 2.0, 4.0]) == pytest.approx(1.5275, abs=1e-4)  # n - 1 below the sum
 
 
 def test_a_difference_that_memory_explains_is_none() -> None:

@@ -57,8 +57,8 @@ def of_headers(**lies: str) -> Any:
     return lie
 
 
-@pytest.mark.parametrize("name", OUTSIDE[:6])
-def test_a_commit_that_is_a_path(hub: HubServer, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [*OUTSIDE[:6], "main"])
+def test_a_commit_that_is_no_hash(hub: HubServer, tmp_path: Path, name: str) -> None:
     hub.add("org/name", MODEL)
     hub.lie = of_info(lambda told: told.update(sha=name))
     assert "hub" in refused(tmp_path)

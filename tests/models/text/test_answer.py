@@ -57,5 +57,21 @@ def test_a_stop_string_before_an_end_of_turn_leaves_that_out() -> None:
     assert (part.step.tokens, part.step.record.tokens) == ((1, 2), 2)
 
 
+@pytest.mark.parametrize("stops", [(), ("z",)])
+def test_text_held_by_the_detokenizer_ends_the_answer(stops: tuple[str, ...]) -> None:
+    class HalfCharacter(Letters):
+        def finish(self) -> str:
+            return "\ufffd"
+
+    tokenizer: Any = HalfCharacter()
+    tokenizer.answer_stream = lambda: tokenizer
+    text = AnswerText(tokenizer, Request([1]), stops)
+    text.part(step(0))
+    summary: Any = None
+    end = text.part(Finished("length", summary))
+    assert isinstance(end, Completed)
+    assert (end.text, end.finished.reason) == ("\ufffd", "length")
+
+
 def letters() -> Any:
     return Letters()
