@@ -72,7 +72,7 @@ def _check_rope(name: str, section: Mapping[str, Any]) -> None:
     if kinds:
         for kind in kinds:
             if not isinstance(kind, Mapping | None):
-                raise CheckpointError(f"config.json: {name} holds {kind!r:.60} for a kind of layer")
+                raise CheckpointError(f"config.json: {name} has {kind!r:.60} for a kind of layer, not an object")
             _check_rope(name, kind or {})
         return
     for key in _ROPE_POSITIVE:
@@ -82,7 +82,7 @@ def _check_rope(name: str, section: Mapping[str, Any]) -> None:
     _check(section, "original_max_position_embeddings", _count, "a positive integer", name)
     stated = [section[key] for key in ("rope_type", "type") if key in section]
     if section and not any(isinstance(kind, str) for kind in stated) and (stated or "rope_theta" not in section):
-        raise CheckpointError(f"config.json: {name} does not say its type")
+        raise CheckpointError(f"config.json: {name} has no type")
     kind = next((kind for kind in stated if isinstance(kind, str)), "default")
     for key in _ROPE_NEEDS.get(kind, ()):
         if section.get(key) is None:

@@ -164,11 +164,13 @@ def _layer_kinds(config: dict[str, Any], kind: str) -> None:
         if kind in older and attention == expected:
             config.setdefault(older[kind], period)
         elif kind in ("qwen3_next", "cohere2"):
-            raise CheckpointError("config.json: layer_types follow no period, which nothing here runs for this family")
+            raise CheckpointError("config.json: layer_types must be periodic for this family")
     if isinstance(mlp, list) and kind in ("glm4_moe_lite", "exaone_moe", "glm_moe_dsa"):
         dense = next((i for i, entry in enumerate(mlp) if entry != "dense"), len(mlp))
         if "dense" in mlp[dense:]:
-            raise CheckpointError("config.json: mlp_layer_types put a dense layer behind a sparse one")
+            raise CheckpointError(
+                "config.json: mlp_layer_types has a dense layer after a sparse one, which is not supported"
+            )
         config.setdefault("first_k_dense_replace", dense)
 
 

@@ -113,7 +113,7 @@ def refuse_code(config: dict[str, Any]) -> None:
         for key in _CODE_KEYS:
             if section.get(key):
                 raise CheckpointError(
-                    f"this checkpoint wants to run its own code (config.json has {key!r}), which is refused",
+                    f"config.json has {key!r}: checkpoints with their own code are refused",
                     "look for a conversion of the model that uses a standard architecture",
                 )
 

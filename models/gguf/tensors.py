@@ -130,7 +130,7 @@ def _finite(words: Array, exponent: int, tensor: RawTensor) -> Array:
     flat = words.reshape(-1)
     for start in range(0, flat.size, _CHUNK_WEIGHTS):
         if ((flat[start : start + _CHUNK_WEIGHTS] & exponent) == exponent).any():
-            raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) holds NaN or infinity")
+            raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) contains NaN or infinity")
     return words
 
 

@@ -31,7 +31,7 @@ def check_room(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
     if budget is None or (fitting := longest_context(kv, budget.usable, tokens)) >= tokens:
         return
     raise NotEnoughMemoryError(
-        f"{name} cannot be a draft here: with its own, the K/V of {tokens:,} tokens take "
+        f"{name} cannot be a draft: together with the model's, the K/V of {tokens:,} tokens take "
         f"{format_bytes(held_bytes(kv, tokens))}, but {format_bytes(budget.usable)} may be used",
         f"a context of {fitting:,} tokens would fit: --context {fitting}",
     )
@@ -44,6 +44,6 @@ def check_same_vocabulary(ours: Tokenizer, theirs: Tokenizer, name: str) -> None
         return
     first = min(token for token in here.keys() | there.keys() if here.get(token) != there.get(token))
     raise UsageError(
-        f"{name} cannot be a draft: token {first} is {there.get(first)!r} there and {here.get(first)!r} here",
+        f"{name} cannot be a draft: its token {first} is {there.get(first)!r}, the model's is {here.get(first)!r}",
         "a draft needs exactly the vocabulary of the model, as smaller models of one family have it",
     )

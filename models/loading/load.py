@@ -139,7 +139,7 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
         kinds = " and ".join(sorted({str(row.get("type")) for row in changed}))
         notes.append(f"{name} has {len(changed)} tensors from {kinds} of its GGUF file, requantized to 8 bits")
     if has_groups_of_16(checkpoint.quantization) and not native:
-        notes.append(f"{name} has weights in groups of 16, dequantized exactly and requantized to 8 bits here")
+        notes.append(f"{name} has weights in groups of 16, dequantized exactly and requantized to 8 bits")
     if (ignored := text_part(checkpoint).describe_ignored()) is not None:
         notes.append(f"{name}: {ignored}")
     return notes

@@ -88,14 +88,14 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
     if kind == "phi3" and isinstance(scaling, Mapping):
         stated = scaling.get("type") or scaling.get("rope_type")
         if stated not in ("longrope", "su", "linear", "default"):
-            raise UnsupportedModelError(f"config.json: nothing here runs phi3 with {stated!r} rope scaling")
+            raise UnsupportedModelError(f"config.json: phi3 with {stated!r} rope scaling is not supported")
     if kind in _UNSCALED and isinstance(scaling, Mapping):
         stated = scaling.get("rope_type") or scaling.get("type") or "default"
         if stated != "default":
-            raise UnsupportedModelError(f"config.json: nothing here runs {kind} with {stated!r} rope scaling")
+            raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
     text = config.get("text_config")
     if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
-        raise UnsupportedModelError("config.json: nothing here runs a gemma3 whose logits are capped")
+        raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
 
 
 def _fix_rotated_share(model: Any, config: Mapping[str, Any]) -> None:

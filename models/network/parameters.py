@@ -100,7 +100,7 @@ class Parameters:
     def _take(self, name: str, shape: tuple[int, ...]) -> mx.array:
         array = self._arrays.pop(name, None)  # released once it is prepared
         if array is None:
-            raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json calls for")
+            raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json requires")
         if tuple(array.shape) != shape:
             raise CheckpointError(f"tensor {name} has shape {tuple(array.shape)}, config.json implies {shape}")
         return array

@@ -33,7 +33,7 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
         else:
             periods, amplitude = _scaled(config.kind, base, config.theta, dims, context_length, scaling)
         if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32's range; refuses NaN too
-            raise ValueError("it gives no usable periods")
+            raise ValueError("its periods are out of range")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
     return Rope(dims, mx.array(periods, mx.float32), amplitude)

@@ -52,7 +52,7 @@ def content_problems(folder: Path, recorded: Files, progress: Progress = silent)
         problem = _size_problem(folder, name, entry)
         try:
             if not problem and hash_file(folder / name, count) != entry["sha256"]:
-                problem = f"{name} is not what was installed: its sha256 differs"
+                problem = f"{name} has changed since it was installed: its sha256 differs"
         except OSError as error:
             problem = f"{name} cannot be read: {error.strerror}"
         problems += [problem] if problem else []

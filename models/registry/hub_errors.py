@@ -49,7 +49,7 @@ def explain(error: Exception, hub: HubId) -> HeadraceError:
 
     if isinstance(error, errors.GatedRepoError):
         return FetchError(
-            f"{hub.repo} is gated: its owner wants terms accepted first",
+            f"{hub.repo} is gated: its terms have to be accepted first",
             f"accept them at https://huggingface.co/{hub.repo}, then log in (`hf auth login`) or set HF_TOKEN",
         )
     if isinstance(error, errors.RevisionNotFoundError):

@@ -113,7 +113,7 @@ def _local(path: Path) -> LocalDirectory | LocalGGUF:
         return LocalGGUF(path)
     if path.suffix == ".safetensors":
         raise ModelNotFoundError(
-            f"{path.name} holds weights only", f"pass its directory, which also has the config: {path.parent}"
+            f"{path.name} has only weights", f"pass its directory, which also has the config: {path.parent}"
         )
     raise ModelNotFoundError(f"{path} is neither a model directory nor a .gguf file")
 

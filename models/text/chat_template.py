@@ -153,7 +153,7 @@ def _plain_data(value: Any) -> Any:
         return {str(key): _plain_data(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [_plain_data(item) for item in value]
-    raise UsageError(f"a chat message holds a {type(value).__name__}, which is not JSON data")
+    raise UsageError(f"a chat message contains a {type(value).__name__}, which is not JSON data")
 
 
 def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

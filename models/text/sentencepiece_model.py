@@ -50,7 +50,7 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
     if not all(isinstance(token, str) for token in vocabulary.tokens):  # bytes if they are not UTF-8
         raise CheckpointError(f"{file.name}: a token is no text")
     if not vocabulary.tokens or len(set(vocabulary.tokens)) != len(vocabulary.tokens):
-        raise CheckpointError(f"{file.name}: the vocabulary is empty or holds a token twice")
+        raise CheckpointError(f"{file.name}: the vocabulary is empty or has a token twice")
     if max(map(len, vocabulary.tokens)) > _LONGEST:
         raise CheckpointError(f"{file.name}: a token has more than {_LONGEST} characters")
     scores = [piece.score for piece in model.pieces]

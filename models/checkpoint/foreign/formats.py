@@ -119,7 +119,7 @@ def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ..
             continue
         scale = next((f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors), None)
         if scale is None or len(info.shape) < 2:
-            raise CheckpointError(f"tensor {name} is {info.dtype} and has no scale beside it")
+            raise CheckpointError(f"tensor {name} is {info.dtype} and has no scale")
         parts = {"data": name, "scales": scale}
         if f"{name}_zero_point" in tensors:
             parts["zeros"] = f"{name}_zero_point"
@@ -277,10 +277,8 @@ def _refuse_unexplained(tensors: Mapping[str, TensorInfo], *, mlx: bool) -> None
             or (part == "scales" and info.dtype == "U8" and f"{module}.weight" in tensors)
         )
         if not words and (info.dtype.startswith("F8") or any(word in name for word in _WEIGHTS)):
-            raise UnsupportedModelError(
-                f"tensor {name} is {info.dtype}, and config.json does not say what it means", _HINT
-            )
+            raise UnsupportedModelError(f"tensor {name} is {info.dtype}, which config.json does not explain", _HINT)
 
 
 def _unsupported(what: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"the weights are quantized in a way headrace does not read: {what}", _HINT)
+    return UnsupportedModelError(f"the quantization of the weights is not supported: {what}", _HINT)

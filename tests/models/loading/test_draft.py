@@ -27,14 +27,14 @@ def test_the_same_vocabulary_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("theirs", "token"),
     [
-        (Words("a", "c", "d"), "token 1 is 'c' there and 'b' here"),
-        (Words("a"), "token 1 is None there and 'b' here"),
-        (Words("a", "b", "c"), "token 2 is 'c' there and None here"),
+        (Words("a", "c", "d"), "token 1 .*'c'.*'b'"),
+        (Words("a"), "token 1 .*None.*'b'"),
+        (Words("a", "b", "c"), "token 2 .*'c'.*None"),
     ],
 )
-def test_another_one_is_refused_with_the_first_difference(theirs: Words, said: str) -> None:
-    with pytest.raises(UsageError, match=f"small cannot be a draft: {said}") as refused:
+def test_another_one_is_refused_with_the_first_difference(theirs: Words, token: str) -> None:
+    with pytest.raises(UsageError, match=f"small.*{token}") as refused:
         check(Words("a", "b"), theirs)
     assert "vocabulary" in str(refused.value.hint)

@@ -201,7 +201,7 @@ def test_what_nobody_can_run_is_one_line(tmp_path: Path) -> None:
 def test_a_scaling_that_a_class_leaves_out_is_refused(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     directory = write(tmp_path, {**CONFIGS["mixtral"], "rope_scaling": scaling})
-    with pytest.raises(UnsupportedModelError, match="nothing here runs mixtral with 'yarn' rope scaling"):
+    with pytest.raises(UnsupportedModelError, match=r"mixtral.*'yarn'"):
         load(directory)
 
 
