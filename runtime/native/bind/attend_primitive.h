@@ -14,7 +14,7 @@ namespace headrace {
 
 std::shared_ptr<Rope> make_rope(const mx::array& periods, float amplitude);
 
-// What one layer's attention needs besides activations and cache: runtime.ops.weights.AttentionSpec.
+// Attention parameters of one layer: runtime.ops.weights.AttentionSpec.
 // Shared like MatrixHandle, and for the same reason.
 class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
  public:
@@ -22,7 +22,7 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
                 const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,
                 std::optional<int> window, std::optional<float> softcap, const std::optional<mx::array>& sinks);
 
-  const AttendCall& call() const { return call_; }  // all that does not change from step to step
+  const AttendCall& call() const { return call_; }  // the part that is constant over steps
 
  private:
   const float* keep(const std::optional<mx::array>& vector, int64_t size);
@@ -33,7 +33,7 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
 };
 
 // qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).
-// `first` is the position of the buffers' first row; `prefill`: whether these are a prompt's tokens.
+// `first`: position of the buffers' first row. `prefill`: prompt tokens.
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
                  const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill);
 

@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-// Rows of w. tokens (...) integers -> (..., K) float32; NaN where w has no such row.
+// Rows of w. tokens (...) integers -> (..., K) float32; NaN for rows outside w.
 mx::array embed(const mx::array& tokens, const std::shared_ptr<MatrixHandle>& w);
 
 }  // namespace headrace

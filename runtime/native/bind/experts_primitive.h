@@ -10,13 +10,12 @@
 
 namespace headrace {
 
-// An activation by name. Throws std::invalid_argument for one that the kernels do not know.
+// An activation by name. Throws std::invalid_argument for unknown ones.
 Act activation_of(const std::string& name);
 
 class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
  public:
-  // Stacks hold as many matrices as the router has rows, one above the other. Throws std::invalid_argument where shapes do not
-  // follow from one another.
+  // Stacks have as many matrices as the router has rows. Throws std::invalid_argument for inconsistent shapes.
   ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate, std::shared_ptr<MatrixHandle> up,
               std::shared_ptr<MatrixHandle> down, int active, bool normalized, const std::string& activation);
 
@@ -28,7 +27,7 @@ class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
   std::shared_ptr<MatrixHandle> router_, gate_, up_, down_;
 };
 
-// x + the experts' answer to norm(x). x (..., E) float32 -> the same shape.
+// x + the experts' output for norm(x). x (..., E) float32 -> the same shape.
 mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan);
 
 }  // namespace headrace

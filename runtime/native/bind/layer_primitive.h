@@ -1,8 +1,7 @@
 // All decoder layers as one node of MLX's lazy graph.
 //
-// Five nodes a layer cost a decode step more in graph building and dispatch than its attention does, and more than a
-// hundred queued operations make MLX wait for the step before, so that nothing is built ahead. The node runs the five calls
-// of each layer in a single task. Intermediate rows live in buffers of the task.
+// The node runs the five calls of each layer in a single task, with intermediate rows in the task's buffers. Five nodes per layer cost
+// more in graph building and dispatch than attention, and fill MLX's queue, so that no step could be built ahead.
 #pragma once
 
 #include <memory>
@@ -17,17 +16,17 @@
 
 namespace headrace {
 
-// x + attention, then + feed-forward, both behind a norm of their own: the plain pre-norm layer. The feed-forward is gated
-// (`gate_up` and `down`), or `experts`, and then the other two are none.
+// The plain pre-norm layer: x + attention(norm(x)), then + feed-forward(norm(x)). The feed-forward is gated (`gate_up` and `down`) or
+// `experts`.
 class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
  public:
-  // Throws std::invalid_argument where the weights' shapes do not follow from one another.
+  // Throws std::invalid_argument for inconsistent shapes.
   LayerPlan(std::shared_ptr<AttentionPlan> attention, const mx::array& input_norm, std::shared_ptr<MatrixHandle> qkv,
             std::shared_ptr<MatrixHandle> output, const mx::array& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
             std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
             std::shared_ptr<ExpertsPlan> experts);
 
-  // What a task needs. E = width, F = feed-forward size.
+  // Parameters of a task. E = width, F = feed-forward size.
   std::shared_ptr<AttentionPlan> attention;
   std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
   std::shared_ptr<ExpertsPlan> experts;
@@ -40,11 +39,11 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 };
 
 // x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place, their first rows the positions
-// `firsts` (empty: 0) -> x (B, T, E). `prefill`: whether these are a prompt's tokens.
+// `firsts` (empty: 0) -> x (B, T, E). `prefill`: prompt tokens.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill);
 
-// The same for the rows of a pass, (1, N, E). places: of each layer its group, and its index in that.
+// The same for the rows of a pass, (1, N, E). places: per layer its group and index in the group.
 mx::array layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass, const std::vector<std::pair<int, int>>& places,
                       const std::vector<std::shared_ptr<LayerPlan>>& plans);
 

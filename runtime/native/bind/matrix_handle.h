@@ -1,4 +1,4 @@
-// A projection's arrays, evaluated, contiguous and held for as long as any graph node needs them.
+// A projection's arrays, evaluated and contiguous, alive as long as any graph node needs them.
 #pragma once
 
 #include <memory>
@@ -17,20 +17,18 @@ Type type_of(mx::Dtype dtype);  // throws std::invalid_argument for anything but
 // `a` evaluated and row-contiguous.
 mx::array settled(const mx::array& a);
 
-// Graph nodes share it with Python through its own control block: a node that dies on the stream's thread must not need
-// the interpreter lock, which another thread may hold while it waits for that very stream.
+// Shared by graph nodes and Python through its own control block: a node freed on the stream's thread must not take the interpreter
+// lock, whose holder may wait for that stream.
 class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
  public:
-  // Arrays as runtime.ops.weights.Weight holds them. Throws std::invalid_argument for shapes or types that do not
-  // fit together, or that the kernels do not know.
+  // Arrays of runtime.ops.weights.Weight. Throws std::invalid_argument for inconsistent or unsupported shapes or types.
   MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias, int bits, int group,
                const std::string& mode, bool exact);
 
   const Matrix& view() const { return view_; }
 
-  // The arrays as they are held, moved to where the kernels like them (and interleaved, see core/interleaved.h, where the view
-  // rounds()); the caller may let go of its own.
+  // The arrays in the kernels' memory, interleaved if the view rounds() (core/interleaved.h); the caller may free its own.
   const mx::array& data() const { return *data_; }
   const std::optional<mx::array>& scales() const { return scales_; }
   const std::optional<mx::array>& offsets() const { return offsets_; }

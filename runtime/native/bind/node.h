@@ -1,4 +1,4 @@
-// What headrace's graph nodes share: they run on the CPU only and are never differentiated.
+// Base of headrace's graph nodes: CPU only, no gradients.
 #pragma once
 
 #include <stdexcept>

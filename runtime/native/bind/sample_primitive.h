@@ -11,13 +11,13 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
-// How a row's token is chosen: the likeliest at temperature 0, else drawn with 64 random bits.
+// Token selection of a row: greedy at temperature 0, else sampled with 64 random bits.
 struct SampleRow {
   SampleRule rule;
   uint64_t random = 0;
 };
 
-// logits (B, V) float32, a rule for every row, or none for the likeliest of all -> tokens (B) uint32: see core/sample.h.
+// logits (B, V) float32, one rule per row, or none for greedy -> tokens (B) uint32: see core/sample.h.
 // Throws std::invalid_argument for other shapes and types.
 mx::array sample_tokens(const mx::array& logits, std::vector<SampleRow> rows);
 

@@ -11,8 +11,7 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
-// Where an input's numbers are and how to get at them in row order. Cheap for contiguous arrays; safe to capture in a
-// task, which MLX runs before it lets go of the buffer.
+// An input's data in row order. Cheap for contiguous arrays; safe to capture in a task, since MLX keeps the buffer until it ran.
 class Rows {
  public:
   explicit Rows(const mx::array& a)

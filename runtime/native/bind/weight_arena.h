@@ -1,8 +1,7 @@
-// Weights and caches side by side in huge pages, every array on a cache line of its own.
+// Weights and caches in huge pages, every array aligned to a cache line.
 //
-// A decode step reads all weights once, so with 4 KiB pages it misses the TLB some 24,000 times; and MLX's allocator puts
-// an array 8 bytes past a line, so that every 64-byte load touches two. Moving the weights once, at load, is worth
-// about a tenth of a step.
+// With 4 KiB pages a step misses the TLB for every page of the weights, and MLX's allocator puts arrays 8 bytes past a cache line, so
+// that 64-byte loads touch two lines. Weights are moved once, at load.
 #pragma once
 
 #include "mlx/array.h"
@@ -11,10 +10,10 @@ namespace headrace {
 
 namespace mx = mlx::core;
 
-// An array whose contents are yet to be written. Slabs belong to the arrays in them and go with the last one.
+// An uninitialised array. A slab is freed with its last array.
 mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype);
 
-// Zeros in memory of their own, which begins on a cache line; what it has of whole huge pages is asked for as such.
+// Zeros in separate memory, aligned to a cache line, in huge pages where whole ones fit.
 mx::array zeros_on_lines(const mx::Shape& shape, mx::Dtype dtype);
 
 // A copy of `a`, which must be evaluated and row-contiguous.

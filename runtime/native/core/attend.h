@@ -1,7 +1,7 @@
 // Attention: per-head norm, rotation, cache write and causal attention over the cache, split among threads.
 //
-// A pass has N rows: new tokens, each sequence's one after the other. They attend to the entries of their own sequence, which lie
-// in blocks of kBlock anywhere in memory. H query heads on Hkv key/value heads of size D.
+// A pass has N rows of new tokens, sequence after sequence. A row attends to the entries of its own sequence, in blocks of kBlock
+// anywhere in memory. H query heads on Hkv key/value heads of size D.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,16 @@ namespace headrace {
 
 constexpr int64_t kBlock = kAttendChunk;  // entries
 
-// What new tokens are, which alone decides how they attend: tokens of a prompt, or the next token, alone or with guesses at those
-// behind it. A token's result has the same bits whatever else is in its pass.
+// The phase decides how new tokens attend: prompt tokens, or the next token and its draft tokens. A token's result has the same
+// bits in any pass.
 enum class Phase : std::uint8_t { prefill, decode };
 
 // One sequence's rows [row, row + count) of a pass, at positions [offset, offset + count).
 struct SequenceRows {
   int64_t row = 0, count = 0, offset = 0;
   Phase phase = Phase::prefill;
-  char* const* blocks = nullptr;  // where the i-th begins, which has the entries [i * kBlock, (i + 1) * kBlock)
-  int64_t first = 0;              // entries before it are gone
+  char* const* blocks = nullptr;  // i-th block: entries [i * kBlock, (i + 1) * kBlock)
+  int64_t first = 0;              // first available entry
 };
 
 struct AttendCall {
@@ -35,7 +35,7 @@ struct AttendCall {
   const SequenceRows* sequences = nullptr;
   int64_t count = 0;  // of those
   Type kv_type = Type::f32;
-  Packings packings;  // if they pack, kv_type is nobody's, and SequenceRows::first is 0
+  Packings packings;  // if packed, kv_type is unused and SequenceRows::first is 0
   int64_t heads = 0, kv_heads = 0, dim = 0;
   int64_t keys_at = 0;     // bytes from a block's beginning to this layer's keys (kBlock, D), or packed, of the first head,
   int64_t values_at = 0;   // to its values,
@@ -45,7 +45,7 @@ struct AttendCall {
   float norm_eps = 0;
   Rope* rope = nullptr;
   ScoreRule rule{1.0f, 0.0f};
-  const float* sinks = nullptr;  // (H) a score per head that takes its share of the softmax and adds nothing, or nullptr
+  const float* sinks = nullptr;  // (H) softmax scores without values, or nullptr
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
   float* out = nullptr;  // (N, H * D)
 
@@ -55,18 +55,18 @@ struct AttendCall {
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 
-// The ways to attend, once the cache is written and q placed, (H, count, D) of each sequence one after the other: the decode rows of
-// all sequences; one sequence's prefill rows; the same with products in integers, over K/V in half precision.
+// Attention after the cache is written and q rotated, (H, count, D) sequence by sequence: decode rows of all sequences; prefill
+// rows of one sequence; the same in integers, over half-precision K/V.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
 void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, const SequenceRows& rows, const float* q);
 
-// Where a row's query of one head (D) is placed.
+// The rotated query of a row and head (D).
 inline int64_t query_at(const AttendCall& call, const SequenceRows& rows, int64_t t, int64_t head) {
   return (rows.row * call.heads + head * rows.count + t) * call.dim;
 }
 
-// Where a query's softmax begins: at nothing, or at its head's sink.
+// The initial softmax state of a query: empty, or its head's sink.
 inline Softmax first_state(const AttendCall& call, int64_t head, float* acc) {
   if (call.sinks != nullptr) return {call.sinks[head], 1.0f, acc};
   return {-std::numeric_limits<float>::infinity(), 0.0f, acc};
@@ -77,20 +77,19 @@ inline int64_t first_seen(const AttendCall& call, int64_t position) {
   return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
 }
 
-// The first entry of the `entries` together with which the query at `position` meets what it sees first; none that is gone. They
-// begin at multiples of their number, so that an entry has the same neighbours whatever the pass.
+// The first entry of the group of `entries` with the first entry that the query at `position` sees. Groups begin at multiples of
+// their size, so that an entry has the same neighbours in any pass.
 inline int64_t first_met(const AttendCall& call, const SequenceRows& rows, int64_t position, int64_t entries) {
   return std::max(rows.first, first_seen(call, position) / entries * entries);
 }
 
-// One head's keys and values in the block that has `position`, whose row is position % kBlock unless they are packed.
+// One head's keys and values in the block of `position`, at row position % kBlock unless packed.
 inline HeadCache head_block(const AttendCall& call, const SequenceRows& rows, int64_t kv_head, int64_t position) {
   const char* block = rows.blocks[position / kBlock] + kv_head * call.head_bytes;
   return {block + call.keys_at, block + call.values_at, call.dim, call.kv_type};
 }
 
-// Up to `most` entries of one head, as many as can be read together: where entries [position, position + n) are, from row `begin` on.
-// Packed ones are unpacked into the thread's working memory.
+// Up to `most` contiguous entries [position, position + n) of one head, from row `begin` on. Packed ones are unpacked into scratch.
 struct Entries {
   HeadCache kv;
   int64_t begin;

@@ -5,7 +5,7 @@
 
 namespace headrace {
 
-// out (count, K): row tokens[i] of w; NaN where w has no such row.
+// out (count, K): row tokens[i] of w; NaN for rows outside w.
 void run_embed(const Matrix& w, const uint32_t* tokens, int64_t count, float* out);
 
 }  // namespace headrace

@@ -1,9 +1,8 @@
-// A feed-forward of many experts, of which a router picks a few for every token (arXiv:1701.06538, arXiv:2101.03961):
+// Mixture of experts; a router picks a few for every token (arXiv:1701.06538, arXiv:2101.03961):
 // out = x + sum over the chosen of share * down(act(gate(norm(x))) * up(norm(x))).
 //
-// Tokens are grouped by expert, so that a step reads the rows of the chosen experts alone and a prefill reads every expert
-// once. A token's experts are summed in the order of their numbers: its result has the same bits whatever tokens are
-// beside it, however many threads run.
+// Tokens are grouped by expert: a step reads the chosen experts only, a prefill reads each once. A token's experts are summed in
+// index order, so its bits do not depend on other tokens or the number of threads.
 #pragma once
 
 #include "kernels.h"
@@ -15,12 +14,12 @@ namespace headrace {
 struct ExpertsCall {
   const float* x = nullptr;        // (M, E)
   int64_t rows = 0;                // M
-  const float* norm = nullptr;     // (E) RMSNorm weight applied to x on its way in
+  const float* norm = nullptr;     // (E) RMSNorm weight
   float eps = 0;
   Matrix router;                   // (X, E)
-  Matrix gate, up, down;           // X matrices, one above the other: (F, E), (F, E) and (E, F) each
-  int64_t active = 0;              // experts a token is given to
-  bool normalized = false;         // their shares sum to one; else they are what softmax gives them among all
+  Matrix gate, up, down;           // stacks of X: (F, E), (F, E) and (E, F) each
+  int64_t active = 0;              // experts per token
+  bool normalized = false;         // shares are divided by their sum
   Act act = Act::silu;
   float* out = nullptr;            // (M, E); may be x
   const LinearCall* next = nullptr; // as in LinearCall

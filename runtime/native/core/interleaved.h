@@ -1,7 +1,7 @@
-// How matrices that round their activations are stored: interleaved, so that the kernels in isa/bands.h need not.
+// Interleaved layout of matrices for rounded activations (isa/bands.h).
 //
-// Rows are taken kBand at a time. Of each band, word k of all its rows stands side by side, then word k + 1: (bands, words,
-// kBand). Scales and offsets lie alike: (bands, groups, kBand). Rows beyond N are zeros.
+// A band has kBand rows: word k of all its rows, then word k + 1: (bands, words, kBand). Scales and offsets: (bands, groups, kBand).
+// Rows beyond N are zeros.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a set of kernels for one instruction set offers to the code that splits work among threads.
+// The kernels of one instruction set.
 //
 // Contract: plain pointers and sizes, no allocation, no threads, no exceptions, no MLX. Every function may be
 // called from any thread. Activations are float32. K = input features, N = output features (rows of a weight).
@@ -8,11 +8,9 @@
 
 namespace headrace {
 
-// How numbers are stored. The last two, of 8 bits, are scales alone: a power of two, and four bits of exponent with three of
-// fraction (E8M0 and E4M3 of the OCP microscaling formats).
+// Number types. The last two are 8-bit scales: E8M0 and E4M3 of the OCP microscaling formats.
 enum class Type : std::uint8_t { f32, f16, bf16, e8m0, e4m3 };
-// What quantized values stand for: whole numbers that a scale and an offset turn into weights, or floats of 4 (E2M1) or 8
-// bits (E4M3) that a scale multiplies.
+// Codes of quantized values: integers with scale and offset, or floats of 4 (E2M1) or 8 bits (E4M3) with a scale.
 enum class Code : std::uint8_t { affine, fp4, fp8 };
 enum class Act : std::uint8_t { none, silu, gelu, clamped };
 
@@ -20,25 +18,24 @@ enum class Act : std::uint8_t { none, silu, gelu, clamped };
   return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;
 }
 
-// N rows of K weights, row-contiguous or, where it rounds(), interleaved: see core/interleaved.h. Quantized rows are MLX's affine
-// layout: value i of a row sits at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]; other codes
-// have no offsets.
+// N rows of K weights, row-contiguous or, if rounds(), interleaved (core/interleaved.h). Quantized rows have MLX's affine layout:
+// value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]; other codes have no offsets.
 struct Matrix {
   const void* data = nullptr;
   const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
-  const void* offsets = nullptr;  // (N, K / group), affine alone
+  const void* offsets = nullptr;  // (N, K / group), affine only
   const float* bias = nullptr;    // (N), added to the product, or nullptr
   int64_t n = 0;
   int64_t k = 0;
   int bits = 0;  // 0 for plain weights
   int group = 0;
   Code code = Code::affine;
-  bool exact = false;  // multiply in float32 also where activations could be rounded to 16 bits
+  bool exact = false;  // never round activations
   Type type = Type::f32;  // of scales and offsets, or of plain data
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.
   [[gnu::always_inline]] bool quantized() const { return bits != 0; }
-  // Whether products are taken in integers, with activations in block floating point (isa/rounded.h) and weights interleaved.
+  // Whether products are in integers: rounded activations (isa/rounded.h) and interleaved weights.
   [[gnu::always_inline]] bool rounds() const {
     return !exact && code != Code::fp8 && (bits == 2 || bits == 4 || bits == 8);
   }
@@ -46,17 +43,16 @@ struct Matrix {
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
 };
 
-// Rows of weights that a thread will read next, to be asked for while it still multiplies others; nothing without a matrix that
-// rounds().
+// Rows of weights that a thread reads next, to prefetch; only for a matrix that rounds().
 struct Upcoming {
   const Matrix* w = nullptr;
   int64_t row = 0;
 };
 
-// How keys, or values, are packed; bits is 0 where they are not. See core/packed.h.
+// Packing of keys or of values (core/packed.h); bits is 0 for plain ones.
 struct Packing {
   int bits = 0;
-  int group = 0;  // numbers that share a scale; the last of a head may be fewer
+  int group = 0;  // numbers per scale; the last group of a head may have fewer
 
   [[gnu::always_inline]] bool offset() const { return bits == 4; }
   [[gnu::always_inline]] int64_t groups(int64_t dim) const { return (dim + group - 1) / group; }
@@ -74,30 +70,30 @@ struct HeadCache {
   Type type;
 };
 
-// Entries of one head that follow each other, kAttendChunk at most or none, and what will be read after them. Packed ones are
-// `first` and the n - 1 behind it of the block whose keys and values those are.
+// Up to kAttendChunk contiguous entries of one head, and the data to read after them. Packed ones are `first` and the n - 1 behind
+// it in their block.
 struct Chunk {
   const char* keys;
   const char* values;
   int64_t n;
-  const char* next;  // nullptr where that is not known
+  const char* next;  // nullptr if unknown
   int64_t first = 0;
 };
 
-// Running state of an online softmax for one query: `acc` holds sum(exp(s - top) * v), not yet divided by `sum`.
+// Online softmax state of one query: `acc` is sum(exp(s - top) * v), not yet divided by `sum`.
 struct Softmax {
   float top;
   float sum;
   float* acc;  // (dim)
 };
 
-// How raw scores q.k become the argument of exp: s * scale, soft-capped where `softcap` > 0.
+// Scaling of raw scores q.k: s * scale, soft-capped if `softcap` > 0.
 struct ScoreRule {
   float scale;
   float softcap;
 };
 
-// Queries whose products are taken in integers, a lane each of L = Kernels::rounded_rows; see isa/attend_rounded.h.
+// Queries for integer products, one lane each of L = Kernels::rounded_rows (isa/attend_rounded.h).
 struct QueryRows {
   float* words;      // (D / 2, L) pairs of 16-bit integers
   float* scales;     // (L)
@@ -107,50 +103,50 @@ struct QueryRows {
   float* acc;        // (D, L) sum of weight * value, not yet divided by `sum`
 };
 
-// kRoundedEntries keys and values of one head, as those queries meet them.
+// kRoundedEntries keys and values of one head, rounded for QueryRows.
 struct EntryBlock {
   float* keys;             // (entries, D / 2 padded to 16) pairs
   float* key_scales;       // (entries)
   float* values;           // (entries / 2, D) pairs
-  float* value_exponents;  // (entries) of the power of two that an entry's values were divided by
+  float* value_exponents;  // (entries) exponent of the power of two that divided the values
   float* value_shares;     // (entries) 1 over that power
 };
 
-// Of some numbers, those above a limit: how many, and the sum of their weights.
+// Count and weight of the numbers above a limit.
 struct Share {
   float count;
   float mass;
 };
 
-constexpr float kLowest = -1e37f;     // lower than any score: what has seen nothing yet has it for a top
+constexpr float kLowest = -1e37f;     // below any score: the maximum of an empty state
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
-constexpr int64_t kMaxQueries = 12;   // queries that attend_chunks takes at once
-constexpr int64_t kPackedQueries = 4;  // those that attend_packed takes
+constexpr int64_t kMaxQueries = 12;   // queries of one attend_chunks call
+constexpr int64_t kPackedQueries = 4;  // queries of one attend_packed call
 constexpr int64_t kAttendChunk = 128;  // entries of a chunk
-constexpr int64_t kBand = 32;         // rows of weights that are interleaved together
+constexpr int64_t kBand = 32;         // interleaved rows of weights
 constexpr int64_t kRoundedEntries = 64;  // cache entries in an EntryBlock
 constexpr int64_t kMaxRoundedRows = 48;  // queries in a QueryRows, at most
 constexpr int64_t kPanelDepth = 256;  // values of k in a GEMM panel
 
 struct Kernels {
   const char* name;
-  bool rounds_attention;  // whether integers are the faster way to attend, where K/V are in half precision
+  bool rounds_attention;  // whether integer attention is faster over half-precision K/V
   int64_t rounded_rows;   // queries of a QueryRows
   int panel;  // columns of a GEMM panel; always a multiple of 16
 
   // out = x * rsqrt(mean(x^2) + eps) * weight, over k values; x and out may be the same.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t k, float* out);
 
-  // One activation row in the order a matrix's kernels want it. prepared_size is a multiple of 16 floats.
+  // Convert an activation row to the order of a matrix's kernels. prepared_size is a multiple of 16 floats.
   int64_t (*prepared_size)(const Matrix& w);
   void (*prepare)(const Matrix& w, const float* x, float* prepared);
 
-  // y[m * ldy + r] for m < batch prepared rows (`stride` apart) and r < rows, for a matrix that rounds(). No bias. Best where
-  // `row` and `rows` are multiples of kBand.
+  // y[m * ldy + r] for m < batch prepared rows (`stride` apart) and r < rows, for a matrix that rounds(). No bias. Fastest if `row`
+  // and `rows` are multiples of kBand.
   void (*multiply)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row, int64_t rows,
                    float* y, int64_t ldy, const Upcoming& next);
 
-  // The same for a matrix that does not.
+  // The same for other matrices.
   void (*multiply_floats)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
                           int64_t rows, float* y, int64_t ldy);
 
@@ -166,33 +162,32 @@ struct Kernels {
   // out = act(gate) * up over n values.
   void (*gated)(const float* gate, const float* up, int64_t n, Act act, float* out);
 
-  // Attends `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into states (count, queries) of
-  // their own, whose `acc` is given. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
+  // Attend `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into separate states (count, queries) with
+  // given `acc`. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
   void (*attend_chunks)(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
                         int64_t queries, ScoreRule rule, float* scores, Softmax* states);
 
-  // The same for packed entries and kPackedQueries at most, with products in integers. `scores` has room for packed_scratch(queries, dim) more.
+  // The same in integers for packed entries and up to kPackedQueries. `scores` has packed_scratch(queries, dim) more floats.
   void (*attend_packed)(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
                         int64_t queries, ScoreRule rule, float* scores, Softmax* states);
 
-  // One entry's row of a head (dim) into a packed block's keys or values, and entries [begin, begin + n) of those, `begin` a multiple
-  // of kTile, out of it: (n up to a multiple of kTile, dim).
+  // Pack one entry's row of a head (dim) into a block; unpack entries [begin, begin + n), `begin` a multiple of kTile, to (n rounded
+  // up to kTile, dim).
   void (*pack_key)(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys);
   void (*pack_value)(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values);
   void (*unpack_keys)(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out);
   void (*unpack_values)(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out);
 
-  // What the states of one query's chunks come to, divided by their sum.
+  // Merge the states of one query's chunks and divide by the sum.
   void (*join_states)(const Softmax* states, int64_t count, int64_t dim, float* out);
 
-  // One row of a score tile: scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is a
-  // multiple of kScorePad. Moves top and sum; returns what the accumulator has to be multiplied with.
+  // One row of a score tile: scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is a multiple of
+  // kScorePad. Updates top and sum; returns the accumulator's factor.
   float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
 
-  // Attention in integers over K/V in half precision or unpacked. Rounds `count` rows of q, times `factor`, and clears what is
-  // summed; the first `count` rows attend to the first `n` entries of a block that starts at position `first`, to those
-  // alone that are not later and less than `window` ago if it `hides` any; what other rows have seen is added to rows',
-  // and cleared; out[r] (D) becomes the weighted mean. Scores are powers of two where there is no softcap: `factor` includes log2(e).
+  // Integer attention over half-precision or unpacked K/V. Round `count` rows of q times `factor` and clear the sums; attend with the
+  // first `count` rows to the first `n` entries of a block at position `first` (with `hides`: causal and within `window`); merge the
+  // state of other rows and clear it; write the weighted mean out[r] (D). Without softcap `factor` includes log2(e).
   void (*round_queries)(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows);
   void (*round_entries)(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block);
   void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
@@ -200,8 +195,8 @@ struct Kernels {
   void (*merge)(const QueryRows& rows, const QueryRows& other, int64_t dim);
   void (*settle)(const QueryRows& rows, int64_t count, int64_t dim, float* const* out);
 
-  // Passes over logits, n a multiple of kScorePad. out = x / divisor, and the largest of it, or NaN where one is no number;
-  // out = e^(x - top), 0 for what is no number, and its sum; those of x above a limit.
+  // Passes over logits, n a multiple of kScorePad. out = x / divisor and its maximum, NaN if any is; out = e^(x - top), 0 for NaN,
+  // and its sum; count and weight of x above a limit.
   float (*divided)(const float* x, int64_t n, float divisor, float* out);
   float (*exponentials)(const float* x, int64_t n, float top, float* out);
   Share (*share_above)(const float* x, const float* weights, int64_t n, float limit);
@@ -214,10 +209,10 @@ struct Kernels {
   void (*rescale)(float* acc, float factor, int64_t n);
 };
 
-// The kernels in use: the fastest this processor can run, unless use_kernels has named others.
+// The kernels in use: the fastest for this processor, or those of use_kernels.
 const Kernels& best_kernels();
 
-// Switches to the kernels named "avx512", "avx2", "neon" or "portable". False where this processor cannot run them.
+// Use the kernels "avx512", "avx2", "neon" or "portable". False if this processor cannot run them.
 bool use_kernels(const char* name);
 
 }  // namespace headrace

@@ -1,6 +1,6 @@
 // Projections: out = epilogue(norm(x) @ w.T), split among threads.
 //
-// One row streams the weights (decode); several share them. What a row comes to does not depend on the others.
+// One row streams the weights (decode); several share them. Rows do not affect each other.
 #pragma once
 
 #include "kernels.h"
@@ -17,10 +17,10 @@ struct LinearCall {
   const float* residual = nullptr;  // (M, N) added to the product, or nullptr
   Act act = Act::none;              // else w is F gate rows above F up rows and out is (M, F)
   float* out = nullptr;             // (M, N); may be residual, never x
-  const LinearCall* next = nullptr; // whose weights will be read after these, or nullptr: only `w` and `act` count
+  const LinearCall* next = nullptr; // the next call, for prefetch (`w` and `act` only), or nullptr
 };
 
-// Where a thread begins with the weights of the call after the one at hand; nothing where there is none.
+// A thread's first weights in the next call; empty without one.
 Upcoming first_of(const Pool& pool, const LinearCall* next, int number);
 
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call);

@@ -1,17 +1,16 @@
-// K/V as whole numbers of 8 or 4 bits: how one head's entries of a block lie in memory.
+// Packed K/V: integers of 8 or 4 bits, and the layout of one head's entries in a block.
 //
-// A group of numbers along the head's dimension shares a scale (float16): 8 bits stand for scale * (code - 128), 4 bits, which
-// share an offset too, for scale * code + offset. A block has kBlock entries of keys, then of values, each
+// A group of numbers along the head's dimension shares a float16 scale: 8 bits stand for scale * (code - 128); 4 bits also share an
+// offset and stand for scale * code + offset. A block has kBlock entries of keys, then of values, each
 //
-//   scales (groups, kBlock), offsets likewise where there are any, codes
+//   scales (groups, kBlock), offsets likewise if any, codes
 //
-// with codes in dwords, so that a lane belongs to an entry (keys) or to a number (values) and nothing is summed across lanes:
+// Codes are in dwords; a lane belongs to an entry (keys) or to a number (values), so that nothing is summed across lanes:
 //
-// - keys: tiles of kTile entries; in a tile, dword j of an entry has its numbers from j * 32 / bits on, and those of all entries are
-//   side by side.
-// - values: group by group; in a group, a dword has four entries' bytes (the first, third, second, fourth: pairs of codes are bytes
-//   two apart), and those of its numbers are side by side. Of 4 bits, a byte has two numbers of one entry, half the group apart: no
-//   two entries share a byte, so that threads can write side by side.
+// - keys: tiles of kTile entries; dword j of an entry has its numbers from j * 32 / bits on, next to those of the tile's others.
+// - values: group by group; a dword has four entries' bytes in the order 0, 2, 1, 3 (pairs of codes are two bytes apart), next to
+//   those of the group's other numbers. With 4 bits a byte has two numbers of one entry, half a group apart: entries never share a
+//   byte, so threads can write concurrently.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +19,11 @@
 
 namespace headrace {
 
-constexpr int64_t kTile = 16;  // keys whose dwords are side by side
+constexpr int64_t kTile = 16;  // entries of a key tile
 
-// One of K and V of one head in a block, whose parts are found by these.
+// Byte offsets of the parts of one head's keys or values in a block.
 struct PackedPart {
-  int64_t scales = 0, offsets, codes, bytes;  // where they begin, and where the part ends
+  int64_t scales = 0, offsets, codes, bytes;  // starts, and the total
 
   [[gnu::always_inline]] PackedPart(const Packing& packing, int64_t dim) {
     const int64_t each = packing.groups(dim) * kAttendChunk * 2;

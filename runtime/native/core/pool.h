@@ -1,10 +1,10 @@
-// The thread pool: hundreds of parallel regions of a few microseconds per decode step.
+// The thread pool, for hundreds of parallel regions of a few microseconds per decode step.
 //
-// Contract. run(tasks, body) hands task numbers [0, tasks) to the calling thread and the workers and returns when all are
-// done. Each has a range of its own, taken from the front, so that its tasks follow each other in memory; whoever runs
-// out takes from the back of others'. Workers that are late or preempted are not waited for unless they hold a task. A region that finds the pool busy (a second engine) runs on its caller alone. Between regions
-// workers spin a few microseconds, then yield, then sleep. Workers are never joined: process exit does not wait for
-// them, and a forked child starts without any and makes its own.
+// Contract: run(tasks, body) distributes tasks [0, tasks) over the calling thread and the workers and returns when all are done.
+// Each thread takes from the front of its own range, so that its tasks are adjacent in memory, then from the back of others'. Late or
+// preempted workers delay a region only if they hold a task. If the pool is busy (a second engine), a region runs on its caller
+// alone. Between regions workers spin a few microseconds, then yield, then sleep. Workers are never joined; a forked child makes its
+// own.
 #pragma once
 
 #include <atomic>
@@ -17,11 +17,10 @@ namespace headrace {
 
 class Pool;
 
-// What a region is for, where its time is asked for.
+// Kinds of regions, for measurements.
 enum class Work : uint8_t { weights, attention, sampling, kCount };
 
-// Of all regions of one kind, in nanoseconds: from entering a region to leaving it, how long the caller waited in it for tasks that
-// others held, and how long all workers together were busy.
+// Nanoseconds of all regions of one kind: total, the caller's wait for tasks of others, and the busy time of all workers.
 struct WorkTimes {
   int64_t regions = 0;
   int64_t wall = 0;
@@ -32,12 +31,12 @@ struct WorkTimes {
 // A participant's claims on the tasks of one region: `while (tasks.next()) work(tasks.index());`
 class Tasks {
  public:
-  // Declares the task in hand done and claims another; false, once, when none is left.
+  // Finishes the current task and claims another; false, once, if none is left.
   bool next();
   int64_t index() const { return index_; }
-  // Whose range is whose: 0 is the caller's.
+  // Index of the participant; 0 is the caller.
   int number() const { return number_; }
-  // Whether no task that follows the one in hand is left in this participant's own range.
+  // Whether the current task is the last of this participant's own range.
   bool last_of_own() const;
 
  private:
@@ -57,20 +56,19 @@ class Pool {
   static Pool& shared();
 
   int threads() const { return threads_.load(std::memory_order_relaxed); }
-  // 0 means one per physical core this process may use. Takes effect at the next region.
+  // 0: one per usable physical core. Takes effect at the next region.
   void set_threads(int threads);
 
-  // Measuring costs two looks at the clock a region and thread; switching it on forgets what was measured. label: of the
-  // regions that follow.
+  // Measuring costs two clock reads per region and thread; switching it on resets the figures. label: of the next regions.
   void measure(bool on);
   void label(Work work) { label_.store(work, std::memory_order_relaxed); }
   WorkTimes times(Work work) const;
 
-  // The first task of a participant's range, where a region of `tasks` is shared by all threads.
+  // The first task of a participant's range in a region of `tasks` shared by all threads.
   int64_t first_task(int64_t tasks, int number) const { return tasks * number / threads(); }
 
-  // Runs body(Tasks&) on every participant; on the caller alone where the work is not worth_sharing. The body must
-  // claim until next() is false and must not throw.
+  // Runs body(Tasks&) on every participant, or on the caller alone unless worth_sharing. The body must claim until next() is false
+  // and must not throw.
   template <class Body>
   void run(int64_t tasks, Body&& body, bool worth_sharing = true) {
     auto call = [](void* context, Tasks& claimed) {
@@ -103,7 +101,7 @@ class Pool {
   uint64_t epoch_ = 0;  // of the newest region, guarded by busy_
   std::atomic<int> sharing_{1};  // threads with a range of the newest region
   alignas(64) std::atomic<int64_t> unfinished_{0};
-  alignas(64) Call call_ = nullptr;  // call_ and context_ stand still while a task of their region is claimed
+  alignas(64) Call call_ = nullptr;  // constant while a task of their region is claimed, as is context_
   void* context_ = nullptr;
   std::atomic<int> threads_{1};
   std::atomic<int> sleepers_{0};
@@ -119,7 +117,7 @@ class Pool {
   std::condition_variable wake_;
 };
 
-// One per physical core this process may run on, at most what a container's CPU quota grants.
+// One per usable physical core, within a container's CPU quota.
 int physical_cores();
 
 }  // namespace headrace

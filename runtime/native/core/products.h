@@ -1,4 +1,4 @@
-// What every split of a product among threads ends in.
+// Products of prepared rows with a range of weight rows.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@ namespace headrace {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Activation rows that one call of `multiply_rows` takes: as many as share a band of weights while the cache holds it, and
-// more in floats, where weights are unpacked for each call.
+// Activation rows of one `multiply_rows` call: as many as share a cached band of weights; more in floats, whose weights are unpacked
+// in each call.
 inline int64_t most_rows(const Matrix& w) { return w.rounds() ? 64 : 512; }
 
 // y[m * ldy + r] for m < batch <= most_rows(w) prepared rows and weight rows [row, row + rows).

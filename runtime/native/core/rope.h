@@ -1,6 +1,6 @@
 // Rotary position embedding, half-split layout: pair (i, i + dims / 2) turns by position * inverse[i].
 //
-// One Rope is shared by all layers that rotate alike, so the table of a pass's positions is computed once.
+// Layers share a Rope, so the table of a pass's positions is computed once.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace headrace {
 
 class Rope : public std::enable_shared_from_this<Rope> {
  public:
-  // `periods` (dims / 2): radians = position / period. `amplitude` scales what is rotated.
+  // `periods` (dims / 2): radians = position / period. `amplitude` scales rotated dimensions.
   Rope(std::vector<float> periods, float amplitude);
 
   int64_t dims() const { return static_cast<int64_t>(2 * inverse_.size()); }
@@ -27,7 +27,7 @@ class Rope : public std::enable_shared_from_this<Rope> {
     std::vector<Run> runs;
     std::vector<float> cosine, sine;  // (positions, dims / 2), amplitude folded in
   };
-  // Of the positions of all runs, one after the other.
+  // The positions of all runs in order.
   std::shared_ptr<const Table> table(const std::vector<Run>& runs);
 
   // Rotates the first `dims` of a head in place, at a row of the table.

@@ -1,4 +1,4 @@
-// A token from a row of logits: divided by the temperature, cut by top-k, top-p and min-p, drawn from what is left.
+// Token selection from a row of logits: temperature, top-k, top-p, min-p, then a sample.
 #pragma once
 
 #include "kernels.h"
@@ -13,11 +13,11 @@ struct SampleRule {
   float min_p = 0;        // 0: all
 };
 
-// The token of logits (n) that 53 bits of `random` draw, in the order of the vocabulary. Of equal logits at a cut the first
-// stay. Where no logit is finite, the first of the largest; the first that is no number, where there is one, for whoever looks.
+// The token of logits (n) sampled with 53 bits of `random`, in vocabulary order. Of equal logits at a cut the first stay. The first
+// NaN, if any; the first maximum, if no logit is finite.
 uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const SampleRule& rule, uint64_t random);
 
-// The first of the largest, or the first that is no number.
+// The first maximum, or the first NaN.
 uint32_t likeliest(const Kernels& kernels, const float* logits, int64_t n);
 
 }  // namespace headrace

@@ -1,4 +1,4 @@
-// Per-thread working memory that grows and stays: a decode step allocates nothing.
+// Per-thread scratch memory, kept between calls, so that a decode step allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Scratch {
  public:
   ~Scratch() { std::free(data_); }
 
-  // At least `n` floats, 64-byte aligned, contents undefined. Invalidates what this slot gave out before.
+  // At least `n` floats, 64-byte aligned, contents undefined. Invalidates the slot's previous memory.
   float* floats(int64_t n) {
     if (n > size_ || kExact) grow(n);
     return data_;
@@ -39,7 +39,7 @@ class Scratch {
   int64_t size_ = 0;
 };
 
-// Distinct purposes within one thread; a slot's memory belongs to one kernel at a time.
+// Slots of a thread's memory; a slot belongs to one kernel at a time.
 enum class Slot {
   shared_rows, rows, panel, tile, scores, states, output, wide, heads, logits, routing, inner, products, other_rows,
   weights, unpacked, cut_logits, cut_weights, kCount

@@ -1,13 +1,12 @@
-// How fast memory can be read: the ceiling that decode speed is measured against.
+// Streaming read: the memory bandwidth that decode speed is compared with.
 #pragma once
 
 #include <cstddef>
 
 namespace headrace {
 
-// Memory that is read from end to end: a share for each thread, of which a thread reads several places side by side, as the
-// kernels read weights. The processor's prefetcher follows each place by itself, and one is not enough to fill the way from
-// memory. Independent of the pool, whose threads a user may have limited.
+// Memory that is read from end to end: each thread reads its share in several streams, as the kernels read weights, since one stream
+// per core does not reach full bandwidth. Independent of the pool and its number of threads.
 class StreamingRead {
  public:
   // At least one page a thread and stream; `streams` is 1, 2, 4 or 8. Throws std::bad_alloc, or std::invalid_argument.
@@ -16,9 +15,9 @@ class StreamingRead {
   StreamingRead(const StreamingRead&) = delete;
   StreamingRead& operator=(const StreamingRead&) = delete;
 
-  // What a pass reads: `bytes`, rounded down to whole strands of every thread.
+  // Bytes of a pass: `bytes`, rounded down to whole strands of every thread.
   std::size_t bytes() const { return share_ * static_cast<std::size_t>(threads_); }
-  // Seconds from the first thread's start to the last one's end. Throws std::system_error where threads cannot be had.
+  // Seconds from the first thread's start to the last one's end. Throws std::system_error if threads cannot be started.
   double pass();
 
  private:

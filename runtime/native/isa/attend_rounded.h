@@ -1,11 +1,9 @@
-// Attention with both products in 16-bit integers: twice as many multiply-adds an instruction as in float32.
+// Attention with both products in 16-bit integers: twice as many multiply-adds per instruction as in float32.
 //
-// A lane belongs to a query. Keys and values are read along, one pair of numbers for all lanes, so nothing is ever summed
-// across lanes and every scale of a query is a lane's. Queries, keys and values come from round_attention.h. What an entry
-// adds to the output, its softmax weight times the power of two of its value, is rounded to 15 bits of the largest in the
-// block, or 1 / 2^18 of the block's sum if that is more (times 2^13: 2^31). Relative to its own block, and to what is added
-// rather than to the weight: an attention sink has nearly all the weight and next to no value, and must not take the
-// others' bits.
+// A lane belongs to a query; keys and values are broadcast pair by pair, so nothing is summed across lanes. Inputs come from
+// round_attention.h. An entry's contribution, its softmax weight times the power of two of its value, is rounded to 15 bits of the
+// largest in its block, or 1 / 2^18 of the block's sum if that is more (times 2^13: 2^31). Rounding relative to the weight alone would
+// lose the other entries beside an attention sink, which has nearly all the weight and a small value.
 #pragma once
 
 #include "attention.h"
@@ -13,13 +11,13 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kMeet = W == 16 ? 8 : 4;   // numbers of an entry that meet a group's vectors, as registers allow
+constexpr int kMeet = W == 16 ? 8 : 4;   // numbers of an entry per group of vectors, limited by registers
 constexpr float kWeightSum = 262000.0f;  // and half a unit more for each entry: times 8191 less than 2^31
-constexpr float kUnseen = -1e38f;        // the score of what a query does not see: below kLowest, so without weight
+constexpr float kUnseen = -1e38f;        // score of masked entries: below kLowest, so without weight
 constexpr float kLn2 = 0.693147181f;
 static_assert(kRoundedEntries % kMeet == 0 && kMeet % 2 == 0);
 
-// 2^x for -126 <= x <= 0, and 2^-126 below, to 3e-6 of it. NaN stays NaN: operands of max are in the order for that.
+// 2^x for -126 <= x <= 0, and 2^-126 below, to 3e-6 of it. NaN stays NaN: the order of max's operands matters.
 inline vf exp2_roughly(vf x) {
   const vf bounded = max(set1(-126.0f), x);
   const vf whole = round_even(bounded);
@@ -77,7 +75,7 @@ inline void rounded_scores(const EntryBlock& block, int64_t n, int64_t dim, cons
   }
 }
 
-// Caps the scores of n entries and hides what a query does not see: later ones, what has left its window, and all up to `padded`.
+// Soft-cap the scores of n entries and mask later ones, those outside the window, and padding up to `padded`.
 template <int R>
 inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, int64_t padded, const ScoreRule& rule,
                           float window, bool hides, const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
@@ -103,8 +101,8 @@ inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, int
   }
 }
 
-// scores[key][lane] become pairs of rounded numbers, weights[key / 2][lane]; `unit` is what 1 of them times 1 of a value
-// stands for, in terms of each lane's new running top, and `shrink` what the old one has become.
+// Round scores[key][lane] to pairs weights[key / 2][lane]; `unit` is the value of 1 times 1 relative to each lane's new running top,
+// and `shrink` the factor of the old one.
 template <int R>
 inline void rounded_weights(const EntryBlock& block, int64_t n, const vf (&top)[R], const QueryRows& rows, int64_t lane,
                             float* scores, float* weights, vf (&shrink)[R], vf (&unit)[R]) {
@@ -169,7 +167,7 @@ inline void attend_lanes(const EntryBlock& block, int64_t first, int64_t n, int6
   }
 }
 
-// `count` queries meet the first n entries of a block, which begins at position `first`.
+// Attend with `count` queries to the first n entries of a block at position `first`.
 inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
                            bool hides, const QueryRows& rows, int64_t count) {
   int64_t lane = 0;
@@ -183,7 +181,7 @@ inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, in
   }
 }
 
-// What `other` has seen becomes part of what `rows` have, and is cleared. Nothing, added to anything, changes no bit of it.
+// Merge the state of `other` into `rows` and clear it. An empty state changes no bit.
 inline void merge(const QueryRows& rows, const QueryRows& other, int64_t dim) {
   for (int64_t r = 0; r < kRoundedRows; r += W) {
     const vf before = load(rows.top + r), here = load(other.top + r), now = max(before, here);

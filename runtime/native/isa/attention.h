@@ -8,12 +8,11 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Entries ahead of the arithmetic that each chunk's keys and values are asked for: they come from memory once a cache is long.
+// Prefetch distance of keys and values, in entries.
 constexpr int64_t kEntriesAhead = 64;
 static_assert(kAttendChunk % W == 0 && kEntriesAhead % W == 0);
 
-// One request a cache line of a row of `bytes`. A row at a time, as the arithmetic goes: a core has room for so many requests, and
-// whatever asks for more at once waits.
+// Prefetch a row of `bytes`. One row at a time, since a core has a limited number of outstanding requests.
 inline void request_row(const char* row, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) request(row + byte);
 }
@@ -24,8 +23,8 @@ inline vf soft_cap(vf score, ScoreRule rule) {
   return mul(set1(rule.softcap), tanh(div(scaled, set1(rule.softcap))));
 }
 
-// scores[q * ld + i] = q . k for the W positions from `begin` on; positions past `end` repeat the last one. `ahead`: W rows to be asked for
-// meanwhile, or nullptr.
+// scores[q * ld + i] = q . k for the W positions from `begin` on; positions past `end` repeat the last one. `ahead`: W rows to
+// prefetch, or nullptr.
 template <Type T, int Q>
 inline void score_block(const HeadCache& kv, const float* const* q, int64_t begin, int64_t end, float* scores,
                         int64_t ld, const char* ahead) {
@@ -51,8 +50,8 @@ inline void score_block(const HeadCache& kv, const float* const* q, int64_t begi
   }
 }
 
-// scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is padded to whole vectors. Moves the
-// state's top and sum and returns the factor that its accumulator has to be multiplied with.
+// scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is padded to whole vectors. Updates the
+// state's top and sum and returns the factor of its accumulator.
 inline float softmax_row(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state) {
   if (lo >= hi) {
     for (int64_t i = 0; i < n; i += W) store(scores + i, zero());
@@ -108,7 +107,7 @@ inline void with_number(int64_t number, int64_t first, const Act& act) {
   act(std::integral_constant<int, Q>{}, first);
 }
 
-// act(number, first): kQueries of them at a time, or less, as even as can be; their number is a constant.
+// Call act(number, first) for even parts of at most kQueries; the number is a compile-time constant.
 template <class Act>
 inline void few_at_a_time(int64_t queries, const Act& act) {
   for (int64_t first = 0, parts = (queries + kQueries - 1) / kQueries; parts > 0; --parts) {
@@ -118,8 +117,8 @@ inline void few_at_a_time(int64_t queries, const Act& act) {
   }
 }
 
-// Chunks are taken W entries at a time in turn: each is a stream of its own, and its values follow its keys. All queries meet a few
-// entries before the next ones are read.
+// Chunks alternate every W entries, each a stream of its own, values after keys. All queries use an entry while it is in registers or
+// the L1.
 template <Type T>
 inline void attend_chunks_as(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, int64_t queries,
                              ScoreRule rule, float* scores, Softmax* states) {
@@ -179,7 +178,7 @@ inline void attend_chunks(const Chunk* chunks, int64_t count, Type type, int64_t
   }
 }
 
-// out = what `count` states, at least one of which has seen something, come to together, divided by their sum.
+// Merge `count` states, at least one of them not empty, and divide by their sum.
 inline void join_states(const Softmax* states, int64_t count, int64_t dim, float* out) {
   float top = states[0].top;
   for (int64_t i = 1; i < count; ++i) top = states[i].top > top ? states[i].top : top;

@@ -1,8 +1,7 @@
 // Rounded activation rows times a matrix of 2-, 4- or 8-bit weights: decode, small batches and prefill alike.
 //
-// Weights are stored interleaved (core/interleaved.h): a lane belongs to a weight row, each word meets one pair of every activation
-// row, and no sums across lanes are left. A band is read in one sweep through memory; with several activation rows it
-// comes out of the cache for all but the first few.
+// Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with one pair of every
+// activation row, and nothing is summed across lanes. A band is read sequentially; further activation rows find it in the cache.
 #pragma once
 
 #include <type_traits>
@@ -11,27 +10,27 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Bands that are read side by side, at most: the processor's own prefetcher follows each page of memory for itself, and one
-// page at a time does not keep enough requests under way to reach what memory gives.
+// Most bands read side by side. The hardware prefetcher follows each page separately, and one page at a time does not reach full
+// memory bandwidth.
 constexpr int kMostBands = 4;
-// Bytes ahead of the arithmetic that each band's words are asked for: the prefetcher starts anew at every page.
+// Prefetch distance in bytes; the hardware prefetcher restarts at every page.
 constexpr int64_t kWordsAhead = 2048;
 
-// Rows of activations that meet a word at once, at most, and the vectors of a band that registers allow beside them.
+// Most activation rows per word, and the vectors of a band that fit the registers beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
 constexpr int band_vectors(int rows) {
   int vectors = static_cast<int>(kBand) / W;
   while (vectors * rows > kAccumulators) vectors /= 2;
   return vectors;
 }
-// Bands side by side, at most, for so many rows: whole ones alone. The words of a single row want as many registers as its sums.
+// Most bands side by side for so many rows; whole bands only.
 constexpr int bands_at_once(int rows) {
   constexpr int kWhole = static_cast<int>(kBand) / W;
   const int room = kAccumulators / ((rows < 2 ? 2 : rows) * kWhole);
   return room < 1 ? 1 : room < kMostBands ? room : kMostBands;
 }
 
-// Where bands lie that are read side by side: their words and scales, so many bytes apart.
+// Strides in bytes of the words and scales of bands read side by side.
 struct Streams {
   const char* words;
   const char* scales;
@@ -48,8 +47,8 @@ struct Streams {
 };
 
 // out[m][b * kBand + lane + i] = w[(band + b) * kBand + lane + i] . x[m] for i < R * W and b < B. Rows of x are ldx apart;
-// `next` is what will be read after these bands. The sums are kept in memory, as registers hold the products of the group at
-// hand; those in two parts where few rows would wait for one another's additions.
+// `next`: data to prefetch. Sums are in memory, products of the current group in registers, split in two for few rows to shorten the
+// chains of additions.
 template <class F, Type T, int M, int R, int B>
 [[gnu::always_inline]] inline void meet_bands(const Matrix& w, const float* x, int64_t ldx, int64_t band, int64_t lane,
                                               const Streams& next, float (&out)[M][B * kBand]) {
@@ -68,7 +67,7 @@ template <class F, Type T, int M, int R, int B>
 #pragma GCC unroll 16
     for (int r = 0; r < B * R; ++r) store(&out[m][r / R * kBand + lane + r % R * W], zero());
   }
-  const float* rows[M];  // hidden from the compiler, which else keeps an offset for every row and step, more than registers hold
+  const float* rows[M];  // hidden from the compiler, which otherwise keeps an offset per row and step and spills registers
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     rows[m] = x + m * ldx;
@@ -136,7 +135,7 @@ template <class F, Type T, int M, int R, int B>
   }
 }
 
-// y[m * ldy + r] for weight rows [row, row + rows) and any number of activation rows; `next`: rows to be read after.
+// y[m * ldy + r] for weight rows [row, row + rows) and any number of activation rows; `next`: rows to prefetch.
 template <class F, Type T>
 inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
                            float* y, int64_t ldy, const Upcoming& next) {
@@ -155,13 +154,13 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
     for (int i = 0; i < M; ++i) {
       float* to = y + (m + i) * ldy + begin - row;
       if (end - begin == B * kBand) {
-        __builtin_memcpy(to, out[i], sizeof out[i]);  // of a size that is known: moves, no call
+        __builtin_memcpy(to, out[i], sizeof out[i]);  // constant size: moves, no call
       } else {
         __builtin_memcpy(to, &out[i][begin - start], static_cast<size_t>(end - begin) * sizeof(float));
       }
     }
   };
-  // Rows in parts as even as can be, each of which unpacks the words anew: nine are four and five, not eight and one.
+  // Even parts, each of which unpacks the words again: nine rows are four and five.
   const int64_t parts = (batch + kMostRows - 1) / kMostRows, most = (batch + parts - 1) / parts;
   for (int64_t band = row / kBand; band < end_band;) {
     const int64_t left = end_band - band;

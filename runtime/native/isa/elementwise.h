@@ -37,7 +37,7 @@ inline vf gelu(vf x) {
   return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
 }
 
-// GPT-OSS: x sigmoid(1.702 x) of a gate of at most 7, times 1 more than an up kept within 7. In the order that keeps NaN.
+// GPT-OSS: x sigmoid(1.702 x) with x = min(gate, 7), times clamp(up, -7, 7) + 1. The order of operands keeps NaN.
 inline vf clamped(vf gate, vf up) {
   gate = min(set1(7.0f), gate);
   up = max(set1(-7.0f), min(set1(7.0f), up));

@@ -1,8 +1,7 @@
-// Activation rows times a matrix, in floats; in integers, for a matrix that rounds(), in bands.h.
+// Activation rows times a matrix in floats (integers: bands.h).
 //
-// What a row comes to does not depend on the rows beside it: k is walked in slabs; a slab's products are summed per lane,
-// in order, then the lanes, and the slabs' sums are added in order. One row streams the weights; for more, a few rows of
-// weights at a time go through the first-level cache, where they meet all of them.
+// Rows do not affect each other: k is split into slabs; a slab's products are summed per lane in order, then the lanes, then the slabs
+// in order. One row streams the weights; for more, a few unpacked weight rows at a time stay in the L1 for all of them.
 #pragma once
 
 #include "unpack.h"
@@ -10,8 +9,8 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int64_t kSlab = 768;  // values of k, whole blocks and groups of every format
-constexpr int64_t kUnpacked = 8;  // rows of weights that a slab is unpacked of: half a first-level cache
-constexpr int kTogether = kPanelVectors == 4 ? 6 : 2;  // activation rows whose sums fit the registers, with four of weights
+constexpr int64_t kUnpacked = 8;  // unpacked weight rows of a slab: half of the L1
+constexpr int kTogether = kPanelVectors == 4 ? 6 : 2;  // activation rows whose sums fit the registers beside four weight rows
 
 // y[m * ldy + r * apart] (+)= the sum of acc[m][r].
 template <int M, int R>
@@ -46,8 +45,8 @@ template <int M, int R>
   }
 }
 
-// One row of activations, R rows of weights that lie `apart`: each is a stream of its own that the processor's prefetcher
-// can follow. (Four neighbouring rows, taken a block each in turn, arrive at half the speed.)
+// One activation row times R weight rows `apart`, each a stream for the hardware prefetcher. (Four neighbouring rows, block by block,
+// are half as fast.)
 template <class F, int R>
 inline void stream_rows(const Matrix& w, const Groups<F>& groups, const float* x, int64_t row, int64_t apart, float* y) {
   const RowReader<F, R, true> reader(w, groups, row, apart);
@@ -112,7 +111,7 @@ inline void multiply_several(const Matrix& w, const float* x, int64_t stride, in
   for (int64_t k = 0; k < w.k; k += kSlab) {
     const int64_t end = w.k - k < kSlab ? w.k : k + kSlab;
     const int64_t vectors = ceil_div(end - k, F::kBlock) * F::kSteps;
-    const float* here = x + k;  // a slab is a whole number of blocks: its vectors begin where its values do
+    const float* here = x + k;  // a slab is a whole number of blocks
     for (int64_t r = 0; r < rows; r += kUnpacked) {
       const int64_t n = rows - r < kUnpacked ? rows - r : kUnpacked;
       for (int64_t i = 0; i < n; ++i) unpack_row<F>(w, groups, first + r + i, k, end, weights + i * kSlab);

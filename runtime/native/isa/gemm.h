@@ -7,7 +7,7 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kPanel = kPanelVectors * W;
 
-// W rows of the panel's columns: each as floats into `rows_of_k`, then W x W squares of them turned.
+// Convert W rows of the panel's columns to floats in `rows_of_k`, then transpose W x W squares.
 template <Type T>
 inline void unpack_columns(const Matrix& w, int64_t row, int64_t rows, int64_t k0, int64_t kc, float* out) {
   alignas(64) float rows_of_k[W][kPanelDepth];

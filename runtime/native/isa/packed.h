@@ -1,10 +1,9 @@
 // Attention of a few queries over packed K/V (core/packed.h), with both products in integers.
 //
-// A query is rounded to 16 bits, its largest magnitude / 32767, and meets the codes of keys as they are: sums of products are exact
-// within a group, whose scale follows. Of values, what an entry adds, its softmax weight times its group's scale, is rounded to 15
-// bits of the largest in the chunk: relative to what is added rather than to the weight, since an attention sink has nearly all the
-// weight and next to no value. No sum passes 31 bits: 64 * 32767 * 255 in a group of keys, 128 * 32767 * 255 in a chunk.
-// Entries that a query does not see have weight 0, and what lies there, a scale that is no number too, changes nothing.
+// A query is rounded to 16 bits, its largest magnitude / 32767, and multiplied with the codes of keys: sums are exact within a group,
+// then scaled. For values, an entry's softmax weight times its group's scale is rounded to 15 bits of the largest in the chunk (not
+// relative to the weight alone, because of attention sinks). No sum passes 31 bits: 64 * 32767 * 255 in a group of keys,
+// 128 * 32767 * 255 in a chunk. Masked entries have weight 0 and never matter, NaN scales included.
 #pragma once
 
 #include "../core/half.h"
@@ -14,26 +13,26 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int64_t kBytesAhead = 4096;  // of the arithmetic that packed entries are asked for
+constexpr int64_t kBytesAhead = 4096;  // prefetch distance of packed entries
 constexpr int kTileVectors = kTile / W;
 constexpr int64_t kMostGroup = 64;
 static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
 
 // --- writing and unpacking ----------------------------------------------------------------------------------------
 
-// The least float16 that is not below x, which is finite or NaN.
+// The least float16 >= x; x is finite or NaN.
 inline uint16_t half_above(float x) {
   const uint16_t half = f32_to_f16(x);
   if (!(f16_to_f32(half) < x)) return half;
   return static_cast<uint16_t>(half & 0x8000 ? half - 1 : half + 1);
 }
 
-// The codes of a group of `count` numbers, and what they share. Scales are rounded up and offsets down, so that every code is within
-// its range and every number within half a scale.
+// The codes of a group of `count` numbers, its scale and offset. Scales are rounded up and offsets down, so that codes are in range
+// and errors within half a scale.
 inline void code_group(const float* x, int64_t count, bool offset, uint16_t* scale_at, uint16_t* offset_at, uint8_t* codes) {
   vf spoiled = zero(), low = load(x), high = low;
   const float top = largest(x, count, spoiled);
-  float from = -128.0f, most = 127.0f;  // of a code, as the number it stands for
+  float from = -128.0f, most = 127.0f;  // range of codes
   float base = 0;
   if (offset) {
     for (int64_t i = W; i < count; i += W) low = min(low, load(x + i)), high = max(high, load(x + i));
@@ -78,7 +77,7 @@ inline void pack_key(const float* row, int64_t dim, const Packing& packing, int6
   });
 }
 
-// Where a dword of values has its entries: pairs of codes are bytes two apart.
+// Order of the entries in a dword of values: pairs of codes are two bytes apart.
 constexpr int byte_of(int64_t entry) { return static_cast<int>(entry >> 1 | (entry & 1) << 1); }
 
 inline void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values) {
@@ -156,12 +155,11 @@ inline void unpack_values(const char* values, int64_t dim, const Packing& packin
 
 // --- attending ----------------------------------------------------------------------------------------------------
 
-inline float whole_word(float x) {  // the bits of a whole number's dword; 0 for NaN, which scales tell of
+inline float whole_word(float x) {  // bits of an integer's dword; 0 for NaN, which is in the scales
   return __builtin_bit_cast(float, static_cast<int32_t>(x > -2e9f && x < 2e9f ? x : 0.0f));
 }
 
-// A query as keys meet it: pairs in the order of their codes; of each group the sum of its rounded numbers, and -128 times that
-// as a dword.
+// A rounded query: pairs in the order of the keys' codes; per group the sum of its rounded numbers, and -128 times that as a dword.
 struct PackedQuery {
   float* pairs;
   float* sums;
@@ -181,7 +179,7 @@ inline void round_query(const float* x, int64_t dim, const Packing& packing, Pac
   }
 }
 
-// What of a chunk is asked for: what lies ahead of it, or as far into what is read next.
+// Prefetch position: ahead in the chunk, or as far into the next data.
 struct Ahead {
   const char* end;
   const char* next;
@@ -196,7 +194,7 @@ struct Ahead {
 template <int Bits, int Q>
 inline void score_tile(const char* keys, const PackedPart& part, const Packing& packing, int64_t dim, const PackedQuery* q,
                        int64_t first, float* scores, int64_t ld, const Ahead& ahead) {
-  constexpr int V = kTileVectors, kSteps = 16 / Bits, kApart = W == 16 ? 2 : 1;  // sums of their own: one alone would be waited for
+  constexpr int V = kTileVectors, kSteps = 16 / Bits, kApart = W == 16 ? 2 : 1;  // separate sums shorten the chain of additions
   const char* codes = keys + part.codes + first * dim * Bits / 8;
   const char* later = ahead.of(codes);
   vf total[Q][V];
@@ -243,8 +241,8 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
   }
 }
 
-// What a group's values are weighed with by one query: pairs of rounded numbers, what 1 of them stands for, -128 times their sum as a
-// dword, and what the entries' offsets come to.
+// Rounded weights of a group's values for one query: pairs, their unit, -128 times their sum as a dword, and the sum of the entries'
+// offsets.
 struct Weights {
   float* pairs;
   float unit;
@@ -262,7 +260,7 @@ inline void round_weights(const float* scores, const char* scales, const char* o
     total = add(total, here);
     if (offsets != nullptr) shifted = add(shifted, where_above(weight, 0.0f, mul(weight, load_as<Type::f16>(offsets, p))));
   }
-  const float top = maximum(largest), spoiled = sum(total) * 0.0f;  // NaN where anything is not finite
+  const float top = maximum(largest), spoiled = sum(total) * 0.0f;  // NaN if anything is not finite
   const vf factor = set1(32767 / top);
   vi all{};
   for (int64_t p = begin; p < end; p += W) {
@@ -275,7 +273,7 @@ inline void round_weights(const float* scores, const char* scales, const char* o
   weights.offset = sum(shifted);
 }
 
-// Chunks whose values are weighed side by side: each is a stream of its own.
+// Chunks whose values are summed side by side, one stream each.
 struct Weighed {
   const char* values;
   const float* scores;

@@ -1,4 +1,4 @@
-// Activations as the kernels read them: rounded to 16 bits where the matrix rounds(), else in the weight format's order.
+// Activations in the kernels' layout: rounded to 16 bits if the matrix rounds(), else in the weight format's order.
 #pragma once
 
 #include "rounded.h"

@@ -1,7 +1,7 @@
-// Queries, keys and values as 16-bit integers, in the layout and under the scales that attend_rounded.h wants.
+// Queries, keys and values as 16-bit integers in the layout and scales of attend_rounded.h.
 //
-// - A query gets a length of at most 65000 and a key one of less than 32768, the key by a power of two: by Cauchy and
-//   Schwarz no sum of products reaches 2^31, whatever the head size. What f16 has of a key's larger numbers stays exact.
+// - A query gets a length of at most 65000 and a key one of less than 32768, the key by a power of two: by Cauchy-Schwarz
+//   no sum of products reaches 2^31 for any head size. The larger numbers of an f16 key stay exact.
 // - Values get 13 bits, each entry by a power of two of its own: exact within a factor of 8 of the entry's largest.
 // Infinities and NaN make the scale NaN.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int kRowVectors = W == 16 ? 3 : 2;  // of queries that meet an entry together
+constexpr int kRowVectors = W == 16 ? 3 : 2;  // of queries per entry
 constexpr int64_t kRoundedRows = kRowVectors * W;
 constexpr float kQueryLength = 65000.0f;
 constexpr float kLargest = 32767.0f;
@@ -42,14 +42,14 @@ inline vf squares_of(const void* row, int64_t at, int64_t dim) {
   return squares;
 }
 
-// One entry's row, a block past `entry`, one request a cache line.
+// Prefetch one entry's row, a block past `entry`.
 template <Type T>
 inline void request_block(const void* rows, int64_t entry, int64_t dim) {
   const char* row = static_cast<const char*>(rows) + (entry + kRoundedEntries) * dim * size_of(T);
   for (int64_t byte = 0; byte < dim * size_of(T); byte += 64) request(row + byte);
 }
 
-// What takes a query to its length, or its largest number to what 16 bits hold.
+// Scale of a query to its length limit, or of its largest number to 16 bits.
 inline float query_factor(const float* q, int64_t dim) {
   vf top = set1(1e-15f);
   for (int64_t d = 0; d < dim; d += W) top = max(top, max(load(q + d), sub(zero(), load(q + d))));
@@ -119,7 +119,7 @@ inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const Entr
 
 template <Type T>
 inline void round_values_of(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
-  vf spoiled = zero();  // NaN where anything is not finite
+  vf spoiled = zero();  // NaN if anything is not finite
   for (int64_t first = 0; first < kRoundedEntries; first += W) {
     vf top[W];
     for (int i = 0; i < W; ++i) {

@@ -1,9 +1,8 @@
 // Activations in block floating point, to be multiplied with 2-, 4- and 8-bit weights as 16-bit integers.
 //
-// The values that meet one group of weights share a scale, their largest magnitude / 32767; weights stay the small integers
-// they are stored as. One instruction then multiplies and adds two values a lane, and weights need no conversion. The
-// result is the exact product with the rounded activations, each within max|x| / 65534 of its own (the maximum over the
-// group). Infinities and NaN come out as NaN.
+// The values of one group of weights share a scale, their largest magnitude / 32767; weights stay the stored integers. One instruction
+// multiplies and adds two values per lane. The result is the exact product with the rounded activations, each within max|x| / 65534
+// (the maximum over the group). Infinities and NaN come out as NaN.
 #pragma once
 
 #include <utility>
@@ -49,12 +48,12 @@ inline float round_values(const float* x, int64_t count, float factor, float* ou
     }
   }
   float rest = 0;
-  for (; i < count; i += 2 * Run) {  // groups of 16 that a vector is too wide for
+  for (; i < count; i += 2 * Run) {  // groups of 16, narrower than a vector
     for (int j = 0; j < Run; ++j) {
       const auto whole = [&](int64_t at) {
         const float v = __builtin_rintf(x[at] * factor);
         rest += v;
-        return static_cast<uint32_t>(static_cast<int32_t>(v == v ? v : 0.0f));  // round_row tells of NaN
+        return static_cast<uint32_t>(static_cast<int32_t>(v == v ? v : 0.0f));  // NaN is in the sums, see round_row
       };
       const uint32_t low = whole(i + j), pair = (low & 0xffff) | whole(i + j + Run) << 16;
       __builtin_memcpy(out + i / 2 + j, &pair, sizeof pair);
@@ -63,7 +62,7 @@ inline float round_values(const float* x, int64_t count, float factor, float* ou
   return sum(total) + rest;
 }
 
-// The largest magnitude of a group of values, at least 1e-30. Adds to `spoiled` 0, or NaN for what is not finite.
+// The largest magnitude of a group of values, at least 1e-30. Adds 0 to `spoiled`, NaN for non-finite values.
 inline float largest(const float* x, int64_t group, vf& spoiled) {
   vf top = set1(1e-30f);
   for (int64_t i = 0; i < group; i += W) {

@@ -5,7 +5,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// out = x / divisor; returns the largest, or NaN where one is no number.
+// out = x / divisor; returns the maximum, NaN if any is.
 inline float divided(const float* x, int64_t n, float divisor, float* out) {
   vf highest = set1(-__builtin_inff()), total = zero();
   for (int64_t i = 0; i < n; i += W) {
@@ -18,7 +18,7 @@ inline float divided(const float* x, int64_t n, float divisor, float* out) {
   return spoiled == spoiled ? maximum(highest) : spoiled;
 }
 
-// out = e^(x - top), 0 for what is no number; returns the sum.
+// out = e^(x - top), 0 for NaN; returns the sum.
 inline float exponentials(const float* x, int64_t n, float top, float* out) {
   vf total = zero();
   for (int64_t i = 0; i < n; i += W) {
@@ -29,7 +29,7 @@ inline float exponentials(const float* x, int64_t n, float top, float* out) {
   return sum(total);
 }
 
-// How many of x are above the limit, and the sum of their weights.
+// Count and weight of x above the limit.
 inline Share share_above(const float* x, const float* weights, int64_t n, float limit) {
   vf count = zero(), mass = zero();
   for (int64_t i = 0; i < n; i += W) {

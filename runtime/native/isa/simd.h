@@ -1,8 +1,7 @@
 // The vector vocabulary that kernels are written in, for the instruction set of this translation unit.
 //
-// Each of avx512.cpp, avx2.cpp and portable.cpp defines HEADRACE_ISA and is compiled with its own flags. Only
-// what lives in namespace headrace::HEADRACE_ISA, or is static, may be instantiated there: an inline function of
-// the standard library compiled with AVX-512 could be the copy the linker keeps for everybody.
+// avx512.cpp, avx2.cpp and portable.cpp define HEADRACE_ISA and are compiled with their own flags. They may instantiate only static
+// functions and those of namespace headrace::HEADRACE_ISA: the linker might keep an inline function compiled with AVX-512 for all.
 //
 // vf: W floats, vi: W dwords. load_first/store_first touch n <= W elements and fill with zeros.
 #pragma once
@@ -17,12 +16,11 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Ask for a cache line as far as the L2: a core has room for more of them there, and what is under way to the L1 holds up what is
-// read meanwhile.
+// Prefetch a cache line to the L2, which allows more outstanding requests than the L1.
 inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// e^x to about 2 ulp; 0 below -87, and NaN of NaN: operands of min and max are in the order for that. Range reduction by ln 2 in two parts, then a Taylor polynomial on
-// |r| <= ln(2) / 2, where its remainder is under one part in 10^8.
+// e^x to about 2 ulp; 0 below -87, NaN for NaN (the order of min's and max's operands matters). Range reduction by ln 2 in two parts, then a
+// Taylor polynomial on |r| <= ln(2) / 2 with a remainder under 1e-8.
 inline vf exp(vf x) {
   const vf bounded = min(set1(88.0f), max(set1(-87.0f), x));
   const vf whole = round_even(mul(bounded, set1(1.44269504f)));

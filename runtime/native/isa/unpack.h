@@ -1,17 +1,16 @@
-// Rows of a matrix as floats, in the order its format gives them: dequantized as fma(q, scale, offset), whoever reads.
+// Rows of a matrix as floats in its format's order, always dequantized as fma(q, scale, offset).
 #pragma once
 
 #include "weights.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// How far ahead of the arithmetic each stream of weights and of scales is asked for, in bytes. Rows are short (288 bytes
-// at K = 576, 4 bits) and a round follows a dozen streams, more than the processor's own prefetcher keeps up with. A
-// step never comes back to a weight, so weights are asked for past the outer caches.
+// Prefetch distance of each stream of weights and scales, in bytes. Rows are short (288 bytes at K = 576, 4 bits) and a round has a
+// dozen streams, too many for the hardware prefetcher. A step reads a weight once, so weights bypass the outer caches.
 constexpr int64_t kWeightsAhead = 1536;
 constexpr int64_t kScalesAhead = 256;
 
-// R rows, `apart` from each other, taken side by side. kAhead: each once, in one sweep, so that they are worth asking for.
+// R rows, `apart` from each other, taken side by side. kAhead: each is read once, in order, so prefetch them.
 template <class F, int R, bool kAhead = false>
 struct RowReader {
   const Matrix& w;

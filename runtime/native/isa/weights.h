@@ -1,10 +1,9 @@
-// How each storage format of weights is read, block by block, as vectors of floats.
+// Readers of the weight formats, block by block, as vectors of floats.
 //
-// A format names: kBlock, the values in a block; kSteps, the vectors they come out as; load, the block's raw
-// bits (load_last where the row ends inside it); value, vector `step` of them, to be scaled after `adapt` has fitted
-// scale and offset to how values come out; where it can round (rounded.h), take, pair `step` of the values in every
-// dword, with fit to do the same. kAffine: whether there are offsets. Their order is the format's own ("prepared order"); `source` tells
-// which value of the row it is.
+// A format has: kBlock, values per block; kSteps, vectors per block; load, the block's raw bits (load_last for a partial block);
+// value, vector `step`, to be scaled with scale and offset from `adapt`; for rounding formats (rounded.h) take, pair `step` of the
+// values in every dword, and fit, like adapt. kAffine: whether there are offsets. Values come in the format's own "prepared order";
+// `source` gives a value's index in the row.
 #pragma once
 
 #include <type_traits>
@@ -150,7 +149,7 @@ inline const uint8_t* row_data(const Matrix& w, int64_t row) {
   return static_cast<const uint8_t*>(w.data) + row * w.row_bytes();
 }
 
-// What all rows of a quantized matrix share: how its groups lie in blocks. Empty for plain rows.
+// Layout of a quantized matrix's groups in blocks. Empty for plain rows.
 template <class F, bool Quantized = F::kBits != 0>
 struct Groups {
   explicit Groups(const Matrix&) {}
@@ -165,9 +164,9 @@ struct Groups<F, true> {
   explicit Groups(const Matrix& w)
       : count(w.groups()), shift(__builtin_ctzll(static_cast<uint64_t>(w.group))), spread(F::spread(shift)) {}
 
-  // Groups are taken W at a time: how many there are from `first` on.
+  // Number of groups from `first` on, at most W.
   int64_t batch(int64_t first) const { return count - first < W ? count - first : W; }
-  // Which of a batch's scales block b starts with.
+  // Index of block b's first scale in a batch.
   int64_t scale_at(int64_t b, int64_t first) const { return ((b * F::kBlock) >> shift) - first; }
 };
 
