@@ -23,7 +23,7 @@ const mx::array& hold(CacheBlocks& cache, const mx::array& array) {
   return held;
 }
 
-// Blocks stay where they are: inner vectors keep their memory when the outer one moves them.
+// Pointers to blocks stay valid: inner vectors keep their memory when the outer one grows.
 void add(CacheBlocks& cache, SequenceRows rows, std::vector<char*> blocks, int64_t whole_from) {
   rows.row = cache.rows;
   rows.blocks = blocks.data();
@@ -206,7 +206,7 @@ mx::array grow_buffer(const mx::array& buffer, int capacity) {
   require(buffer.ndim() == 4 && buffer.shape(2) <= capacity, "a buffer must be (B, Hkv, entries, D), and no longer than asked for");
   mx::array from = buffer;
   from.eval();
-  // A slice of entries is read where it lies.
+  // A slice of entries is read in place.
   if (from.strides(3) != 1 || from.strides(2) != from.shape(3)) from = settled(from);
   mx::Shape shape = from.shape();
   shape[2] = capacity;

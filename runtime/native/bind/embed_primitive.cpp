@@ -36,7 +36,7 @@ class Embed : public Node {
 }  // namespace
 
 mx::array embed(const mx::array& tokens, const std::shared_ptr<MatrixHandle>& w) {
-  // A negative int32 is read as an uint32 beyond every table.
+  // A negative int32 becomes a uint32 beyond every table.
   const bool words = tokens.dtype() == mx::int32 || tokens.dtype() == mx::uint32;
   const mx::array rows = words ? tokens : mx::astype(tokens, mx::int32, cpu_stream());
   mx::Shape shape = tokens.shape();

@@ -29,7 +29,7 @@ LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float
   return call;
 }
 
-// The rest of a layer whose feed-forward is of experts.
+// The rest of a layer with experts.
 void run_experts_half(const LayerPlan& plan, const LinearCall* following, int64_t rows, float* out) {
   ExpertsCall call = plan.experts->call();
   call.x = call.out = out;
@@ -40,7 +40,7 @@ void run_experts_half(const LayerPlan& plan, const LinearCall* following, int64_
   run_experts(Pool::shared(), best_kernels(), call);
 }
 
-// The five calls, in order; `out` may be `x`. `attend` has everything but its rows; `after` is the layer after this one, or nullptr.
+// The five calls, in order; `out` may be `x`. `attend` lacks only its rows; `after` is the next layer, or nullptr.
 void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();

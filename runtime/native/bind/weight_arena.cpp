@@ -16,32 +16,32 @@ namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr size_t kSlab = size_t{32} << 20;
-constexpr size_t kOpen = 8;  // slabs that are not given up as full
+constexpr size_t kOpen = 8;  // most slabs considered for new arrays
 constexpr size_t kLine = 64;
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-// Memory that arrays are cut from. It starts at a huge page's border and is asked for as such before it is touched.
+// Memory for several arrays, aligned to a huge page and advised before its first use.
 struct Slab {
   mx::array memory;
   char* base;
   size_t size;
   size_t used = 0;
 
-  explicit Slab(size_t bytes)  // in two dimensions, as one holds no more than 2 GiB
+  explicit Slab(size_t bytes)  // two dimensions, since one is limited to 2 GiB
       : memory({static_cast<int>(bytes / kHuge) + 1, static_cast<int>(kHuge)}, mx::uint8, nullptr, {}), size(bytes) {
     memory.set_data(mx::allocator::malloc(memory.nbytes()));
     const auto start = reinterpret_cast<uintptr_t>(memory.data<char>());
     base = reinterpret_cast<char*>(round_up(start, kHuge));
-    madvise(base, size, MADV_HUGEPAGE);  // advice: a kernel without huge pages ignores it
+    madvise(base, size, MADV_HUGEPAGE);  // ignored by kernels without huge pages
   }
 };
 
-// Where the next `bytes` go: the first open slab with room, so that scales fill what large arrays leave.
+// First fit for `bytes` in the open slabs, so that scales fill gaps of large arrays.
 Slab& slab_for(size_t bytes) {
-  static auto& open = *new std::vector<Slab>();  // never destroyed: MLX's allocator may be gone before us
+  static auto& open = *new std::vector<Slab>();  // never destroyed: MLX's allocator may be destroyed first
   for (Slab& slab : open) {
-    if (slab.memory.data_shared_ptr().use_count() == 1) slab.used = 0;  // its arrays are gone
+    if (slab.memory.data_shared_ptr().use_count() == 1) slab.used = 0;  // all its arrays are freed
     if (slab.size - slab.used >= bytes) return slab;
   }
   if (open.size() == kOpen) {
@@ -52,7 +52,7 @@ Slab& slab_for(size_t bytes) {
   return open.emplace_back(std::max(kSlab, round_up(bytes, kHuge)));
 }
 
-// The array at `to`, a place in `memory`.
+// An array at address `to` in `memory`.
 mx::array array_at(const mx::array& memory, char* to, const mx::Shape& shape, mx::Dtype dtype) {
   mx::array out(shape, dtype, nullptr, {});
   mx::Strides strides(shape.size(), 1);

@@ -1,4 +1,4 @@
-// Placing queries, keys and values; then attending in the way of the phase.
+// Norm and rotation of queries and keys, the cache write, then attention by phase.
 #include "attend.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kTaskFloats = 1 << 12;  // numbers that one task places
+constexpr int64_t kTaskFloats = 1 << 12;  // numbers per task
 
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t row, const float* norm,
            float* head) {
@@ -19,7 +19,7 @@ void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* ta
   if (table != nullptr) call.rope->rotate(*table, row, head);
 }
 
-// One token's heads: q into the scratch, k and v into the cache.
+// One token: q to scratch, k and v to the cache.
 void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, const SequenceRows& rows,
                  int64_t t, float* q) {
   const int64_t dim = call.dim, row = rows.row + t;

@@ -1,10 +1,9 @@
-// Attention of decode rows: the cache is read once per group of heads that share it, and of rows of a sequence that see the same of it.
+// Attention of decode rows. Query heads of one K/V head, and rows of a sequence that see the same entries, share a read of the cache.
 //
-// Positions are taken in chunks of a block each, with a softmax state of its own; the states of one query are joined at the end
-// (flash decoding: arXiv:2307.08691 turned to positions). So a query's result has the same bits however its chunks are shared out.
-// Work is split over sequences, key/value heads, groups of chunks and sets of rows, in this order, so that all rows of a sequence find
-// a chunk in the cache; the chunks of a group are read side by side, because one stream at a time does not keep enough requests to
-// memory under way.
+// Positions are split into chunks of a block, each with a softmax state; a query's states are joined in order at the end (flash
+// decoding, arXiv:2307.08691), so its bits do not depend on the split. Tasks go over sequences, K/V heads, groups of chunks and sets
+// of rows, in this order, so that all rows of a sequence find a chunk in the cache. The chunks of a group are read side by side: one
+// stream does not reach full memory bandwidth.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -15,32 +14,32 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kMostSide = 2;             // chunks that are read side by side, at most
-constexpr int64_t kTasksPerThread = 4;       // fewer, and groups are made smaller
-constexpr int64_t kAloneProducts = 1 << 15;  // fewer multiply-adds than this are not worth waking anybody
+constexpr int64_t kMostSide = 2;             // most chunks read side by side
+constexpr int64_t kTasksPerThread = 4;       // least, else groups are smaller
+constexpr int64_t kAloneProducts = 1 << 15;  // multiply-adds below which the caller works alone
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One sequence's portion of a call. Its tasks are numbered by kv head, group of chunks, set of rows, part of the kv head's queries.
+// One sequence of a call. Tasks are numbered by K/V head, group of chunks, set of rows, part of the K/V head's queries.
 struct Portion {
   const SequenceRows& rows;
-  int64_t first;   // chunk that any row sees
-  int64_t chunks;  // from there on
+  int64_t first;   // first visible chunk
+  int64_t chunks;  // number of visible chunks
   int64_t groups = 0, sets = 0;
   int64_t tasks_before = 0;
-  int64_t queries_before = 0, states_before = 0;  // of states: see below
+  int64_t queries_before = 0, states_before = 0;  // indices of states, see below
 };
 
-// How the decode rows of all sequences are shared out.
+// Distribution of the decode rows of all sequences.
 struct Split {
-  int64_t shared, parts, part;  // query heads per kv head; parts of those, of so many heads
+  int64_t shared, parts, part;  // query heads per K/V head; parts, and heads per part
   int64_t together;             // rows of a set
   int64_t side;                 // chunks of a group
   int64_t sinks;
   int64_t tasks = 0, queries = 0, all_states = 0, products = 0;
   std::vector<Portion> portions;
 
-  // most: queries that the kernels take at once.
+  // most: queries per kernel call.
   Split(const AttendCall& call, int64_t most, int threads)
       : shared(call.heads / call.kv_heads), sinks(call.sinks != nullptr ? 1 : 0) {
     parts = ceil_div(shared, most);
@@ -69,8 +68,8 @@ struct Split {
     }
   }
 
-  // Keys that are read after those of a group, of which `chunk` would be the next one's: the head's, or the `side`-th chunk of the head,
-  // or sequence, that follows. Short sequences are over before what is read of them could have been asked for.
+  // Keys to prefetch after a group, whose next chunk would be `chunk`: of this head, or the `side`-th chunk of the next head or
+  // sequence, since short sequences end before a prefetch arrives.
   const char* next_keys(const AttendCall& call, const Portion& portion, int64_t kv_head, int64_t chunk, int64_t at) const {
     const Portion* whose = &portion;
     if (chunk >= portion.chunks) {
@@ -84,10 +83,10 @@ struct Split {
     return static_cast<const char*>(head_block(call, whose->rows, kv_head, (whose->first + chunk) * kAttendChunk).keys);
   }
 
-  // Of one query: its head's sink, where there is one, then its chunks.
+  // States of one query: its head's sink, if any, then its chunks.
   int64_t states(const Portion& portion) const { return sinks + portion.chunks; }
 
-  // Whose the task or query is; most calls have few sequences, and a thread's tasks follow each other.
+  // The sequence of a task or query, by linear search: calls have few sequences, and a thread's tasks are adjacent.
   template <int64_t Portion::*Before>
   const Portion& portion_of(int64_t index) const {
     return *std::prev(std::upper_bound(portions.begin(), portions.end(), index,
@@ -111,7 +110,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     const int64_t from = (portion.first + number) * kAttendChunk, position = portion.rows.offset + t;
     return std::pair(std::max(first_seen(call, position), from), std::min(position + 1, from + kAttendChunk));
   };
-  // Rows [t, t + count) over a group of chunks from `begin` on, of which they see the same. last: nobody else will read these.
+  // Rows [t, t + count) over a group of chunks from `begin` on, with equal visible entries. last: the final read of these chunks.
   const auto attend = [&](const Portion& portion, int64_t kv_head, int64_t part, int64_t begin, int64_t t, int64_t count, bool last) {
     const SequenceRows& rows = portion.rows;
     const int64_t sides = std::min(split.side, portion.chunks - begin);
@@ -158,7 +157,7 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     index /= portion.sets;
     const int64_t begin = index % portion.groups * split.side, kv_head = index / portion.groups;
     const bool last = t + count == portion.rows.count && part + 1 == split.parts;
-    // What rows between the first and the last see lies between what these see.
+    // Visible entries of middle rows are between those of the first and the last.
     bool alike = true;
     for (int64_t number = begin; number < std::min(begin + split.side, portion.chunks); ++number) {
       alike = alike && entries_of(portion, t, number) == entries_of(portion, t + count - 1, number);

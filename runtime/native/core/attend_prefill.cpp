@@ -1,6 +1,5 @@
-// Attention of a prompt's tokens in float32 (attend_rounded.cpp is the other way), in tiles: scores of a block of queries
-// against a block of keys never leave the cache (FlashAttention, arXiv:2205.14135). Both products run on the panels that
-// projections use.
+// Prefill attention in float32 (integers: attend_rounded.cpp), in tiles whose scores stay in the cache (FlashAttention,
+// arXiv:2205.14135). Both products use GEMM panels.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -41,7 +40,7 @@ struct Tile {
 // scores (heads * queries, kKeys) of q rows against keys [key, key + n).
 void score(const Kernels& kernels, const Tile& tile, const HeadCache& kv, const float* q, int64_t q_stride,
            int64_t heads, int64_t queries, int64_t key, int64_t n) {
-  Matrix keys;  // stored keys are a plain weight matrix to the queries
+  Matrix keys;  // stored keys as a plain weight matrix
   keys.data = kv.keys;
   keys.n = key + n;
   keys.k = tile.dim;
@@ -120,7 +119,7 @@ void attend_prefill(Pool& pool, const Kernels& kernels, const AttendCall& call, 
   const int64_t blocks = (rows.count + kQueries - 1) / kQueries;
   pool.run(call.kv_heads * blocks, [&](Tasks& tasks) {
     while (tasks.next()) {
-      // Late queries see the most: start with them, so that the threads end together.
+      // Late queries take longest: start with them to balance the threads.
       const int64_t block = blocks - 1 - tasks.index() / call.kv_heads;
       attend_tile(kernels, call, rows, q, tasks.index() % call.kv_heads, block * kQueries);
     }

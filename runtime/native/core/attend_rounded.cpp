@@ -1,13 +1,12 @@
-// Attention of a prompt's tokens over K/V in half precision, in tiles of queries by blocks of entries (FlashAttention,
-// arXiv:2205.14135), with both products in 16-bit integers: isa/attend_rounded.h.
+// Prefill attention over half-precision K/V, in tiles of queries by blocks of entries (FlashAttention, arXiv:2205.14135), with both
+// products in 16-bit integers (isa/attend_rounded.h).
 //
-// The queries of a tile are those of all heads that share a K/V head, ordered by position, so that late rows are late
-// positions and what nobody sees is left out. A block of entries is rounded once for a whole tile.
+// A tile has the queries of all heads of a K/V head, ordered by position, so that invisible entries can be skipped. A block of entries
+// is rounded once per tile.
 //
-// A query's result has the same bits however a prompt is cut and whoever computes it: blocks and chunks begin at multiples of their
-// size, each chunk has a softmax state of its own, and those are merged in the order of their positions (to merge with what has
-// seen nothing changes nothing but the sign of a zero). A chunk's state is merged at once, or kept until those before it
-// are, where there are too few tiles for the threads.
+// A query has the same bits for any prompt split and thread: blocks and chunks begin at multiples of their size, each chunk has its own
+// softmax state, and states are merged in order (merging an empty state changes at most the sign of a zero). A chunk's state is
+// merged at once, or stored until those before it are, if there are too few tiles for the threads.
 #include <algorithm>
 
 #include "attend.h"
@@ -16,21 +15,21 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kTileRows = 256;      // at most: rounding a block costs what 15 rows do
-constexpr int64_t kFewestRows = 16;     // worth a tile, and a multiple of every vector's lanes
-constexpr int64_t kChunkEntries = 256;  // merging a chunk costs what attending to 4 entries does
-constexpr float kWholeContext = 1e9f;   // a window that nothing leaves
+constexpr int64_t kTileRows = 256;      // at most; rounding a block costs as much as 15 rows
+constexpr int64_t kFewestRows = 16;     // least per tile, a multiple of all vector widths
+constexpr int64_t kChunkEntries = 256;  // merging a chunk costs as much as 4 entries
+constexpr float kWholeContext = 1e9f;   // an infinite window
 constexpr float kLog2e = 1.44269504f;
 static_assert(kChunkEntries % kBlock == 0 && kBlock % kRoundedEntries == 0);
 
-// How one sequence is cut: each K/V head's rows (T * heads of the group) into tiles, the entries they see into chunks.
+// Split of one sequence: each K/V head's rows (T * heads of the group) into tiles, their visible entries into chunks.
 struct Split {
   const AttendCall& call;
   const SequenceRows& sequence;
   int64_t heads, shared, rows;  // K/V heads; query heads of each; rows of each
-  int64_t first, chunks;        // the first chunk that any query sees; how many from there on
+  int64_t first, chunks;        // first visible chunk; number of them
   int64_t tiles, tile_rows;
-  int64_t side = 1;  // chunks of a tile that are tasks of their own, side by side
+  int64_t side = 1;  // chunks of a tile as parallel tasks
 
   Split(const AttendCall& c, const SequenceRows& s, int64_t threads)
       : call(c), sequence(s), heads(c.kv_heads), shared(c.heads / c.kv_heads), rows(s.count * shared) {
@@ -38,7 +37,7 @@ struct Split {
     chunks = parts(s.offset + s.count, kChunkEntries) - first;
     const auto uneven = [&](int64_t tasks) { return tasks < 4 * threads && tasks % threads != 0; };
     tiles = parts(rows, kTileRows);
-    // Threads without a share are given chunks, so that no entry is rounded twice; of a short cache, rows.
+    // Idle threads get chunks, so that no entry is rounded twice; of a short cache, rows.
     if (uneven(heads * tiles) && chunks > 1) {
       side = std::min(chunks, std::max<int64_t>(2, 8 * threads / (heads * tiles)));
       while (side > 2 && side < chunks && heads * tiles * side % threads != 0) --side;
@@ -64,13 +63,13 @@ struct Tile {
   int64_t position(int64_t row) const { return split.sequence.offset + token(row); }
 };
 
-// A tile's rows in groups of as many as a QueryRows has lanes: their queries, and what these have seen.
+// A tile's rows in groups of one QueryRows: queries and states.
 struct Groups {
   int64_t lanes, dim;
   float* queries;
   float* states;
 
-  // Floats that a group takes.
+  // Floats per group.
   int64_t query_floats() const { return lanes * (dim / 2 + 2); }
   int64_t state_floats() const { return lanes * (dim + 2); }
 
@@ -109,14 +108,14 @@ void place(const Kernels& kernels, const Tile& tile, const float* q, int64_t row
   kernels.round_queries(from, count, call.dim, factor, to);
 }
 
-// Queries of a tile that have not seen anything yet.
+// Queries of a tile with empty states.
 void place(const Kernels& kernels, const Tile& tile, const float* q, const Groups& groups) {
   for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
     place(kernels, tile, q, row, std::min(groups.lanes, tile.end - row), groups[g]);
   }
 }
 
-// Nothing seen, or if they `sink`, their heads' sinks.
+// Empty states, or with `sink` the heads' sinks.
 void begin(const Tile& tile, const Groups& groups, bool sink) {
   const AttendCall& call = tile.split.call;
   for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
@@ -130,7 +129,7 @@ void begin(const Tile& tile, const Groups& groups, bool sink) {
   }
 }
 
-// A tile's placed rows attend to the entries of one chunk that they see.
+// Attend with a tile's rotated rows to the visible entries of one chunk.
 void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const Groups& groups) {
   const AttendCall& call = tile.split.call;
   const EntryBlock block = entry_block(call.dim);
@@ -175,7 +174,7 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
   const Groups sizes{lanes, dim, nullptr, nullptr};
   const int64_t queries = groups * sizes.query_floats(), state = groups * sizes.state_floats();
   const bool sink = call.sinks != nullptr;
-  // Late queries see the most: start with them, so that the threads end together.
+  // Late queries take longest: start with them to balance the threads.
   const auto tile_at = [&](int64_t index) {
     return Tile(split, index % split.heads, split.tiles - 1 - index / split.heads);
   };
@@ -200,7 +199,7 @@ void attend_rounded(Pool& pool, const Kernels& kernels, const AttendCall& call, 
     });
     return;
   }
-  // (tile): queries, what is merged, then chunks.
+  // Per tile: queries, merged state, then chunks.
   const int64_t size = queries + (1 + side) * state;
   float* memory = scratch(Slot::states, tiles * size);
   const auto groups_at = [&](int64_t tile, int64_t number) {

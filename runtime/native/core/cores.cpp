@@ -1,4 +1,4 @@
-// How many threads decode should use: physical cores, because two hyperthreads share one core's load ports.
+// Default number of threads: physical cores, because two hyperthreads share one core's load ports.
 #include <sched.h>
 
 #include <algorithm>

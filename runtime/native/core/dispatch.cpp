@@ -1,4 +1,4 @@
-// Which kernels this processor can run, asked once at run time.
+// Selection of the kernels for this processor, once at run time.
 #include <atomic>
 #include <cstring>
 
@@ -14,7 +14,7 @@ const Kernels& kernels_portable();
 
 namespace {
 
-// The compiler's check also asks the operating system whether it saves the registers.
+// The compiler's check includes the operating system's support of the registers.
 bool can_run(const Kernels& kernels) {
 #if defined(__x86_64__)
   __builtin_cpu_init();

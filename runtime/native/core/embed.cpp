@@ -23,7 +23,7 @@ float value_of(uint32_t code, Code kind) {
   return kind == Code::fp8 ? load_scalar<Type::e4m3>(&byte, 0) : static_cast<float>(code);
 }
 
-// Numbers of one row of a matrix: element i stands at first + i * step.
+// One row of a matrix: element i is at first + i * step.
 struct Row {
   int64_t first, step;
 

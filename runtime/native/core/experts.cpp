@@ -1,4 +1,4 @@
-// See experts.h. A token and an expert it is given to make a pair; pairs lie ordered by expert, then by token.
+// See experts.h. A pair is a token and one of its experts; pairs are ordered by expert, then by token.
 #include "experts.h"
 
 #include <algorithm>
@@ -11,19 +11,19 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kMostPairs = 4096;      // at once: bounds working memory
-constexpr int64_t kTaskBytes = 1 << 15;   // weight bytes worth handing to another thread
+constexpr int64_t kMostPairs = 4096;      // per round: bounds working memory
+constexpr int64_t kTaskBytes = 1 << 15;   // least weight bytes per task
 constexpr int64_t kTasksPerThread = 4;
-constexpr int64_t kAloneTokens = 8;       // fewer are routed without waking anybody
+constexpr int64_t kAloneTokens = 8;       // most tokens routed by the caller alone
 
-// Which experts tokens are given to. Arrays live in the calling thread's scratch.
+// Experts of the tokens. Arrays are in the calling thread's scratch.
 struct Routing {
   int64_t tokens, active, experts;
   int32_t* chosen;    // (tokens, active), ascending
   float* shares;      // (tokens, active)
-  int32_t* pair_of;   // (tokens, active): where that pair lies
+  int32_t* pair_of;   // (tokens, active): index of the pair
   int32_t* token_of;  // (tokens * active), by pair
-  int32_t* group;     // experts that have any token, ascending
+  int32_t* group;     // experts with tokens, ascending
   int32_t* begin;     // their first pairs, and the end
   int64_t groups = 0, largest = 0;
 
@@ -40,7 +40,7 @@ struct Routing {
   int64_t pairs() const { return tokens * active; }
   int64_t count(int64_t g) const { return begin[g + 1] - begin[g]; }
 
-  // The largest of one token's logits, the first ones where they tie, and their shares.
+  // The largest logits of one token (ties: the first) and their shares.
   void choose(const float* logits, int64_t token, bool normalized) {
     int32_t* best = chosen + token * active;
     int64_t held = 0;
@@ -88,7 +88,7 @@ struct Routing {
   }
 };
 
-// Rows of activations as a matrix's kernels want them.
+// Activation rows prepared for a matrix's kernels.
 struct Prepared {
   const float* rows;
   int64_t stride;
@@ -114,7 +114,7 @@ Prepared prepare(Pool& pool, const Kernels& kernels, const Matrix& w, const floa
   return {to, stride};
 }
 
-// Output columns of one task, where `groups` experts have `width` of them each.
+// Output columns per task, of `groups` experts with `width` each.
 int64_t columns_per_task(const Pool& pool, int64_t groups, int64_t width, int64_t column_bytes) {
   const int64_t balanced = ceil_div(groups * width, kTasksPerThread * pool.threads());
   const int64_t step = std::max(balanced, ceil_div(kTaskBytes, column_bytes));
@@ -122,7 +122,7 @@ int64_t columns_per_task(const Pool& pool, int64_t groups, int64_t width, int64_
   return ceil_div(ceil_div(width, parts), kBand) * kBand;
 }
 
-// The prepared rows of a group's tokens, one after the other: copied once a group where there are several.
+// The prepared rows of a group's tokens, copied once per group if there are several.
 class Gathered {
  public:
   Gathered(const Routing& routing, Prepared x, Slot slot) : routing_(routing), x_(x), slot_(slot) {}
@@ -192,7 +192,7 @@ void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, cons
   });
 }
 
-// Never inlined, so that both ways of summing round alike.
+// Not inlined, so that both callers round alike.
 [[gnu::noinline]] void add_share(const float* product, float share, int64_t n, float* out) {
   for (int64_t i = 0; i < n; ++i) out[i] += share * product[i];
 }
@@ -223,7 +223,7 @@ void run_down_alone(Pool& pool, const Kernels& kernels, const ExpertsCall& call,
   });
 }
 
-// Several tokens: every expert's products with its own, (pairs, E), then each token's sum.
+// Several tokens: every expert's products with its tokens, (pairs, E), then each token's sum.
 void run_down(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared inner,
               const float* x, float* out) {
   const Matrix& w = call.down;

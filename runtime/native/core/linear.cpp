@@ -1,4 +1,4 @@
-// See linear.h. Each plan is one function; all end in the same epilogue.
+// See linear.h. All plans end in the same epilogue.
 #include "linear.h"
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kNearRows = 8;        // prepared activation rows that fit a first-level cache
-constexpr int64_t kTaskBytes = 1 << 15; // weight bytes worth handing to another thread
+constexpr int64_t kNearRows = 8;        // prepared activation rows that fit the L1
+constexpr int64_t kTaskBytes = 1 << 15; // least weight bytes per task
 constexpr int64_t kTasksPerThread = 4;
 
-// Rows of output per task: about kTasksPerThread tasks a thread, none much smaller than kTaskBytes of weights, and of what that
-// leaves the size that shares the rows most evenly.
+// Output rows per task: about kTasksPerThread tasks per thread, at least about kTaskBytes of weights each, and of these sizes the most
+// even one.
 int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
   const int64_t threads = pool.threads();
   const int64_t balanced = ceil_div(rows, kTasksPerThread * threads);
@@ -32,12 +32,12 @@ int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
 // Columns of the output.
 int64_t width_of(const LinearCall& call) { return call.act == Act::none ? call.w.n : call.w.n / 2; }
 
-// Of those, how many make a task.
+// Columns per task.
 int64_t columns_per_task(const Pool& pool, const LinearCall& call) {
   return rows_per_task(pool, width_of(call), call.w.row_bytes() * (call.act == Act::none ? 1 : 2));
 }
 
-// out[m][at, at + n) from the products of those columns; `up` holds the second half's for a gated unit.
+// out[m][at, at + n) from the products of those columns; `up`: second half of a gated unit.
 void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t at, int64_t n, float* product,
             float* up) {
   const int64_t width = call.act == Act::none ? call.w.n : call.w.n / 2;
@@ -58,7 +58,7 @@ void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t a
   }
 }
 
-// A row of x, normalised where the call asks for it, in the matrix's own order.
+// A row of x, normalised if the call has a norm, prepared for the matrix.
 void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, float* prepared) {
   const float* x = call.x + m * call.w.k;
   if (call.norm != nullptr) {
@@ -69,7 +69,7 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, floa
   kernels.prepare(call.w, x, prepared);
 }
 
-// Tasks are ranges of output columns, each for all rows; every product of a task fits the cache.
+// A task is a range of output columns for all rows; its products fit the cache.
 void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = call.act != Act::none;
@@ -79,7 +79,7 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const int64_t at_once = std::min(batch, most_rows(w));
   const int64_t step = columns_per_task(pool, call);
 
-  // A single row is cheaper to prepare on every thread than to wait for.
+  // Every thread prepares a single row itself, which is cheaper than waiting.
   float* shared = nullptr;
   if (batch > 1) {
     shared = scratch(Slot::shared_rows, batch * stride);
@@ -90,7 +90,7 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   pool.run(ceil_div(width, step), [&](Tasks& tasks) {
     if (!tasks.next()) return;
     const float* prepared = shared;
-    if (batch > 1 && batch <= kNearRows) {  // half of them lie in other cores' caches
+    if (batch > 1 && batch <= kNearRows) {  // half of them are in other cores' caches
       for (int64_t i = 0; i < batch * stride; i += 16) __builtin_prefetch(shared + i);
     }
     if (batch == 1) {
@@ -136,7 +136,7 @@ void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
 
 void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
                   float eps, float* out) {
-  const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(k, 1));  // rows worth a task
+  const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(k, 1));  // least rows per task
   pool.run(ceil_div(rows, step), [&](Tasks& tasks) {
     while (tasks.next()) {
       const int64_t end = std::min(rows, (tasks.index() + 1) * step);

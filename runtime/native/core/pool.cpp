@@ -42,7 +42,7 @@ bool Tasks::next() {
   if (pool_ == nullptr) return ++index_ < count_;
   if (index_ >= 0) ++done_;
   if (pool_->claim_own(*this, false) || pool_->claim_others(*this)) return true;
-  pool_->unfinished_.fetch_sub(done_, std::memory_order_acq_rel);  // all at once: every thread writes to this line
+  pool_->unfinished_.fetch_sub(done_, std::memory_order_acq_rel);  // once per thread: all threads write to this cache line
   return false;
 }
 
@@ -66,7 +66,7 @@ void Pool::set_threads(int threads) {
   threads_.store(std::clamp(threads > 0 ? threads : physical_cores(), 1, kMaxThreads), std::memory_order_relaxed);
 }
 
-// The child has none of the parent's workers and may have copied locks in any state: start afresh.
+// A forked child has no workers and may have locked copies of mutexes: start afresh.
 void Pool::after_fork() {
   Pool& pool = shared();
   const int threads = pool.threads();
@@ -171,7 +171,7 @@ void Pool::start_workers(int wanted) {
     try {
       std::thread([this, number = started_ + 1] { work(number); }).detach();
     } catch (const std::system_error&) {
-      threads_.store(started_ + 1, std::memory_order_relaxed);  // no more to be had: go on with these
+      threads_.store(started_ + 1, std::memory_order_relaxed);  // the system has no more threads
       return;
     }
     ++started_;
@@ -209,7 +209,7 @@ void Pool::wait_for_tasks(int number) {
   const auto start = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - start < kStayAwake) {
     if (has_tasks(number)) return;
-    sched_yield();  // lets anyone else who wants this core have it
+    sched_yield();  // lets other threads run
   }
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   {

@@ -18,7 +18,7 @@ std::shared_ptr<const Rope::Table> Rope::table(const std::vector<Run>& runs) {
   for (const Run& run : runs) {
     for (int64_t position = run.offset; position < run.offset + run.count; ++position) {
       for (const float inverse : inverse_) {
-        // The angle is rounded to float32 as the reference rounds it: far positions would differ otherwise.
+        // The angle is rounded to float32 like the reference's; far positions would differ otherwise.
         const double angle = static_cast<float>(position) * inverse;
         table->cosine.push_back(amplitude_ * static_cast<float>(std::cos(angle)));
         table->sine.push_back(amplitude_ * static_cast<float>(std::sin(angle)));

@@ -1,5 +1,5 @@
-// See sample.h. Nothing is sorted but the few tokens around a cut: passes over all of them count what lies above a limit, and the
-// limit closes in on the cut.
+// See sample.h. Only the few tokens around a cut are sorted: passes over all logits count tokens and weight above a limit, which closes
+// in on the cut.
 #include "sample.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kBlock = 1024;   // logits whose weights are summed in float32; blocks are in double
-constexpr int64_t kSorted = 256;   // so few around a cut are sorted
+constexpr int64_t kBlock = 1024;   // logits summed in float32; blocks are summed in double
+constexpr int64_t kSorted = 256;   // most tokens around a cut to sort
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 int64_t padded(int64_t n) { return (n + kScorePad - 1) / kScorePad * kScorePad; }
@@ -22,7 +22,7 @@ struct Sum {
   double mass = 0;
 };
 
-// Logits and their weights, e^(logit - top), padded with what weighs nothing.
+// Logits and their weights, e^(logit - top), padded with zero weights.
 struct Candidates {
   const Kernels* kernels;
   float* x;
@@ -45,7 +45,7 @@ struct Candidates {
   }
 };
 
-// Divided logits into x, whose end is padded; returns the largest, or NaN where one is no number.
+// Divide logits into x, padded; returns the maximum, or NaN if any is.
 float fill(const Kernels& kernels, const float* logits, int64_t n, float divisor, float* x) {
   const int64_t whole = n / kScorePad * kScorePad;
   float top = kernels.divided(logits, whole, divisor, x);
@@ -59,14 +59,14 @@ float fill(const Kernels& kernels, const float* logits, int64_t n, float divisor
   return top;
 }
 
-// Of NaN, the first that is no number.
+// With a NaN maximum: the index of the first NaN.
 uint32_t first_of(const float* x, int64_t n, float value) {
-  const auto odd = [](float each) { return !(each < -kNever); };  // infinite, too: sums of both infinities are no number
+  const auto odd = [](float each) { return !(each < -kNever); };  // also infinities: their sums may be NaN
   const float* at = std::isnan(value) ? std::find_if(x, x + n, odd) : std::find(x, x + n, value);
   return at == x + n ? 0 : static_cast<uint32_t>(at - x);
 }
 
-// Of `from`, those above lo and at most hi, in their order, into `to`, which may be the same.
+// Copy those of `from` in (lo, hi], in order, to `to`, which may be the same.
 void between(const Candidates& from, float lo, float hi, Candidates& to) {
   int64_t kept = 0;
   for (int64_t i = 0; i < from.n; i += kScorePad) {
@@ -83,11 +83,11 @@ void between(const Candidates& from, float lo, float hi, Candidates& to) {
   for (int64_t i = kept; i < padded(kept); ++i) to.drop(i);
 }
 
-// Cuts after the largest candidates that `reach` what is wanted, the one that does included: returns a limit that they, and no
-// others, are above. Drops those that equal the last one kept.
+// Cut after the largest candidates that together `reach` the target; returns a limit that only these are above. Drops equals of the
+// last one kept.
 template <class Reach>
 float cut(Candidates& all, float top, Reach&& reach) {
-  // Those above `hi` are too few, those above `lo` enough. `few` are all that may lie between; `base` is what is above them.
+  // Those above `hi` are too few, those above `lo` enough. `few` are the candidates between, `base` the total above them.
   constexpr float kLeast = std::numeric_limits<float>::lowest();
   float hi = top, lo = top;
   Candidates few = all;
@@ -115,8 +115,8 @@ float cut(Candidates& all, float top, Reach&& reach) {
   }
   while (enough.count - over.count > kSorted) {
     const float middle = lo / 2 + hi / 2;
-    if (middle <= lo || middle >= hi) break;  // neighbours: all that is left are equals
-    if (4 * (enough.count - over.count) < static_cast<double>(few.n)) narrow();  // it costs as much as some passes
+    if (middle <= lo || middle >= hi) break;  // neighbouring floats: the rest are equal
+    if (4 * (enough.count - over.count) < static_cast<double>(few.n)) narrow();  // it costs as much as a few passes
     const Sum here = above(middle);
     if (reach(here)) {
       lo = middle;
@@ -136,7 +136,7 @@ float cut(Candidates& all, float top, Reach&& reach) {
     });
   }
   float limit = kNever;
-  int64_t equals = 0;  // kept ones that are as large as the last
+  int64_t equals = 0;  // kept ones equal to the last
   for (int64_t i = 0; i < few.n; ++i) {
     const int64_t at = sorts ? order[i] : i;
     equals = few.x[at] == limit ? equals + 1 : 1;
@@ -181,7 +181,7 @@ uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const Sa
     limit = std::max(limit, std::min(std::nextafter(least, kNever), std::nextafter(top, kNever)));
   }
 
-  // The first whose share, with those before it, is beyond the point.
+  // The first with a cumulative share beyond the point.
   total = all.above(limit).mass;
   const double point = static_cast<double>(random >> 11) * 0x1p-53 * total;
   double passed = 0;
@@ -191,7 +191,7 @@ uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const Sa
     const double here = kernels.share_above(all.x + begin, all.weights + begin, end - begin, limit).mass;
     if (here == 0) continue;
     const bool stop = passed + here > point;
-    if (stop || passed + here >= total) {  // or the last that holds any
+    if (stop || passed + here >= total) {  // or the last with any weight
       double so_far = passed;
       for (int64_t i = begin; i < std::min(n, end); ++i) {
         if (!(all.x[i] > limit) || all.weights[i] == 0) continue;
@@ -202,7 +202,7 @@ uint32_t sample(const Kernels& kernels, const float* logits, int64_t n, const Sa
     }
     passed += here;
   }
-  return last;  // the point lay in what rounding left
+  return last;  // the point is beyond the rounded sum
 }
 
 }  // namespace headrace

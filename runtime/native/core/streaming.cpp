@@ -19,8 +19,8 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t kStrand = std::size_t{16} << 10;  // bytes that one stream reads before all move on
-constexpr std::size_t kAhead = 1024;                    // bytes ahead that each stream is asked for
+constexpr std::size_t kStrand = std::size_t{16} << 10;  // bytes of one stream before the next one's turn
+constexpr std::size_t kAhead = 1024;                    // prefetch distance in bytes
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 constexpr std::size_t kLine = 64;
 typedef uint64_t Part __attribute__((vector_size(16)));
@@ -37,7 +37,7 @@ uint64_t sum_of(const char* data, std::size_t bytes) {
         Part parts[kLine / sizeof(Part)];
         std::memcpy(parts, line, sizeof parts);
         total[s] += (parts[0] + parts[1]) + (parts[2] + parts[3]);
-        // As far as the L2, like weights. Past the end of a strand: that of the next stream, or what follows all.
+        // To the L2, like weights. At the end of a strand: the next stream's.
         __builtin_prefetch(line + kAhead, 0, 2);
       }
     }
@@ -71,10 +71,10 @@ StreamingRead::StreamingRead(std::size_t bytes, int threads, int streams) : thre
   if (memory == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<char*>(memory);
 #if defined(MADV_HUGEPAGE)
-  madvise(data_, mapped_, MADV_HUGEPAGE);  // as weights lie; advice that a kernel without huge pages ignores
+  madvise(data_, mapped_, MADV_HUGEPAGE);  // as for weights
 #endif
   try {
-    // Each thread touches its own share first, so that it lies in the memory next to its core.
+    // First touch by its own thread places a share in the memory next to its core.
     on_all_threads([this](int thread) { std::memset(data_ + static_cast<std::size_t>(thread) * share_, 1, share_); });
   } catch (...) {
     munmap(data_, mapped_);
@@ -97,7 +97,7 @@ double StreamingRead::pass() {
   return std::chrono::duration<double>(taken).count();
 }
 
-// work(thread) on every thread, begun by all at once.
+// Run work(thread) on all threads, started together.
 template <class Work>
 void StreamingRead::on_all_threads(Work&& work) {
   std::atomic<int> missing{threads_};

@@ -1,4 +1,4 @@
-// How far attention with products in 16-bit integers may be from its exact value: what rounding explains.
+// Error bound of attention with 16-bit integer products.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace headrace::tests {
 
-// One entry as a query sees it.
+// One entry of a query.
 struct Seen {
   double weight;                       // after softmax
   double key_length, largest_value;    // of its numbers
   const double* value;                 // (D)
 };
 
-// Five standard deviations of independent roundings, each even within its unit, for every column of the output. Roundings
-// of the query are common to all entries, so they are added up. Units: isa/attend_rounded.h.
+// Five standard deviations of independent roundings, uniform within their unit, per output column. Roundings of the query are common
+// to all entries, so they are added up. Units: isa/attend_rounded.h.
 inline std::vector<double> rounding_bounds(const std::vector<Seen>& seen, const std::vector<double>& q, double scale,
                                            const std::vector<double>& out) {
   double length = 0, largest = 0;
@@ -31,7 +31,7 @@ inline std::vector<double> rounding_bounds(const std::vector<Seen>& seen, const 
   std::vector<double> variance(out.size(), 0.0), linear(out.size(), 0.0);
   for (int64_t i = 0; i < entries; ++i) {
     const Seen& e = seen[i];
-    // The unit of what this entry adds comes from entries of its block: those less than a block away, at most.
+    // The unit of this entry's contribution depends on its block: entries less than a block away.
     double most = 0, sum = 0;
     for (int64_t j = std::max<int64_t>(0, i - kRoundedEntries + 1); j < std::min(entries, i + kRoundedEntries); ++j) {
       most = std::max(most, seen[j].weight * seen[j].largest_value);

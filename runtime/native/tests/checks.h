@@ -1,4 +1,4 @@
-// What the kernel tests share: the tally, guarded memory, random numbers, and numbers as they are stored.
+// Helpers of the kernel tests: failure counts, guarded memory, random numbers, stored number types.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace headrace::tests {
 
-// Counts a failure and says where; a few are shown of each run.
+// Count a failure; the first few are printed.
 void check(bool holds, const char* what, const char* where);
 int failures();
 
@@ -25,9 +25,8 @@ void test_attention(const Kernels& kernels);
 void test_packed(const Kernels& kernels);
 void test_sampling(const Kernels& kernels);
 
-// Memory of exactly `bytes` that ends where a page begins which nobody may touch: one byte too many ends the program,
-// whatever instruction asks for it. (The address sanitizer does not see into masked vector loads.) Under the
-// sanitizer the bytes before it are out of bounds too.
+// Memory of exactly `bytes` before an inaccessible page, so that any access past its end crashes. (The address sanitizer does not
+// check masked vector loads.) Under the sanitizer the bytes before it are out of bounds, too.
 class Guarded {
  public:
   explicit Guarded(int64_t bytes);

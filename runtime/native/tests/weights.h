@@ -1,4 +1,4 @@
-// Random weights in any storage format, as the kernels see them and in full.
+// Random weights in any storage format, for the kernels and as doubles.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace headrace::tests {
 
-// How a matrix is stored; bits = 0 for plain numbers.
+// Storage format of a matrix; bits = 0 for plain numbers.
 struct Format {
   int bits = 0;
   int group = 0;
@@ -20,17 +20,17 @@ struct Format {
 
 constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
 
-// mxfp4, nvfp4 and mxfp8, and the one width that comes in groups of 16.
+// mxfp4, nvfp4, mxfp8, and 6 bits in groups of 16.
 constexpr Format kOtherFormats[] = {
     {4, 32, Type::e8m0, Code::fp4}, {4, 16, Type::e4m3, Code::fp4}, {8, 32, Type::e8m0, Code::fp8},
     {6, 16, Type::f32},             {6, 16, Type::f16},             {6, 16, Type::bf16},
 };
 
-// A matrix as the kernels see it, in float32 (`view`) and with rounded activations (`rounded`), and in full.
+// A matrix for float32 products (`view`), for rounded activations (`rounded`), and as doubles.
 struct Weights {
   Matrix view, rounded;
   Guarded data, scales, offsets;
-  std::vector<Guarded> interleaved;  // the same, for `rounded`
+  std::vector<Guarded> interleaved;  // for `rounded`
   std::vector<double> full;  // (N, K)
 
   Weights(int64_t n, int64_t k, const Format& format)
@@ -126,7 +126,7 @@ struct Weights {
   }
 };
 
-// What gate and up become.
+// The gated activations.
 inline double gated(double g, double u, Act act) {
   if (act == Act::silu) return g / (1 + std::exp(-g)) * u;
   if (act == Act::gelu) return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
