@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
-from headrace.models.cost.costs import checkpoint_cost, held_weights, shape_to_run, working_memory
+from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
@@ -214,7 +214,7 @@ def _memory(checkpoint: Checkpoint, cost: StepCost | None, context: int) -> int 
     if cost is None:
         return None
     shape = shape_to_run(checkpoint)
-    return held_weights(checkpoint, shape) + cost.kv_bytes(context) + working_memory(shape)
+    return loaded_weight_bytes(checkpoint, shape) + cost.kv_bytes(context) + working_memory(shape)
 
 
 def _fits(
@@ -236,7 +236,7 @@ def _fits(
     config = own_decoder(checkpoint)
     if config is not None:
         shape = shape_of_checkpoint(checkpoint)
-        held = replace(shape, resident_bytes=held_weights(checkpoint, shape))
+        held = replace(shape, resident_bytes=loaded_weight_bytes(checkpoint, shape))
         return kv_fits(held, usable, packs=long_rope(config) is None)
     costs = {FLOAT16.name: cost}
     if network is not None:
@@ -244,7 +244,7 @@ def _fits(
             with suppress(UsageError):
                 costs[kind.name] = network.with_kv(kind).cost
     shape = shape_to_run(checkpoint)
-    room = usable - held_weights(checkpoint, shape) - working_memory(shape)
+    room = usable - loaded_weight_bytes(checkpoint, shape) - working_memory(shape)
     return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
 
 

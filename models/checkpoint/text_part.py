@@ -59,7 +59,7 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     stored: dict[str, str] = {}
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
-        ours = _ours(name, body)
+        ours = _text_name(name, body)
         if ours is None:
             ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
         else:
@@ -84,10 +84,10 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(module: str) -> str:
-    return next((ours for body in _BODIES if (ours := _ours(f"{module}.", body)) is not None), f"{module}.")[:-1]
+    return next((ours for body in _BODIES if (ours := _text_name(f"{module}.", body)) is not None), f"{module}.")[:-1]
 
 
-def _ours(name: str, body: str) -> str | None:
+def _text_name(name: str, body: str) -> str | None:
     """Return a stored tensor's name in a text-only model; None for a tensor of another part."""
     for head in _HEADS:
         if name.startswith(head):

@@ -1,6 +1,6 @@
 """Integrity of an installed model: headers, configuration and tokenizer file, without reading weights.
 
-`pull` and `doctor` use `check_sound`. During a load, `blamed_on_store` adds how to replace a damaged store entry.
+`pull` and `doctor` use `check_sound`. During a load, `report_store_damage` adds how to replace a damaged store entry.
 """
 
 import json
@@ -34,7 +34,7 @@ def check_sound(directory: Path) -> None:
 
 
 @contextmanager
-def changed_while_read() -> Iterator[None]:
+def convert_read_errors() -> Iterator[None]:
     """Convert MLX's read errors to CheckpointError: a checked file has been truncated or deleted since."""
     try:
         yield
@@ -45,7 +45,7 @@ def changed_while_read() -> Iterator[None]:
 
 
 @contextmanager
-def blamed_on_store(stored_as: str | None, directory: Path) -> Iterator[None]:
+def report_store_damage(stored_as: str | None, directory: Path) -> Iterator[None]:
     """Name the store entry in a CheckpointError of this block, if `directory` is damaged."""
     try:
         yield

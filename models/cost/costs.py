@@ -46,7 +46,7 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
     return _PROGRAM[on_gpu] + _TOKEN * vocabulary + most + beside
 
 
-def held_weights(checkpoint: Checkpoint, shape: StepShape) -> int:
+def loaded_weight_bytes(checkpoint: Checkpoint, shape: StepShape) -> int:
     """Return the bytes of the loaded weights.
 
     Stock MLX converts floats to its compute type, float32 on a CPU, which doubles half precision. The native kernels

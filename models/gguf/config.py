@@ -65,7 +65,7 @@ def model_config(
         "architectures": [row.model_class],
         "model_type": row.model_type,
         "hidden_size": hidden,
-        "intermediate_size": _inner(metadata),
+        "intermediate_size": _feed_forward_size(metadata),
         "num_hidden_layers": metadata.integer("{arch}.block_count", least=1, most=4096),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -83,11 +83,11 @@ def model_config(
         config |= long_rope(metadata, config["max_position_embeddings"], rotated, long_factors)
     elif scaling := rope_scaling(metadata, head_dim, config["rope_theta"], rope_factors):
         config["rope_scaling"] = scaling
-    config |= _particulars(metadata, config, tensors)
+    config |= _special_entries(metadata, config, tensors)
     return config
 
 
-def _inner(metadata: Metadata) -> int:
+def _feed_forward_size(metadata: Metadata) -> int:
     """Return the feed-forward width; files of mixtures may state only that of an expert."""
     expert = metadata.integer("{arch}.expert_feed_forward_length", 0, most=1 << 22)
     return metadata.integer("{arch}.feed_forward_length", expert or None, least=1, most=1 << 22)
@@ -110,7 +110,7 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) ->
     return head_dim, rotated
 
 
-def _particulars(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
+def _special_entries(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
     kind = config["model_type"]
     if kind in ("llama", "mixtral", "smollm3"):
         biases = {

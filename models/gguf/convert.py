@@ -30,7 +30,7 @@ _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.lin
 
 
 @dataclass
-class _Written:
+class _ConversionLog:
     """Properties of the written tensors: settings per module, dtypes, and inexact ones."""
 
     settings: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # group size, bits, mode
@@ -115,8 +115,8 @@ def _write_weights(
     path: Path,
     groups_of_16: bool,
     progress: Callable[[int, int], None] | None,
-) -> _Written:
-    written = _Written()
+) -> _ConversionLog:
+    written = _ConversionLog()
     names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
     done, total = 0, sum(container.tensors[target.source].data.nbytes for target in wanted)
     with SafetensorsWriter(path, names) as writer:
@@ -139,7 +139,7 @@ def _leaves(container: Container, target: Target) -> tuple[str, ...]:
 
 
 def _write_packed(
-    writer: SafetensorsWriter, tensor: RawTensor, affine: Affine, target: Target, written: _Written
+    writer: SafetensorsWriter, tensor: RawTensor, affine: Affine, target: Target, written: _ConversionLog
 ) -> None:
     scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
     rows = _row_order(target)
@@ -152,7 +152,7 @@ def _write_packed(
     written.note(tensor, f"affine {affine.bits}-bit, group size {affine.group_size}", affine.max_error)
 
 
-def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _Written) -> None:
+def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _ConversionLog) -> None:
     words, dtype = to_plain(tensor)
     max_error = 0.0
     if target.plus_one:
@@ -199,7 +199,7 @@ def _half_type(architecture: str, types: set[str]) -> str:
     return "bfloat16" if "BF16" in types or architecture.startswith("gemma") else "float16"
 
 
-def _origin(source: Path, metadata: Metadata, written: _Written, sha256: str | None) -> dict[str, Any]:
+def _origin(source: Path, metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, Any]:
     if sha256 is None:
         with source.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()

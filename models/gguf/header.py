@@ -91,14 +91,14 @@ def read_header(file_name: str, data: mmap.mmap) -> Header:
     Raises CheckpointError for a broken header or tensors outside the file, UnsupportedModelError for a tensor type
     without conversion and for one part of a split model.
     """
-    return _Walk(file_name, data).run()
+    return _HeaderReader(file_name, data).run()
 
 
 def _instead(type_name: str) -> str:
     return next((other for kind, other in _INSTEAD.items() if type_name.startswith(kind)), "Q8_0")
 
 
-class _Walk:
+class _HeaderReader:
     """A single pass over the header; `position` stays within `[0, size]`."""
 
     def __init__(self, file_name: str, data: mmap.mmap) -> None:

@@ -21,11 +21,11 @@ def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:
     if not draft.network.rolls_back:
         raise UsageError(f"{draft.name} cannot be a draft: its cache cannot roll back rejected tokens")
     check_same_vocabulary(model.tokenizer, draft.tokenizer, draft.name)
-    check_room([*model.network.cost.kv, *draft.network.cost.kv], model.context_limit, draft.name)
+    check_memory([*model.network.cost.kv, *draft.network.cost.kv], model.context_limit, draft.name)
     return draft
 
 
-def check_room(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
+def check_memory(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
     """Raise NotEnoughMemoryError if the K/V of both models do not fit. kv: the layers of both; weights are loaded."""
     budget = memory.budget()
     if budget is None or (fitting := longest_context(kv, budget.usable, tokens)) >= tokens:

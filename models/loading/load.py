@@ -18,8 +18,8 @@ from headrace.models.checkpoint.quantization import Quantization, has_groups_of_
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.checkpoint.text_part import TextPart, text_part
-from headrace.models.checkpoint.validation import blamed_on_store, changed_while_read
-from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
+from headrace.models.checkpoint.validation import convert_read_errors, report_store_damage
+from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
 from headrace.models.network.config import DecoderConfig
@@ -69,7 +69,7 @@ def load_resolved(
     force: bool = False,
 ) -> LoadedModel:
     """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it."""
-    with blamed_on_store(resolved.stored_as, resolved.path):
+    with report_store_damage(resolved.stored_as, resolved.path):
         return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, kv=kv, force=force)
 
 
@@ -109,7 +109,7 @@ def load_model(
     with (
         run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer,
         memory_errors(weights),
-        changed_while_read(),
+        convert_read_errors(),
         memory.reading_weights(),
     ):
         network = make()
@@ -179,7 +179,7 @@ def _sized(
         return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
-    weights = held_weights(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
+    weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
     kv = stored_kv(config, ops.select(), dtype, wanted)
     return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
 
@@ -198,7 +198,7 @@ def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) 
     """Return the best format in which `wanted` tokens fit, or the smallest one, and its result of `sized`."""
     chosen, found = FORMATS[0], sized(FORMATS[0])
     for kind in FORMATS[1:]:
-        if _room(*found[1:], working, wanted, memory.budget()) >= wanted:
+        if _fitting_tokens(*found[1:], working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # the network may not support this format
             chosen, found = kind, sized(kind)
@@ -208,14 +208,14 @@ def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) 
 def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
     """Return the context to run with: `limit`, reduced to the available memory if the user gave no context."""
     budget = memory.budget()
-    room = _room(weights, kv, working, limit, budget)
+    room = _fitting_tokens(weights, kv, working, limit, budget)
     if not asked:
         limit = min(limit, max(room, LEAST_CONTEXT))
     memory.check_fits(weights, held_bytes(kv, limit), working, budget, limit, fitting=room)
     return limit
 
 
-def _room(weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.Budget | None) -> int:
+def _fitting_tokens(weights: int, kv: Sequence[LayerKV], working: int, limit: int, budget: memory.Budget | None) -> int:
     """Return the number of tokens, at most `limit`, whose K/V fit next to the weights."""
     return limit if budget is None else longest_context(kv, budget.usable - weights - working, limit)
 

@@ -71,16 +71,16 @@ class Parameters:
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
         """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
-        array = self._take(name, (size,))
+        array = self._pop(name, (size,))
         return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
     def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
-        bias = self._take(f"{module}.bias", (*stack, rows)) if f"{module}.bias" in self else None
+        bias = self._pop(f"{module}.bias", (*stack, rows)) if f"{module}.bias" in self else None
         if f"{module}.scales" not in self:
-            data = self._take(f"{module}.weight", (*stack, rows, columns))
+            data = self._pop(f"{module}.weight", (*stack, rows, columns))
             if not mx.issubdtype(data.dtype, mx.floating):
                 raise CheckpointError(f"{module}.weight is stored as {data.dtype}, which is no weight")
             if self._requantize is not None and self._requantize.fits(columns):
@@ -88,16 +88,16 @@ class Parameters:
             return Weight(data, bias=bias)
         kind = layer_quantization(self._quantization, module)
         groups = (*stack, rows, columns // kind.group_size)
-        data = self._take(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
-        scales, affine = self._take(f"{module}.scales", groups), kind.mode == "affine"
-        biases = self._take(f"{module}.biases", groups) if affine else None
+        data = self._pop(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
+        scales, affine = self._pop(f"{module}.scales", groups), kind.mode == "affine"
+        biases = self._pop(f"{module}.biases", groups) if affine else None
         if data.dtype != mx.uint32 or (scales.dtype == mx.uint8) == affine:
             raise CheckpointError(f"{module} is quantized, but not stored as {kind.mode} is: U32, and scales as fit it")
         if f"{module}.global_scale" in self:
             raise UnsupportedModelError(f"{module} has one more scale for all of it, which headrace does not read")
         return Weight(data, scales, biases, kind.bits, kind.group_size, bias, kind.mode)
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> mx.array:
+    def _pop(self, name: str, shape: tuple[int, ...]) -> mx.array:
         array = self._arrays.pop(name, None)  # released once it is prepared
         if array is None:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json requires")

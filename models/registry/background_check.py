@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from headrace.models.registry.checksums import Files, content_problems, recorded_files
+from headrace.models.registry.checksums import FileRecord, Files, content_problems, recorded_files
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
@@ -105,7 +105,7 @@ def _lower_priority() -> None:
 _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000  # PRIO_DARWIN_THREAD and PRIO_DARWIN_BG of macOS's setpriority(2)
 
 
-def _recall(file: Path, entry: dict[str, Any]) -> str | None:
+def _recall(file: Path, entry: FileRecord) -> str | None:
     """Return the cached result for this file: a problem, "" for none; None if there is no recent one."""
     kept = _checked().get(str(file))
     oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
@@ -115,7 +115,7 @@ def _recall(file: Path, entry: dict[str, Any]) -> str | None:
     return problem if isinstance(problem, str) and isinstance(day, str) and (problem or day >= oldest) else None
 
 
-def _note(file: Path, entry: dict[str, Any], problems: list[str]) -> None:
+def _note(file: Path, entry: FileRecord, problems: list[str]) -> None:
     """Cache the result for a file that could be read; entries of deleted files are dropped."""
     identity = _identity(file)
     if identity is None or identity[0] != entry["bytes"] or any("cannot be read" in problem for problem in problems):

@@ -7,12 +7,20 @@ the weights.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.progress import Progress, silent
 
-Files = dict[str, dict[str, Any]]
+
+class FileRecord(TypedDict):
+    """Size and digest of one file."""
+
+    bytes: int
+    sha256: str
+
+
+Files = dict[str, FileRecord]
 
 _CHUNK = 4 << 20
 
@@ -70,7 +78,7 @@ def recorded_files(origin: Mapping[str, Any]) -> Files | None:
     return files
 
 
-def _size_problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str | None:
+def _size_problem(folder: Path, name: str, entry: FileRecord) -> str | None:
     try:
         size = (folder / name).stat().st_size
     except OSError as error:

@@ -18,7 +18,7 @@ from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.hub_cache import remove_leftovers
 from headrace.models.registry.hub_errors import explain, explained, is_offline, unreachable
 from headrace.models.registry.hub_files import choose_files
-from headrace.models.registry.hub_guard import check_commit, only_sound_answers
+from headrace.models.registry.hub_guard import check_commit, checked_responses
 from headrace.models.registry.hub_transfer import Mute, bar_class, interruptible, small_chunks
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import HubId
@@ -46,7 +46,7 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
 
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (refused files).
     """
-    with only_sound_answers(), small_chunks():
+    with checked_responses(), small_chunks():
         progress("asking the hub", 0, None)
         info = _model_info(hub, files_metadata=True)
         if info is None:
@@ -60,7 +60,7 @@ def fetch_config(hub: HubId) -> dict[str, Any]:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with only_sound_answers():
+    with checked_responses():
         info = _model_info(hub)
         commit, offline = (hub.revision, True) if info is None else (info.sha, False)
         with explained(hub):

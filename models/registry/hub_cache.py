@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
-_STILL_S = 60.0
+_ABANDONED_S = 60.0
 
 
 def cached_bytes(repo: str, commit: str) -> int:
@@ -49,7 +49,7 @@ def remove_leftovers(files: Iterable[Path]) -> None:
     for blob in (file.resolve() for file in files):
         # Each attempt of huggingface_hub starts a new file, named by the content's digest and a random suffix.
         beginnings = blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete")
-        if not (still := [path for path in beginnings if _still(path)]):
+        if not (abandoned := [path for path in beginnings if _is_abandoned(path)]):
             continue
         locks = blob.parents[2] / ".locks" / blob.parents[1].name  # of the repository
         # A download holds this lock until it completes. NotImplementedError: no locks on this file system.
@@ -57,12 +57,12 @@ def remove_leftovers(files: Iterable[Path]) -> None:
             suppress(Timeout, OSError, NotImplementedError),
             FileLock(locks / f"{blob.name}.lock", timeout=0, mode=0o664),  # the mode that huggingface_hub uses
         ):
-            for path in still:
+            for path in abandoned:
                 path.unlink(missing_ok=True)
 
 
-def _still(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     try:
-        return time.time() - path.stat().st_mtime > _STILL_S
+        return time.time() - path.stat().st_mtime > _ABANDONED_S
     except FileNotFoundError:
         return False

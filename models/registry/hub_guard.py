@@ -1,6 +1,6 @@
 """Checks on hub responses, as huggingface_hub uses file names from headers and JSON unchecked.
 
-    with only_sound_answers():
+    with checked_responses():
         snapshot_download(...)
 
 Inside the block, digests, commits and tags that are not plain names are refused, so that nothing is written outside
@@ -24,14 +24,14 @@ _NAMES_IN_JSON = ("sha", "oid", "sha256", "blobId", "xetHash", "treeOid")
 
 
 @contextmanager
-def only_sound_answers() -> Iterator[None]:
+def checked_responses() -> Iterator[None]:
     """Check every response of huggingface_hub's client during the block; refused ones raise FetchError."""
     from huggingface_hub import get_session
 
     client = get_session()
     hooks = client.event_hooks
     client.event_hooks = {
-        "request": [*hooks.get("request", []), _ask_plainly],
+        "request": [*hooks.get("request", []), _refuse_encodings],
         "response": [*hooks.get("response", []), _check],
     }
     try:
@@ -47,7 +47,7 @@ def check_commit(commit: object) -> str:
     return commit
 
 
-def _ask_plainly(request: Any) -> None:
+def _refuse_encodings(request: Any) -> None:
     request.headers["accept-encoding"] = "identity"
 
 

@@ -94,9 +94,9 @@ def _named(
         present, unreadable = None, error
     if present is not None and not (refresh and fetch):
         return _resolved(present)
-    broken = unreadable is not None or (present is not None and not _sound(present))
+    broken = unreadable is not None or (present is not None and not _is_intact(present))
     if isinstance(source, HubId):
-        _may_fetch(str(source), fetch)
+        _check_fetch(str(source), fetch)
         wanted = _HubModel(name, str(source), source)
         return _resolved(_install_hub(wanted, store, progress, present, broken))
     from headrace.models.registry.catalog import HubRepo, find, load_catalog
@@ -107,7 +107,7 @@ def _named(
         if present is not None:
             return _resolved(present)
     entry = find(name, (model.name for model in store.list()))
-    _may_fetch(name, fetch)
+    _check_fetch(name, fetch)
     if isinstance(entry.source, HubRepo):
         wanted = _HubModel(name, name, HubId(entry.source.repo), entry.source.file, entry.licence)
         return _resolved(_install_hub(wanted, store, progress, present, broken))
@@ -116,7 +116,7 @@ def _named(
     return _resolved(present)
 
 
-def _sound(model: StoredModel) -> bool:
+def _is_intact(model: StoredModel) -> bool:
     from headrace.models.checkpoint.validation import check_sound
 
     try:
@@ -126,7 +126,7 @@ def _sound(model: StoredModel) -> bool:
     return True
 
 
-def _may_fetch(shown: str, fetch: bool) -> None:
+def _check_fetch(shown: str, fetch: bool) -> None:
     if not fetch:
         raise ModelNotFoundError(f"{shown} is not installed", f"`headrace models pull {shown}` fetches it")
 

@@ -84,7 +84,7 @@ class AnswerText:
             self._count += 1
             if self._stopped:
                 self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
-                return _chunk(pieces, _cut(step, used))
+                return _chunk(pieces, _truncated(step, used))
         return _chunk(pieces, step)
 
 
@@ -92,7 +92,7 @@ def _chunk(pieces: Sequence[str], step: Step) -> TextChunk:
     return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])))
 
 
-def _cut(step: Step, used: int) -> Step:
+def _truncated(step: Step, used: int) -> Step:
     """Return the step with only its first `used` tokens, the last of them sampled."""
     if used == step.record.tokens:
         return step

@@ -34,7 +34,7 @@ class ChatPrompt:
         """
         told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         form = self._tokenizer.thinking_form
-        prompt = self._tokenizer.encode_chat(messages if form is None else _apart(messages), **told)
+        prompt = self._tokenizer.encode_chat(messages if form is None else _with_thinking_fields(messages), **told)
         if not answer:
             return prompt
         if form is not None:
@@ -58,7 +58,7 @@ class ChatPrompt:
         return f"{OPEN}\n" if tail.rstrip().endswith(OPEN) else ""
 
 
-def _apart(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def _with_thinking_fields(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Move thinking from the stored form to the message fields that templates read."""
     told: list[dict[str, str]] = []
     for message in messages:

@@ -20,12 +20,12 @@ from headrace.models.text.template_limits import (
     PER_ITEM,
     TemplateRefusedError,
     built,
+    charge,
     check_format,
     check_integer,
     check_replace,
     check_size,
     check_written,
-    spend,
     weight,
 )
 
@@ -74,13 +74,13 @@ def count_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         check_size(len(owner) * len(args[0]))
     size = check_written(*args, *kwargs.values())
     if isinstance(owner, str):
-        spend(len(owner) * _cost_per_character(name, args, size))
+        charge(len(owner) * _cost_per_character(name, args, size))
         if name == "replace":
             check_replace(owner, *args)
     elif isinstance(owner, (list, tuple)):
         check_written(owner)  # a comparison may read all of it
     elif isinstance(owner, dict) and name not in _CHEAP_METHODS:
-        spend(weight(owner))
+        charge(weight(owner))
     return args
 
 
@@ -115,7 +115,7 @@ def global_functions(theirs: dict[str, Any]) -> dict[str, Any]:
 def weighed(value: Any) -> Any:
     """Charge a value that is compared or hashed, possibly in full, and return it."""
     if isinstance(value, (str, bytes, range)):
-        spend(len(value))
+        charge(len(value))
     elif hasattr(value, "__len__"):
         check_written(value)
     else:
@@ -126,7 +126,7 @@ def weighed(value: Any) -> Any:
 def _listed(value: Any) -> Any:
     """Return a collection with a length and the same items."""
     if isinstance(value, str):
-        spend(PER_ITEM * len(value))
+        charge(PER_ITEM * len(value))
     return value if isinstance(value, (list, tuple)) else list(value)
 
 
@@ -143,11 +143,11 @@ def _guard_collection(name: str, function: Callable[..., Any]) -> Callable[..., 
                 listed = list(value)
                 args = tuple(listed if arg is value else arg for arg in args)
                 value = listed
-            spend(check_written(value) * len(value).bit_length())
+            charge(check_written(value) * len(value).bit_length())
         if isinstance(value, str):
-            spend(PER_ITEM * len(value))  # as a list of its characters
+            charge(PER_ITEM * len(value))  # as a list of its characters
         elif isinstance(value, (list, tuple, dict, range)):
-            spend(weight(value))
+            charge(weight(value))
         if name not in ("d", "default"):
             check_written(*options, *kwargs.values())
         result = function(*args, **kwargs)
@@ -171,9 +171,9 @@ def _guard_text(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         elif name == "join" and given:
             check_size(len(given[0]) * max(len(str(option)) for option in (*given[1:], *kwargs.values(), "")))
         elif name == "title":
-            spend(size * _PER_PART)
+            charge(size * _PER_PART)
         elif name == "trim" and given:
-            spend(size * sum(len(str(option)) for option in (*given[1:], *kwargs.values())))
+            charge(size * sum(len(str(option)) for option in (*given[1:], *kwargs.values())))
         return built(function(*args, **kwargs))
 
     return guarded
@@ -206,7 +206,7 @@ def _tojson(
         size += len(part)
         check_size(size)
         parts.append(part)
-    spend(size)
+    charge(size)
     return "".join(parts)
 
 
@@ -224,7 +224,7 @@ def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     """Return a dict; a function, since the type itself would offer its methods."""
     check_written(*args)
-    spend(sum(map(weight, args)) + PER_ITEM)
+    charge(sum(map(weight, args)) + PER_ITEM)
     return dict(*args, **kwargs)
 
 

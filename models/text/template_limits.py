@@ -49,10 +49,10 @@ def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
     messages = len(variables["messages"])
     given = _written_size([*variables.values()], math.inf)
     lines_left = BASE_LINES + LINES_PER_MESSAGE * messages
-    _spent.work, _spent.seconds = 0, MAX_SECONDS + SECONDS_PER_MESSAGE * messages
-    _spent.most_work = min(BASE_WORK + WORK_PER_CHARACTER * given, MAX_WORK)
-    _spent.most_text = min(BASE_TEXT + TEXT_PER_CHARACTER * given, MAX_TEXT)
-    _spent.deadline = time.thread_time() + _spent.seconds
+    _charges.work, _charges.seconds = 0, MAX_SECONDS + SECONDS_PER_MESSAGE * messages
+    _charges.most_work = min(BASE_WORK + WORK_PER_CHARACTER * given, MAX_WORK)
+    _charges.most_text = min(BASE_TEXT + TEXT_PER_CHARACTER * given, MAX_TEXT)
+    _charges.deadline = time.thread_time() + _charges.seconds
 
     def trace(_frame: FrameType, _event: str, _arg: object) -> Callable[..., Any]:
         nonlocal lines_left
@@ -71,7 +71,7 @@ def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
         sys.settrace(before)
 
 
-class _Spent(threading.local):
+class _Charges(threading.local):
     """Charges and limits of the current render on this thread."""
 
     work = 0
@@ -81,21 +81,21 @@ class _Spent(threading.local):
     deadline = float("inf")
 
 
-_spent = _Spent()
+_charges = _Charges()
 
 
-def spend(characters: int) -> None:
+def charge(characters: int) -> None:
     """Charge the characters that an operation will read or build; raise TemplateRefusedError beyond the limit."""
-    _spent.work += characters
-    if _spent.work > _spent.most_work:
-        raise TemplateRefusedError(f"it works through more than {_spent.most_work} characters")
+    _charges.work += characters
+    if _charges.work > _charges.most_work:
+        raise TemplateRefusedError(f"it works through more than {_charges.most_work} characters")
     if characters > 10_000:
         _check_time()
 
 
 def _check_time() -> None:
-    if time.thread_time() > _spent.deadline:
-        raise TemplateRefusedError(f"it runs for more than {_spent.seconds:.0f} seconds")
+    if time.thread_time() > _charges.deadline:
+        raise TemplateRefusedError(f"it runs for more than {_charges.seconds:.0f} seconds")
 
 
 def weight(value: Any) -> int:
@@ -106,8 +106,8 @@ def weight(value: Any) -> int:
 
 
 def check_size(size: int) -> None:
-    if size > _spent.most_text:
-        raise TemplateRefusedError(f"it builds a value of more than {_spent.most_text} characters")
+    if size > _charges.most_text:
+        raise TemplateRefusedError(f"it builds a value of more than {_charges.most_text} characters")
 
 
 def check_integer(value: Any) -> None:
@@ -120,7 +120,7 @@ def built(value: Any) -> Any:
     """Charge a text that is longer than its source, such as an escaped one, and return it."""
     if isinstance(value, str):
         check_size(len(value))
-        spend(len(value))
+        charge(len(value))
     return value
 
 
@@ -129,8 +129,8 @@ def check_written(*values: Any) -> int:
 
     Shared parts are charged as often as they are written, hashed or compared.
     """
-    size = _written_size(list(values), _spent.most_text)
-    spend(size)
+    size = _written_size(list(values), _charges.most_text)
+    charge(size)
     return size
 
 
@@ -155,7 +155,7 @@ def check_replace(text: Any, old: Any, new: Any, *_count: Any) -> None:
     if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
         size = len(text) + text.count(old) * len(new)
         check_size(size)
-        spend(size)
+        charge(size)
 
 
 def check_operator(operator: str, left: Any, right: Any) -> None:
@@ -165,13 +165,13 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
     sized_left, sized_right = hasattr(left, "__len__"), hasattr(right, "__len__")
     if operator == "+" and sized_left and sized_right:
         check_size(len(left) + len(right))
-        spend(weight(left) + weight(right))
+        charge(weight(left) + weight(right))
     elif operator == "*" and sized_left and isinstance(right, int):
         check_size(len(left) * right)
-        spend(weight(left) * max(right, 0))
+        charge(weight(left) * max(right, 0))
     elif operator == "*" and sized_right and isinstance(left, int):
         check_size(len(right) * left)
-        spend(weight(right) * max(left, 0))
+        charge(weight(right) * max(left, 0))
     elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         if bits > MAX_INT_BITS:
@@ -189,4 +189,4 @@ def check_format(pattern: str, *values: Any) -> None:
     fields = pattern.count("{") + pattern.count("%")
     size = len(pattern) + sum(map(int, _WIDTH.findall(pattern))) + fields * check_written(*values)
     check_size(size)
-    spend(size)
+    charge(size)

@@ -29,12 +29,12 @@ from headrace.models.text.template_limits import (
     PER_ITEM,
     TemplateRefusedError,
     built,
+    charge,
     check_format,
     check_operator,
     check_size,
     check_written,
     render_budget,
-    spend,
     weight,
 )
 from headrace.runtime.errors import CheckpointError
@@ -184,7 +184,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def counted(self, value: Any) -> Any:
         """Charge a value that is created or copied, and return it."""
-        spend(weight(value) + PER_ITEM)
+        charge(weight(value) + PER_ITEM)
         return value
 
     def join_checked(self, parts: Iterable[Any]) -> str:

@@ -75,7 +75,7 @@ class Tokenizer:
 
         Raises ContextLimitError for text over the limit.
         """
-        _refuse_giants([text])
+        _check_length([text])
         return self._bos_prefix + self.encode(text)
 
     def encode_chat(
@@ -91,7 +91,7 @@ class Tokenizer:
         Raises UsageError if the model has no chat template, ContextLimitError for text over the limit, CheckpointError
         if the template fails.
         """
-        _refuse_giants(message.get("content") for message in messages)
+        _check_length(message.get("content") for message in messages)
         template = self.chat_template
         if template is None:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
@@ -218,7 +218,7 @@ class Tokenizer:
         return ""
 
 
-def _refuse_giants(texts: Iterable[object]) -> None:
+def _check_length(texts: Iterable[object]) -> None:
     """Raise ContextLimitError for text that would take minutes to render or encode.
 
     A fixed limit, since normalizers, unknown characters and space-absorbing tokens can shrink any text in tokens.

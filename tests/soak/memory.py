@@ -7,7 +7,7 @@ import resource
 import sys
 from pathlib import Path
 
-from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
+from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine
@@ -27,7 +27,7 @@ def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> 
     for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
         pass
     shape, entries = shape_to_run(loaded.checkpoint), held_bytes(loaded.network.cost.kv, context)
-    return held_weights(loaded.checkpoint, shape) + entries + working_memory(shape), _peak()
+    return loaded_weight_bytes(loaded.checkpoint, shape) + entries + working_memory(shape), _peak()
 
 
 def _peak() -> int:

@@ -52,7 +52,7 @@ def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedMode
     ]
 
 
-def check_room(models: Sequence["LoadedModel"], tokens: int) -> None:
+def check_memory(models: Sequence["LoadedModel"], tokens: int) -> None:
     """Raise NotEnoughMemoryError unless a cache of `tokens` fits for each of `models`, whose shared weights are
     loaded.
     """

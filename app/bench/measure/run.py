@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.document import Document, Run, document, model_document, power_notes
-from headrace.app.bench.measure.kv_formats import check_room, in_formats, kv_ratios
+from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.measure.pair import questions
@@ -102,7 +102,7 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     families = [in_formats(model, options.kv) for model, _ in loaded]
     limit = max(test.tokens for test in options.tests)
     for family in families if not options.force else ():
-        check_room(family, limit)
+        check_memory(family, limit)
     models = [model for family in families for model in family]
     reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
     held = reader.pass_bytes if reader and host.backend != "cpu" else 0

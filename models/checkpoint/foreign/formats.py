@@ -67,7 +67,7 @@ def _is_nvfp4(section: Mapping[str, Any]) -> bool:
 
 def _read(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
     if method in ("gptq", "awq"):
-        return _words(method, section, tensors)
+        return _gptq_awq(method, section, tensors)
     if method == "compressed-tensors":
         return _compressed(section, tensors)
     if method in ("fp8", "fbgemm_fp8", "modelopt"):
@@ -157,7 +157,7 @@ def _blocks(name: str, shape: tuple[int, ...], scale: TensorInfo, block: tuple[i
     return tuple(found)
 
 
-def _words(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
+def _gptq_awq(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Foreign:
     """Recognise GPTQ and AWQ: W transposed, `32 / bits` values per word, zero points packed the same way."""
     bits = section.get("bits", section.get("w_bit", 4))
     kind = str(section.get("checkpoint_format") or section.get("format") or section.get("version") or "").lower()

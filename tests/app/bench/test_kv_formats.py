@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.app.bench.measure.child import ChildProcess
-from headrace.app.bench.measure.kv_formats import check_formats, check_room, kv_ratios, peer_kv_type
+from headrace.app.bench.measure.kv_formats import check_formats, check_memory, kv_ratios, peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.peers import _CHILDREN
 from headrace.app.bench.measure.plan import Test
@@ -113,7 +113,7 @@ def test_caches_side_by_side_have_to_fit_together(tmp_path: Path, monkeypatch: p
     both = [model(1 << 20), model(1 << 19)]
     free = 1500 * (1 << 20) + working_memory(shape_to_run(checkpoint))
     monkeypatch.setattr(memory, "budget", lambda: memory.Budget(2 * free, free, 0, "available RAM"))
-    check_room(both, 1000)
-    check_room(both[:1], 1001)
+    check_memory(both, 1000)
+    check_memory(both[:1], 1001)
     with pytest.raises(NotEnoughMemoryError, match="KV cache for 1,001 tokens"):
-        check_room(both, 1001)
+        check_memory(both, 1001)

@@ -15,7 +15,7 @@ from headrace.app.cli.run import run
 from headrace.app.engine.commands import Generate, ModelSpec
 from headrace.app.engine.events import Delta
 from headrace.app.engine.host import EngineHost
-from headrace.models.loading.draft import check_room, load_draft
+from headrace.models.loading.draft import check_memory, load_draft
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.request import CancelFlag
@@ -68,7 +68,7 @@ def test_a_draft_whose_kv_do_not_fit_beside_the_models_is_refused(monkeypatch: p
         found = Budget(total=1 << 30, free=free, reserve=0, source="available RAM")
         monkeypatch.setattr("headrace.models.loading.draft.memory.budget", lambda found=found: found)
         with nullcontext() if fits else pytest.raises(NotEnoughMemoryError, match="100") as raised:
-            check_room(kv, 100, "tiny")
+            check_memory(kv, 100, "tiny")
     assert raised.value.hint == "a context of 60 tokens would fit: --context 60"
 
 

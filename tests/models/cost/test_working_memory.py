@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.cost.costs import held_weights, shape_to_run, working_memory
+from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.runtime import ops
 from headrace.runtime.engine.prefill import LARGEST
@@ -90,10 +90,10 @@ def test_stock_operations_on_a_cpu_hold_floats_as_float32(
         checkpoint = open_checkpoint(directory)
         arrays = load_decoder(directory, reference, mx.float32).arrays
         shape = shape_to_run(checkpoint)
-        assert held_weights(checkpoint, shape) == sum(array.nbytes for array in arrays)
+        assert loaded_weight_bytes(checkpoint, shape) == sum(array.nbytes for array in arrays)
         if native.status().available:
             monkeypatch.setattr(ops, "select", lambda: native)
-            assert held_weights(checkpoint, shape) == checkpoint.nbytes
+            assert loaded_weight_bytes(checkpoint, shape) == checkpoint.nbytes
             monkeypatch.undo()
 
 
