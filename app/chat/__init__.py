@@ -1,1 +1,1 @@
-"""A chat without a screen: what is sent to the model, the answer as it grows, the session it is kept in."""
+"""The chat without a screen: prompts, growing answers, sessions."""

@@ -1,10 +1,8 @@
-"""Text files sent along with a message: `/file PATH` anywhere on a line of its own, or `@path` within the text.
+"""Text files attached to a message: `/file PATH` on a line of its own, or `@path` within the text.
 
-A folder (`@src/`) stands for all text files in it, a pattern (`@src/*.py`) for those that fit; what is no text is
-left out of them.
-`@word` is only an attachment if such a file exists, or if it clearly means one: it begins with `~/`, `./`, `../` or
-`/`, or ends as files of text do (`@notes.txt`). Mail addresses, decorators and user names stay text, as does what
-stands in backquotes. Paths with spaces go in double quotes.
+A folder (`@src/`) attaches its text files, a pattern (`@src/*.py`) the matching ones. `@word` is an attachment if the
+file exists, begins with `~/`, `./`, `../` or `/`, or has the suffix of a text file (`@notes.txt`). Mail addresses,
+decorators, user names and backquoted text stay text. Paths with spaces need double quotes.
 """
 
 import glob
@@ -16,16 +14,16 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
 
-from headrace.app.chat.file_patterns import MOST_FILES, files_of, is_several
+from headrace.app.chat.file_patterns import MAX_FILES, files_of, is_file_group
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
-MAX_BYTES = 256 << 10  # one file, or all of a folder; more does not fit a context anyway
+MAX_BYTES = 256 << 10  # one file, or all of a folder
 _COMMAND = re.compile(r"^/file[ \t]+(?P<path>\S.*?)[ \t]*$\n?", re.MULTILINE)
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _TRAILING = ".,;:!?)]}'"
-_ENDINGS = re.compile(  # of files of text
+_TEXT_SUFFIXES = re.compile(
     r"\.(bat|bib|c|cc|cfg|conf|cpp|cs|css|csv|cxx|diff|go|h|hpp|html?|ini|ipynb|java|jl|jsx?|jsonl?|kt|log|lua|md|mjs|patch"
     r"|php|pl|proto|ps1|pyi?|rb|rs|rst|scala|sh|sql|srt|swift|tex|toml|tsv|tsx?|txt|vtt|xml|ya?ml|zig)",
     re.IGNORECASE,
@@ -33,15 +31,15 @@ _ENDINGS = re.compile(  # of files of text
 
 
 def unquoted(path: str) -> str:
-    """A path as it was typed alone after a command, without the double quotes it may be in."""
+    """Return a path without double quotes around it."""
     return path[1:-1] if len(path) > 2 and path[0] == path[-1] == '"' else path
 
 
 def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Attachment, ...]]:
-    """What is sent of what was typed, see `take_attachments`. Raises UsageError also where there is nothing to send.
+    """Return text and attachments of a typed message. Raises UsageError, also for an empty one.
 
-    old: the message that `text` is an edit of. Its files stay, but for those that only its text still mentions and
-    those that another of the same name replaces.
+    old: the message that is edited. It keeps its attachments, except those whose mention was removed and those replaced
+    by another of the same name.
     """
     content, attachments = take_attachments(text, old.attachments if old else ())
     if old is not None:
@@ -61,15 +59,15 @@ def parse_message(text: str, old: Message | None = None) -> tuple[str, tuple[Att
 def take_attachments(
     text: str, stored: Sequence[Attachment] = (), read: Callable[[str], Sequence[Attachment]] | None = None
 ) -> tuple[str, tuple[Attachment, ...]]:
-    """The text without its `/file` lines, and the files it names. Raises UsageError for one that cannot be sent.
+    """Return the text without `/file` lines, and its attachments. Raises UsageError for a file that cannot be sent.
 
-    stored: taken by their names where the file cannot be read any more. read: in place of `read_attachments`.
+    stored: replace files that cannot be read any more. read: instead of `read_attachments`.
     """
     found: dict[str, str | None] = {unquoted(match["path"]): None for match in _COMMAND.finditer(text)}
     rest = _COMMAND.sub("", text).strip("\n")
     for match in _MENTION.finditer(rest):
         if (name := _mentioned(match)) is not None:
-            found.setdefault(name, f"to say it and send no file: `@{name}`")
+            found.setdefault(name, f"to send it as text: `@{name}`")
     attachments = (one for name, hint in found.items() for one in _read_or_stored(name, hint, stored, read))
     return rest, tuple(dict.fromkeys(attachments))
 
@@ -87,28 +85,27 @@ def _read_or_stored(
 
 
 def read_attachments(name: str) -> list[Attachment]:
-    """The file called `name`, or the text files of the folder or pattern. Raises UsageError as `read_attachment`."""
+    """Return the file, or the text files of a folder or pattern. Raises UsageError."""
     if (files := files_of(name)) is None:
         return [read_attachment(name)]
-    if len(files) > MOST_FILES:
-        raise UsageError(f"{name} stands for more than {MOST_FILES} files", "a pattern names fewer: @src/*.py")
+    if len(files) > MAX_FILES:
+        raise UsageError(f"{name}: more than {MAX_FILES} files", "a pattern names fewer: @src/*.py")
     found: list[Attachment] = []
     for file in files:
-        with suppress(UsageError):  # no text, or too long
+        with suppress(UsageError):  # not text, or too long
             found.append(replace(read_attachment(file), name=file))
     if not found:
-        raise UsageError(f"{name} has no file of text")
+        raise UsageError(f"{name}: no text files")
     if (size := sum(len(one.text.encode()) for one in found)) > MAX_BYTES:
         raise UsageError(
-            f"the {len(found)} files of {name} have {format_bytes(size)}, more than the {format_bytes(MAX_BYTES)} "
-            "that can be attached",
+            f"{name}: {len(found)} files of {format_bytes(size)}; {format_bytes(MAX_BYTES)} can be attached",
             "a pattern names fewer: @src/*.py",
         )
     return found
 
 
 def _stands_for(name: str, attachment: Attachment) -> bool:
-    """Whether the attachment came by this name: its own, or that of a folder or pattern."""
+    """Whether this name, or a folder or pattern of this name, gave the attachment."""
     try:
         path = Path(name).expanduser()
     except RuntimeError:
@@ -118,7 +115,7 @@ def _stands_for(name: str, attachment: Attachment) -> bool:
 
 
 def read_attachment(name: str) -> Attachment:
-    """The file called `name` (~ allowed). Raises UsageError if it is missing, too large or not UTF-8 text."""
+    """Return a file (~ allowed). Raises UsageError if it is missing, too large or not UTF-8 text."""
     try:
         path = Path(name).expanduser()
         status = path.stat()
@@ -128,11 +125,11 @@ def read_attachment(name: str) -> Attachment:
             raise UsageError(f"{name} is not a regular file")
         if status.st_size > MAX_BYTES:
             size = format_bytes(status.st_size)
-            raise UsageError(f"{name} has {size}, more than the {format_bytes(MAX_BYTES)} that can be attached")
+            raise UsageError(f"{name}: {size}; {format_bytes(MAX_BYTES)} can be attached")
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
-    except (RuntimeError, ValueError):  # a home that nobody has, a NUL
+    except (RuntimeError, ValueError):  # an unknown home, a NUL
         raise UsageError(f"cannot read {name}: no such file") from None
     try:
         text = content.decode("utf-8")
@@ -144,7 +141,7 @@ def read_attachment(name: str) -> Attachment:
 
 
 def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
-    """A message as the model reads it: the files, each named and fenced, then what was typed."""
+    """Return the prompt text of a message: the files, named and fenced, then the typed text."""
     parts = []
     for attachment in attachments:
         longest = max((len(run) for run in re.findall("`+", attachment.text)), default=0)
@@ -154,7 +151,7 @@ def with_attachments(content: str, attachments: Sequence[Attachment]) -> str:
 
 
 def _mentioned_names(text: str) -> set[str]:
-    """All paths that mentions could mean, whether there are such files or not."""
+    """Return all paths that mentions could mean."""
     return {
         form
         for match in _MENTION.finditer(text)
@@ -163,20 +160,20 @@ def _mentioned_names(text: str) -> set[str]:
 
 
 def _mentioned(match: re.Match[str]) -> str | None:
-    """The path a mention means, if it means one."""
+    """Return the path of a mention, None if it is text."""
     if match["quoted"]:
         return match["quoted"]
     bare = match["bare"]
     for name in (bare, bare.rstrip(_TRAILING)):
-        if name and (_is_file(name) or (_several(name) and is_several(name))):
+        if name and (_is_file(name) or (_is_pattern(name) and is_file_group(name))):
             return name
     name = bare.rstrip(_TRAILING)
-    a_path = name.startswith(("~/", "./", "../", "/")) or _ENDINGS.fullmatch(PurePath(name).suffix) is not None
+    a_path = name.startswith(("~/", "./", "../", "/")) or _TEXT_SUFFIXES.fullmatch(PurePath(name).suffix) is not None
     return name if a_path else None
 
 
-def _several(name: str) -> bool:
-    """Whether a folder or a pattern is meant, and no word."""
+def _is_pattern(name: str) -> bool:
+    """Whether a name looks like a folder or a pattern."""
     return "/" in name or glob.has_magic(name)
 
 

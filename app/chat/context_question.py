@@ -1,4 +1,4 @@
-"""What a person is asked or told when the context is full, and the answers there are."""
+"""The question of a full context, and its choices."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ ContextChoice = Literal["drop", "summarise", "new"]
 
 @dataclass(frozen=True, slots=True)
 class ContextQuestion:
-    """The context is full: the user has to choose what goes.
+    """The user has to choose which turns to leave out.
 
-    tokens: what the prompt would have, or what prompt and answer have grown to. during_answer: the answer ran into
-    the limit and is kept as partial; after `drop` or `summarise` it is continued. leaf: the message concerned.
+    tokens: of the prompt, or of prompt and answer. during_answer: the answer reached the limit and is kept as partial;
+    `drop` and `summarise` continue it. leaf: the message concerned.
     """
 
     tokens: int
@@ -21,9 +21,9 @@ class ContextQuestion:
 
 
 def context_full_notice(tokens: int, limit: int, why: str) -> str:
-    """What is said where there is nothing to choose from, and `why` that is.
+    """Return the notice if there is no choice. why: the reason.
 
-    The context is full before its last token is taken: an answer needs some room.
+    A prompt shorter than the limit may leave too little room for an answer.
     """
     if tokens < limit:
         return f"too little room for an answer: {tokens:,} of the context's {limit:,} tokens are taken; {why}"

@@ -1,6 +1,6 @@
-"""What using a model would download, told before it is: which, from where, how much, and the room there is for it.
+"""Size, origin and disk space of a model's download, before it starts.
 
-Looks at names, the catalog and the store's entries: nothing of mlx, nothing from the network.
+Reads names, the catalog and the store; no network, no mlx.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from headrace.runtime.metrics.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """bytes: of the download, None where only the hub knows. free_bytes: where models are kept."""
+    """bytes: of the download; None if only the hub knows. free_bytes: on the store's disk."""
 
     name: str
     origin: str
@@ -24,22 +24,22 @@ class DownloadPlan:
 
     @property
     def download(self) -> str:
-        """`2.12 GiB to download from org/name on the hub`; where only the hub knows how much, that it is not known."""
+        """Size and origin: `2.12 GiB to download from org/name on the hub`."""
         if self.bytes is None:
             return f"from {self.origin}, size not known yet"
         return f"{format_bytes(self.bytes)} to download from {self.origin}"
 
     @property
     def room(self) -> str:
-        """`40 GiB free on the disk`; where that is less than the download, that it is not enough."""
+        """Disk space: `40 GiB free on the disk`, with `: not enough` if the download is larger."""
         free = f"{format_bytes(self.free_bytes)} free on the disk"
         return f"{free}: not enough" if self.bytes is not None and self.bytes > self.free_bytes else free
 
 
 def download_plan(name: str | None) -> DownloadPlan | None:
-    """What loading `name` (None: the default) would fetch; None where it is installed or a local path.
+    """Return the download of a model (None: the default); None if it is installed or a local path.
 
-    Raises UsageError for what is no name of a model.
+    Raises UsageError for an invalid name.
     """
     stored = stored_name(name or DEFAULT_MODEL)
     if stored is None:
@@ -48,7 +48,7 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     try:
         if store.get(stored) is not None:
             return None
-    except CheckpointError:  # broken: whoever loads it says so
+    except CheckpointError:  # reported when it is loaded
         return None
     at = next(path for path in (store.root, *store.root.parents) if path.exists())
     free = shutil.disk_usage(at).free

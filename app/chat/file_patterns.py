@@ -1,4 +1,4 @@
-"""Several files by one name: a folder with all text in it, or a pattern such as `src/*.py` or `docs/**/*.md`."""
+"""Files of a folder or of a pattern such as `src/*.py` or `docs/**/*.md`."""
 
 import glob
 import os
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-MOST_FILES = 100
-_LOOKED_AT = 20_000  # entries, after which a folder is too large to look through while someone waits
+MAX_FILES = 100
+_MAX_ENTRIES = 20_000  # searched in a folder
 
 
-def is_several(name: str) -> bool:
-    """Whether this names a folder that is there, or a pattern that fits some file. A file's own name comes first."""
+def is_file_group(name: str) -> bool:
+    """Whether this is an existing folder, or a pattern that matches a file; an existing file is neither."""
     try:
         path = Path(name).expanduser()
         return not path.is_file() and (path.is_dir() or next(_fitting(path), None) is not None)
@@ -20,16 +20,16 @@ def is_several(name: str) -> bool:
 
 
 def files_of(name: str) -> list[str] | None:
-    """The files, by name, as paths that begin as `name` does; nothing hidden. At most MOST_FILES + 1.
+    """Return the sorted files, without hidden ones, at most MAX_FILES + 1; None for anything but a folder or pattern.
 
-    None where this names no folder and no pattern that fits some file.
+    The paths begin as `name` does.
     """
     try:
         path = Path(name).expanduser()
         if path.is_file():
             return None
         folder = path.is_dir()
-        found = sorted(islice(_below(path) if folder else _fitting(path), MOST_FILES + 1))
+        found = sorted(islice(_below(path) if folder else _fitting(path), MAX_FILES + 1))
     except (OSError, RuntimeError, ValueError):
         return None
     return found if found or folder else None
@@ -38,7 +38,7 @@ def files_of(name: str) -> list[str] | None:
 def _fitting(pattern: Path) -> Iterator[str]:
     if not glob.has_magic(str(pattern)):
         return
-    for name in islice(glob.iglob(str(pattern), recursive=True), _LOOKED_AT):  # noqa: PTH207 - absolute or not
+    for name in islice(glob.iglob(str(pattern), recursive=True), _MAX_ENTRIES):  # noqa: PTH207 - absolute or not
         if Path(name).is_file():
             yield name
 
@@ -51,5 +51,5 @@ def _below(folder: Path) -> Iterator[str]:
             if not name.startswith("."):
                 yield str(Path(at) / name)
         seen += len(files) + len(folders)
-        if seen > _LOOKED_AT:
+        if seen > _MAX_ENTRIES:
             return

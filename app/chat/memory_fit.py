@@ -1,13 +1,13 @@
-"""Whether a second model fits into memory beside the one that is loaded. Reads headers; asks no network."""
+"""Memory check for a second model beside the loaded one, from file headers."""
 
 from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.errors import HeadraceError
 
 
 def fits_beside(card: ModelCard, name: str | None) -> bool:
-    """By the room there was when `card`'s model was loaded, both with MEMORY_CONTEXT tokens in their caches.
+    """Return whether a model fits beside `card`'s, both with MEMORY_CONTEXT tokens of K/V.
 
-    False where it is not known: what is not installed, a machine that does not say how much memory it has.
+    False for a model that is not installed and a machine of unknown memory.
     """
     from headrace.app.model_info.report import MEMORY_CONTEXT, memory_needed
 

@@ -1,38 +1,37 @@
-"""Messages that were sent while an answer was written: each is asked when the answer before it has ended by itself.
+"""Queue of messages sent while an answer is written.
 
-An answer that was stopped, or failed, may make the next question pointless: then nothing is asked, and the texts go
-back to whoever typed them.
+Each is sent after a complete answer. After a stopped or failed answer the texts return to the input.
 """
 
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
 from headrace.runtime.errors import HeadraceError
 
-_GO_ON_AFTER = ("stop", "length")
+_CONTINUE_AFTER = ("stop", "length")
 
 
 class MessageQueue:
-    """texts: what waits, first to last."""
+    """texts: the queued messages, first to last."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     def add(self, text: str) -> None:
-        """Raises UsageError for what could not be sent either, such as a file that is missing."""
+        """Queue a text. Raises UsageError for one that cannot be sent, such as with a missing file."""
         parse_message(text)
         self.texts.append(text)
 
     def take_back(self) -> str:
-        """Everything that waits, as one text; nothing waits any more."""
+        """Empty the queue and return its texts as one."""
         texts, self.texts = self.texts, []
         return "\n\n".join(texts)
 
     def send_next(self, conversation: Conversation) -> bool:
-        """Ask the next one if it is its turn. False where it will not be: `take_back` says what was not asked."""
+        """Send the next message once the answer is complete. Return False if it never will be: call `take_back`."""
         if not self.texts or conversation.phase != "idle" or conversation.trimming.question is not None:
             return True
         last = conversation.messages[-1] if conversation.messages else None
-        if last is None or last.finish_reason not in _GO_ON_AFTER:
+        if last is None or last.finish_reason not in _CONTINUE_AFTER:
             return False
         try:
             conversation.send(self.texts[0])

@@ -1,6 +1,6 @@
-"""Whether a model's name means anything, told before the model that runs is given up for it.
+"""Check of a model's name before the running model is unloaded.
 
-Looks at names, the catalog and the store's entries: nothing of mlx, nothing from the network.
+Reads names, the catalog and the store; no network, no mlx.
 """
 
 from headrace.models.registry.catalog import find
@@ -9,9 +9,9 @@ from headrace.models.registry.store import Store
 
 
 def check_model_name(name: str) -> None:
-    """Let pass an existing path, a catalog name, an installed model and anything of a hub id's form.
+    """Accept an existing path, a catalog name, an installed model or the form of a hub id.
 
-    Raises UsageError for text that has none of these forms, ModelNotFoundError (with the nearest names) for the rest.
+    Raises UsageError for text of another form, ModelNotFoundError with the nearest names for an unknown name.
     """
     source = parse_source(name)
     if isinstance(source, CatalogName) and not (store := Store()).has(source.name):

@@ -1,4 +1,4 @@
-"""What of a conversation is sent to the model: pure functions from a session and a branch to chat messages."""
+"""Chat messages of a prompt from a session and a branch: pure functions."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -9,7 +9,7 @@ from headrace.app.sessions.records import Attachment, Message, Session
 ChatMessages = list[dict[str, str]]
 
 _SUMMARY_TOKENS = 512
-_SUMMARY_SHARE = 4  # a summary may have this part of the context: the last turn and its answer need the rest
+_SUMMARY_SHARE = 4  # longest summary: this part of the context
 _SUMMARISE = (
     "Summarise our conversation so far for yourself, in at most {words} words. Keep names, numbers, decisions, open "
     "questions and what I asked you to remember. Write the summary only."
@@ -18,22 +18,21 @@ _SUMMARY_HEAD = "Summary of the conversation before this point:"
 
 
 def first_sent(session: Session, branch: Sequence[Message]) -> int:
-    """Index of the first message that is sent. All are where the mark is on another branch."""
+    """Return the index of the first message of the prompt: 0 if `prompt_from` is on another branch."""
     return next((i for i, message in enumerate(branch) if message.id == session.prompt_from), 0)
 
 
 def runs(session: Session, branch: Sequence[Message]) -> list[list[Message]]:
-    """What is sent of the branch: one list per message of the prompt.
+    """Return the branch's messages, one list per message of the prompt.
 
-    Several messages of one role in a row (a question that was never answered) are sent as one: many chat templates
-    refuse them otherwise.
+    Successive messages of one role (an unanswered question) are one: many chat templates refuse them otherwise.
     """
     sent = branch[first_sent(session, branch) :]
     return [list(run) for _, run in groupby(sent, key=lambda message: message.role)]
 
 
 def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages:
-    """The system message, if any, then users and answers in turns."""
+    """Return the system message, if any, then user and assistant messages in turns."""
     head = session.system
     if session.summary and first_sent(session, branch):
         head = f"{head}\n\n{_SUMMARY_HEAD}\n{session.summary}".strip()
@@ -47,18 +46,18 @@ def prompt_messages(session: Session, branch: Sequence[Message]) -> ChatMessages
 def draft_messages(
     session: Session, branch: Sequence[Message], content: str, attachments: tuple[Attachment, ...]
 ) -> ChatMessages:
-    """What would be sent if this were said next; of the branch alone where it is nothing."""
+    """Return the messages of the branch and an unsent one, which may be empty."""
     said = Message(0, session.id, None, "user", content, 0.0, attachments=attachments)
     return prompt_messages(session, [*branch, said] if content or attachments else branch)
 
 
 def summary_tokens(limit: int | None) -> int:
-    """How long a summary may be where the context holds `limit` tokens."""
+    """Return the longest summary in tokens; limit: of the context."""
     return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, max(1, limit // _SUMMARY_SHARE))
 
 
 def summary_messages(session: Session, branch: Sequence[Message], tokens: int) -> ChatMessages:
-    """The request to summarise everything before the last user message, in a text of at most `tokens` tokens."""
+    """Return the messages that ask for a summary of everything before the last user message."""
     request = _SUMMARISE.format(words=tokens * 2 // 5)
     last = max(i for i, message in enumerate(branch) if message.role == "user")
     messages = prompt_messages(session, branch[:last])

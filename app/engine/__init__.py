@@ -1,1 +1,1 @@
-"""The engine in a process of its own: the chat's side (client, link), its own (process, host), their messages."""
+"""The engine process of the chat: client and link on the chat's side, process and host on its own, messages."""

@@ -1,6 +1,6 @@
-"""The engine as the chat's process sees it: start it, submit, poll. Nothing here blocks, and nothing imports mlx.
+"""The chat's handle of the engine process: start, submit, poll. Nothing here blocks or imports mlx.
 
-Used from one thread. `state` and `card` change inside `poll`, never between two polls.
+A client belongs to one thread. `state` and `card` change only in `poll` and `start`.
 """
 
 from dataclasses import replace
@@ -26,88 +26,82 @@ from headrace.app.engine.link import EngineLink
 from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.errors import EngineError
 
-_LAST_S = 1.0  # for an idle engine to write what was said last
+_LAST_S = 1.0  # for an idle engine to write the last chat's K/V to disk
 
 State = Literal["stopped", "loading", "ready", "failed", "dead"]
 
 
 class ChatEngine(Protocol):
-    """What a chat needs of an engine. `EngineClient` is the real one, `tests/app/scripted_engine.py` a scripted one."""
+    """An engine for a chat: `EngineClient`, or a scripted one in tests."""
 
     @property
     def state(self) -> State:
-        """stopped: never started or closed; failed: the model could not be loaded; dead: restart() brings it back."""
+        """stopped: not started, or closed. failed: the model could not be loaded. dead: `restart` starts another."""
         ...
 
     @property
     def card(self) -> ModelCard | None:
-        """The loaded model, None unless ready."""
+        """The loaded model; None unless ready."""
         ...
 
     def start(self, spec: ModelSpec) -> None:
-        """Load a model in a new process, ending the one before. LoadProgress and Ready (or Failed, Died) follow; Died
-        alone where no process can be started."""
+        """Load a model in a new process, instead of the one before. LoadProgress and Ready (or Failed, Died) follow."""
         ...
 
     def restart(self) -> None:
-        """Start the last spec again."""
+        """Start the last model again. Raises EngineError if there was none."""
         ...
 
     def submit(self, command: Generate) -> None:
-        """Ask for a generation, beside those that go on; while the model loads it waits.
-
-        Raises EngineError when nothing is running.
-        """
+        """Submit a request, also while others run or the model loads. Raises EngineError if no engine runs."""
         ...
 
     def prefetch(self, command: PrefetchPrompt) -> None:
-        """Have the engine use its idle time. Without one that is ready nothing happens."""
+        """Prefetch a prompt, if the engine is ready."""
         ...
 
     def rest(self) -> None:
-        """Have the engine leave the machine alone until it is asked for something. Nothing happens without one."""
+        """Suspend idle work until the next command."""
         ...
 
     def cancel(self, generation: int | None = None) -> None:
-        """End a submitted generation, all of them for None; each still answers with its Done (reason `cancelled`), or
-        with Abandoned where the model is still being loaded."""
+        """Cancel a generation, or all (None). Done follows (reason `cancelled`), or Abandoned while loading."""
         ...
 
     def poll(self) -> list[Event]:
-        """Everything that happened since the last call, in order. Never blocks."""
+        """Return the events since the last call, in order. Never blocks."""
         ...
 
     def pull(self, name: str) -> None:
-        """Fetch a model in the background: PullProgress, then Pulled or PullFailed. Raises EngineError if busy."""
+        """Fetch a model in the background: PullProgress, then Pulled or PullFailed. Raises EngineError if one is."""
         ...
 
     def cancel_pull(self) -> None:
-        """Stop fetching; PullFailed follows. What was downloaded is kept for the next try where the source allows."""
+        """Stop the download; PullFailed follows. A partial download is kept, if the source can resume it."""
         ...
 
     def close(self) -> None:
-        """End every process; an idle engine first writes what was said last, within a second. The client can be
-        started again."""
+        """End all processes; an idle engine first writes the last K/V to disk. The client can be started again."""
         ...
 
 
 class EngineClient:
-    """A ChatEngine over a process of its own, and a second one while a model is fetched."""
+    """A ChatEngine in a process of its own, with a second process for downloads."""
 
     def __init__(self, draft: str | None = None) -> None:
-        """draft: the draft model of every model that is started and says nothing of one."""
+        """draft: the draft model of every spec without one."""
         self.state: State = "stopped"
         self.card: ModelCard | None = None
         self._draft = draft
         self._spec: ModelSpec | None = None
         self._link: EngineLink | None = None
         self._pull: tuple[str, EngineLink] | None = None
-        self._open: set[int] = set()  # generations that have not ended
-        self._backlog: list[Event] = []  # events that no process sent
+        self._open: set[int] = set()  # running generations
+        self._backlog: list[Event] = []  # events that come from no process
 
     @property
     def pid(self) -> int | None:
-        """The engine's process."""
+        """Id of the engine process."""
         return self._link.pid if self._link else None
 
     def start(self, spec: ModelSpec) -> None:
@@ -146,7 +140,7 @@ class EngineClient:
         if self._link is not None:
             for one in sorted(self._open if generation is None else self._open & {generation}):
                 self._link.send(Cancel(one))
-                if self.state == "loading":  # or it would be waited for until the model is there
+                if self.state == "loading":  # a Done would wait for the model
                     self._open.discard(one)
                     self._backlog.append(Abandoned(one))
 
@@ -184,7 +178,7 @@ class EngineClient:
         self.state = "stopped"
 
     def _end(self) -> None:
-        """End the process, not losing what it said; whatever it was doing is abandoned."""
+        """End the process and abandon its generations; its last events stay in the backlog."""
         if self._link is not None:
             self._link.kill()
             self._backlog = self.poll()
@@ -194,7 +188,7 @@ class EngineClient:
         self.card = None
 
     def _is_awaited(self, event: Event) -> bool:
-        """Whether it is not of a generation that was abandoned while the model was loaded."""
+        """Whether an event is not one of an abandoned generation."""
         if not isinstance(event, Prefill | Delta | Dropped | ContextFull | Done | Failed) or event.id is None:
             return True
         return event.id in self._open
@@ -231,5 +225,4 @@ class EngineClient:
 
 
 def _not_started(error: OSError) -> str:
-    """There are no processes, files or memory left for one, or this Python is not where it was."""
     return f"no process can be started: {error.strerror}"

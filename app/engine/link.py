@@ -1,9 +1,8 @@
-"""One engine process and the socket to it: start, send and receive without waiting, end. There is no thread.
+"""One engine process and its socket: start, non-blocking send and receive, end. No thread.
 
-The process is a fresh interpreter in a session of its own: no signal of the terminal reaches it, nothing it prints
-reaches the terminal (it goes to a log file), and it leaves when this process does, however that happens, because
-then the socket closes. It is started by `subprocess`, not by `multiprocessing`, which would hand the terminal down
-and import this program's main module again.
+The process is a fresh interpreter in a session of its own: no signal of the terminal reaches it, and its output goes to
+a log file. It exits when the socket closes, however this process ends. `multiprocessing` would pass the terminal down
+and import this program's main module again; `subprocess` does not.
 """
 
 import os
@@ -24,23 +23,23 @@ from headrace.runtime.config.paths import cache_dir
 from headrace.runtime.machine.out_of_memory import HINT, reports_out_of_memory
 
 _START = Path(__file__).with_name("start.py")
-_LOG_LIMIT = 1 << 20  # bytes; a longer log is begun anew
-_LAST_WORDS = 8 << 10  # bytes of it that are looked at when a process has died
-_PATIENCE_S = 10.0  # for the kernel to take a killed process away
-_GRACE_S = 1.0  # for a process that has hung up to end by itself, so that it tells how
+_LOG_LIMIT = 1 << 20  # bytes; a longer log is truncated
+_LOG_TAIL = 8 << 10  # bytes read after a process has died
+_REAP_S = 10.0  # for a killed process to disappear
+_GRACE_S = 1.0  # for a process that closed its socket to exit
 
 
 class EngineLink:
-    """A running engine process. `drain` gives its events; after the last comes a Died, unless `kill` was called."""
+    """A running engine process. The last event of `drain` is a Died, unless `kill` was called."""
 
     def __init__(self) -> None:
-        """Raises OSError where no process can be started."""
+        """Raises OSError if no process can be started."""
         self._socket, theirs = socket_pair()
         log = _open_log()
-        self._log_from = os.lseek(log, 0, os.SEEK_END)  # what this process says begins there
+        self._log_from = os.lseek(log, 0, os.SEEK_END)  # this process's output begins there
         try:
             self._process = subprocess.Popen(
-                # -P: nothing where the user happens to stand is ours.
+                # -P: no imports from the working directory.
                 [sys.executable, "-P", str(_START), _package(), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -55,44 +54,41 @@ class EngineLink:
             theirs.close()
             os.close(log)
         self._incoming = Unpacker()
-        self._outgoing = bytearray()  # what the process has not taken yet
-        self._unread: list[Event] = []  # what came after the last `drain`, at `kill`
-        self._over: float | None = None  # when the stream ended
-        self._exit_told = False  # by a Died, or because `kill` ended it
-        self._why_killed = ""  # by us, in words; else nobody here did it
+        self._outgoing = bytearray()
+        self._unread: list[Event] = []  # events received by `kill`
+        self._over: float | None = None  # time of the stream's end
+        self._exit_told = False  # by a Died, or by `kill`
+        self._kill_reason = ""  # of our own kill
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def send(self, command: Command) -> None:
-        """Hand a command over; what the process does not take now goes with the next calls, of `drain`, too.
-
-        To a process that is gone it is lost: Died tells.
-        """
+        """Queue a command; what the socket does not take now is sent with the next call of `send` or `drain`."""
         self._outgoing += pack(command)
         self._hand_over()
 
     @property
     def behind(self) -> bool:
-        """Whether the process has not taken all that was sent: it is busy, or stopped."""
+        """Whether commands are queued: the process is busy or suspended."""
         return bool(self._outgoing)
 
     def drain(self) -> list[Event]:
-        """What has arrived since the last call. Half a message stays where it is until the other half comes."""
+        """Return the events that have arrived."""
         self._hand_over()
         events, self._unread = self._unread, []
         events += self._receive()
         if self._over is not None and not self._exit_told:
             if (code := self._process.poll()) is not None:
                 self._exit_told = True
-                events.append(Died(_exit_message(code, self._said(), self._why_killed)))
+                events.append(Died(_exit_message(code, self._log_tail(), self._kill_reason)))
             elif time.monotonic() > self._over + _GRACE_S:
-                self._kill_for("hung up and did not end")
+                self._kill_for("closed its connection and did not exit")
         return events
 
     def quit(self, seconds: float) -> None:
-        """Let the process write what it still has to, for at most so long, and end it. Then as `kill`."""
+        """Let the process write K/V to disk for at most `seconds`, then `kill` it."""
         deadline = time.monotonic() + seconds
         self.send(Quit(seconds))
         while self.behind and select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))[1]:
@@ -102,19 +98,19 @@ class EngineLink:
         self.kill()
 
     def kill(self) -> None:
-        """End the process now, without a Died, and wait until nothing of it is left. `drain` gives what it had sent."""
+        """Kill the process, without a Died, and wait for its end; `drain` still returns its events."""
         self._exit_told = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(_REAP_S)
         self._unread += self._receive()
         self._end()
 
-    def _said(self) -> str:
-        """The end of what the process wrote into the log."""
+    def _log_tail(self) -> str:
+        """Return the end of the process's log."""
         try:
             with log_path().open("rb") as log:
-                log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - _LAST_WORDS))
+                log.seek(max(self._log_from, log.seek(0, os.SEEK_END) - _LOG_TAIL))
                 return log.read().decode(errors="replace")
         except OSError:
             return ""
@@ -135,20 +131,20 @@ class EngineLink:
             while full and self._over is None:
                 if piece := self._socket.recv(CHUNK, socket.MSG_DONTWAIT):
                     events += self._incoming.feed(piece)
-                    full = len(piece) == CHUNK  # else that was all there is, but for the end: the next time finds it
+                    full = len(piece) == CHUNK  # else the socket is empty; the next call sees its end
                 else:
                     self._end()
         except BlockingIOError:
             pass
-        except OSError:  # the connection is broken, as by a death with something unread
+        except OSError:  # the process died with unread data
             self._end()
-        except Exception:  # what came was no message
-            self._kill_for("said what means nothing")
+        except Exception:  # not a message
+            self._kill_for("sent invalid data")
             self._end()
         return events
 
-    def _kill_for(self, why: str) -> None:
-        self._why_killed = self._why_killed or why
+    def _kill_for(self, reason: str) -> None:
+        self._kill_reason = self._kill_reason or reason
         self._process.kill()
 
     def _end(self) -> None:
@@ -157,7 +153,7 @@ class EngineLink:
 
 
 def _package() -> str:
-    """The folder that this process has `headrace` from."""
+    """Return the folder of this process's `headrace`."""
     spec = find_spec("headrace")
     assert spec is not None
     assert spec.origin is not None
@@ -165,7 +161,7 @@ def _package() -> str:
 
 
 def log_path() -> Path:
-    """Where engine processes write what nobody wants on the screen."""
+    """Return the path of the engine processes' output."""
     return cache_dir() / "engine.log"
 
 
@@ -181,11 +177,11 @@ def _open_log() -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _exit_message(code: int, said: str, why_killed: str) -> str:
-    if code == -signal.SIGABRT and reports_out_of_memory(said):  # a failed Metal command buffer
+def _exit_message(code: int, log: str, kill_reason: str) -> str:
+    if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer
         return f"the engine's memory ran out; {HINT}"
-    if code == -signal.SIGKILL and why_killed:
-        return f"the engine {why_killed}, and was killed; {log_path()} may tell why"
+    if code == -signal.SIGKILL and kill_reason:
+        return f"the engine {kill_reason}, and was killed; {log_path()} may tell why"
     if code == -signal.SIGKILL:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:

@@ -1,7 +1,7 @@
-"""Where an engine's process begins: `python -P start.py PACKAGE DESCRIPTOR`, run by `app.engine.link`, never imported.
+"""Entry point of an engine process: `python -P start.py PACKAGE DESCRIPTOR`, run by `app.engine.link`, never imported.
 
-`headrace` is taken from the folder PACKAGE, where the chat has it from. Nothing is put on the search path: no folder of
-the user's can stand in for ours, and nothing that is installed beside headrace for a module of the standard library.
+`headrace` is imported from the folder PACKAGE, the chat's own. The search path stays unchanged: no folder of the user
+replaces our packages, and none beside headrace the standard library.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def take(package: Path) -> None:
+def import_package(package: Path) -> None:
     """Import `headrace` from this folder."""
     spec = importlib.util.spec_from_file_location(
         "headrace", package / "__init__.py", submodule_search_locations=[str(package)]
@@ -21,7 +21,7 @@ def take(package: Path) -> None:
 
 
 if __name__ == "__main__":
-    take(Path(sys.argv[1]))
+    import_package(Path(sys.argv[1]))
     from headrace.app.engine.process import main
 
     main(int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Progress reports at a rate a person can read: downloads report far more often than a screen is drawn."""
+"""Rate limit of progress reports."""
 
 import time
 
@@ -8,7 +8,7 @@ _INTERVAL_S = 0.1
 
 
 def throttled(sink: Progress) -> Progress:
-    """A sink that passes on at most one report per 0.1 s and stage, and always a stage's first and last."""
+    """Return a sink that passes one report per 0.1 s and stage, and each stage's first and last."""
     passed: dict[str, float] = {}
 
     def report(stage: str, done: int, total: int | None, /) -> None:

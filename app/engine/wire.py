@@ -1,8 +1,7 @@
-"""How messages cross the socket between the chat and its engine: the length in eight bytes, then the pickle.
+"""Message format between the chat and its engine: the length in eight bytes, then the pickle.
 
-Both ends are this program, started by the same user: what arrives is trusted, and pickles carry the messages' types.
-(A benchmark's peers speak JSON lines, `app.bench.measure.child`: they run in a Python that has no headrace.) A stream
-ends where it ends; what is left of a message that nobody finished is dropped.
+Both ends are this program, run by the same user, so pickles are trusted. An incomplete message at the end of the stream
+is dropped.
 """
 
 import pickle
@@ -11,35 +10,35 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-CHUNK = 1 << 16  # bytes to ask the socket for at a time; for more, memory is mapped anew each time
-_ROOM = 1 << 20  # bytes the socket should hold where the system allows it
+CHUNK = 1 << 16  # bytes per read; larger buffers are mapped anew each time
+_BUFFER = 1 << 20  # bytes of socket buffer, if the system allows it
 _LENGTH = struct.Struct("!Q")
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends with room for what comes while one of them is busy."""
+    """Return two connected sockets with large buffers."""
     pair = socket.socketpair()
     for end in pair:
         for direction in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            with suppress(OSError):  # it has some room anyway
-                end.setsockopt(socket.SOL_SOCKET, direction, _ROOM)
+            with suppress(OSError):  # the default has to do
+                end.setsockopt(socket.SOL_SOCKET, direction, _BUFFER)
     return pair
 
 
 def pack(message: object) -> bytes:
-    """A message as it goes into the stream."""
+    """Encode a message."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
 class Unpacker:
-    """Takes the stream in whatever pieces it comes, gives whole messages."""
+    """Decodes messages from a stream that arrives in pieces."""
 
     def __init__(self) -> None:
         self._pieces = bytearray()
 
     def feed(self, piece: bytes) -> list[Any]:
-        """The messages that this piece completes, in order. Raises what unpickling raises."""
+        """Return the messages that this piece completes, in order. Raises the errors of unpickling."""
         self._pieces += piece
         messages: list[Any] = []
         start, head = 0, _LENGTH.size

@@ -1,1 +1,1 @@
-"""Conversations that last: a SQLite database of sessions, each a tree of messages. Knows no engine and no terminal."""
+"""Stored sessions: a SQLite database of message trees. Imports no engine and no terminal."""

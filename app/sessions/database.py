@@ -1,8 +1,8 @@
-"""The sessions' SQLite file: schema, versions, connections, transactions. Knows tables, not what they mean.
+"""The sessions' SQLite file: schema, migrations, connection, transactions.
 
-WAL mode, so that readers and the one writer of the moment do not wait for each other; every transaction is short and
-takes the write lock at its start, so two headrace processes take turns. A killed process loses nothing committed;
-`durable` transactions also survive a power cut. In a folder that cannot be written to, what is there can be read.
+WAL mode: readers and the writer do not wait for each other. Every transaction is short and takes the write lock at its
+start. A killed process loses nothing committed; `durable` transactions also survive a power cut. A file in a read-only
+folder can be read.
 """
 
 import errno
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.runtime.errors import SessionError
 
-_BUSY_MS = 5000  # how long to wait for another process's transaction, which takes milliseconds
+_BUSY_MS = 5000  # wait for another process's transaction, which takes milliseconds
 _WRITABLE = "the file and its folder must be writable; HEADRACE_HOME=DIR keeps everything in another folder"
 _HINTS = {
     "locked": "another headrace holds it; try again",
@@ -81,11 +81,11 @@ _HOW_AN_ANSWER_WAS_MADE = """
 ALTER TABLE messages ADD COLUMN sampling TEXT;  -- what was in effect for an answer, a JSON object
 ALTER TABLE messages ADD COLUMN system TEXT;    -- the system prompt of an answer
 """
-# A file of version n has seen the first n. They only ever add: an earlier headrace that still runs goes on writing.
+# A file of version n has the first n. Migrations only add columns: an earlier headrace that is running can still write.
 _MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE)
 VERSION = len(_MIGRATIONS)
 
-# SQL: what a message was appended and that is not folded into it yet.
+# SQL: text appended to a message that is not folded into it yet.
 APPENDED = """
     coalesce((SELECT group_concat(text, '') FROM
         (SELECT text FROM pieces WHERE message_id = messages.id ORDER BY id)), '')
@@ -93,16 +93,16 @@ APPENDED = """
 
 
 class Database:
-    """One connection, used from one thread. Raises SessionError wherever SQLite cannot go on."""
+    """One connection, for one thread. SQLite's errors become SessionError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._durable: bool | None = None  # what transactions are now; None: as SQLite has it
+        self._durable: bool | None = None  # mode of transactions; None: SQLite's default
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             _make_private(path)
             uri = path.absolute().as_uri() + ("?immutable=1" if _is_at_rest(path) else "")
-            # Statements commit by themselves outside of `transaction`.
+            # Statements outside of `transaction` commit by themselves.
             self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_MS / 1000)
             self._connection.row_factory = sqlite3.Row
             self._connection.text_factory = text_of
@@ -113,18 +113,18 @@ class Database:
                 raise
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         with self._explained():
             return self._connection.execute(sql, _storable(values)).fetchall()
 
     def run(self, sql: str, *values: object) -> int:
-        """Execute one statement; the row id it inserted, if any."""
+        """Execute one statement and return the row id it inserted, or 0."""
         with self._explained():
             return self._connection.execute(sql, _storable(values)).lastrowid or 0
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """All or nothing; `durable` waits until it is on the disk."""
+        """Run a block as one transaction; durable: wait until it is on the disk."""
         with self._explained():
             if durable is not self._durable:
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -135,7 +135,7 @@ class Database:
             with self._explained():
                 self._connection.execute("COMMIT")
         except BaseException:
-            if self._connection.in_transaction:  # a full disk has ended it already
+            if self._connection.in_transaction:  # a full disk ends it
                 self._connection.execute("ROLLBACK")
             raise
 
@@ -158,10 +158,10 @@ class Database:
             )
 
     def _migrate(self) -> None:
-        """Bring the tables up to date; those of a file that can only be read stay as they are."""
+        """Run the missing migrations, except in a read-only file."""
         try:
             with self._explained(), self.transaction(durable=True):
-                for script in _MIGRATIONS[self._version() :]:  # asked again: somebody else may have been faster
+                for script in _MIGRATIONS[self._version() :]:  # read again: another process may have migrated
                     for statement in _statements(script):
                         self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {max(VERSION, self._version())}")
@@ -170,10 +170,7 @@ class Database:
                 raise
 
     def _use_wal(self) -> None:
-        """Switch the journal to WAL, which the file remembers.
-
-        SQLite does not wait for others in this one statement, so we do.
-        """
+        """Switch the file to WAL mode; SQLite's busy timeout does not apply to this statement."""
         deadline = time.monotonic() + _BUSY_MS / 1000
         while True:
             try:
@@ -191,7 +188,7 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the names in a damaged schema may be no text
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # names in a damaged schema
             hint = next((hint for part, hint in _HINTS.items() if part in str(error)), None)
             raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
         except OSError as error:
@@ -200,13 +197,13 @@ class Database:
 
 
 def _make_private(path: Path) -> None:
-    """An empty file of the user's alone where there is none; the files that SQLite makes beside it are as it is."""
-    with suppress(OSError):  # SQLite says what is wrong
+    """Create a missing file with mode 600, which SQLite's other files take over."""
+    with suppress(OSError):  # SQLite reports it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _is_at_rest(path: Path) -> bool:
-    """Whether it can only be read and nobody has it open: WAL mode would want files beside it even for reading."""
+    """Whether the file is read-only and not open: WAL mode would create files even for reading."""
     return path.is_file() and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
 
 
@@ -215,17 +212,17 @@ def _storable(values: Sequence[object]) -> list[object]:
 
 
 def text_of(data: bytes) -> str:
-    """Text as it stands in the file; bytes that are no UTF-8, which only damage leaves there, as lone surrogates."""
+    """Decode text of the file; invalid UTF-8, left by damage, becomes lone surrogates."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def storable(text: str) -> str:
-    """Text without NUL, which SQLite's text functions stop at, and without lone surrogates, which are no Unicode."""
+    """Replace NUL, which ends text in SQLite's functions, and lone surrogates."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, one by one: `executescript` would end the transaction."""
+    """Split a script into statements; `executescript` would end the transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

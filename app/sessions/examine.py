@@ -1,4 +1,4 @@
-"""What of the sessions' file is damaged, and everything that can still be read. Changes nothing."""
+"""Check of the sessions file: damage, and all readable content. Read-only."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from headrace.app.sessions.rows import readable
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
-_MOST_PROBLEMS = 20  # of the file's structure; one damaged page makes many
+_MOST_PROBLEMS = 20  # of the file's structure; one damaged page causes many
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A session with all its messages, as far as they can be read. `damaged` of each says what not."""
+    """A session with all its readable messages; `damaged` of each names unreadable columns."""
 
     session: Session
     messages: list[Message]
@@ -24,7 +24,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """problems: of the file itself, in SQLite's words, and of what could not be looked for at all."""
+    """problems: errors of the file, in SQLite's words, and failed queries."""
 
     problems: list[str]
     sessions: list[Kept]
@@ -35,7 +35,7 @@ class Examination:
 
 
 def examine(store: SessionStore) -> Examination:
-    """Look at the whole file. Raises nothing for what is damaged in it."""
+    """Read the whole file. Raises no error for damage."""
     problems: list[str] = []
     try:
         found = [readable(row[0]) for row in store.db.rows(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
@@ -45,7 +45,7 @@ def examine(store: SessionStore) -> Examination:
     ids: dict[str, None] = {}
     for query in (
         "SELECT id FROM sessions",
-        "SELECT DISTINCT session_id FROM messages INDEXED BY messages_by_session",  # of sessions that are gone, too
+        "SELECT DISTINCT session_id FROM messages INDEXED BY messages_by_session",  # includes lost sessions
     ):
         try:
             ids |= {row[0]: None for row in store.db.rows(query)}

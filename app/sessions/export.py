@@ -1,4 +1,4 @@
-"""A session as a document: Markdown of the branch that is shown, or JSON of everything there is."""
+"""Export of a session: Markdown of the active branch, or JSON of all branches."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _SPEAKERS = {"user": "You", "assistant": "Answer"}
 
 
 def export_path(session_id: str, name: str) -> Path:
-    """The file to write: `name`, or one named after the session, the only one that is written over.
+    """Return the path `name`, or one named after the session, the only one that may be overwritten.
 
     Raises UsageError.
     """
@@ -35,7 +35,7 @@ def export_path(session_id: str, name: str) -> Path:
 
 
 def exported(store: SessionStore, session_id: str, path: Path) -> str:
-    """What goes into that file: .json is everything, anything else Markdown of the branch that shows."""
+    """Return the content of the file: JSON of all branches for .json, else Markdown of the active branch."""
     session = store.session(session_id)
     if path.suffix == ".json":
         return json.dumps(to_document(session, store.messages(session_id)), indent=2, ensure_ascii=False) + "\n"
@@ -43,7 +43,7 @@ def exported(store: SessionStore, session_id: str, path: Path) -> str:
 
 
 def to_markdown(session: Session, branch: Sequence[Message]) -> str:
-    """The branch for people: safe to print, thinking folded away, figures under each answer."""
+    """Return a branch as Markdown, safe to print, with folded thinking and metrics per answer."""
     parts = [f"# {sanitise(session.title) or 'Untitled'}", _facts(session)]
     if session.system:
         parts.append(f"**System prompt**\n\n{sanitise(session.system)}")
@@ -66,7 +66,7 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
 
 
 def to_document(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
-    """Everything: all branches as a flat list whose `parent_id`s make the tree. Times are seconds since the epoch."""
+    """Return all branches as a flat list with `parent_id`s. Times are seconds since the epoch."""
     return {"session": asdict(session), "messages": [_message_document(message) for message in messages]}
 
 
@@ -76,13 +76,13 @@ def _message_document(message: Message) -> dict[str, Any]:
 
 
 def made_with(message: Message) -> list[str]:
-    """Who said it and with which sampling, as far as that is stored. Safe to print."""
+    """Return the stored model and sampling of a message, safe to print."""
     names = [sanitise(message.model)] if message.model and message.role == "assistant" else []
     return names if message.sampling is None else [*names, sampling_text(message.sampling)]
 
 
 def metrics_line(metrics: Summary) -> str:
-    """One answer's figures in a line."""
+    """Return an answer's metrics in one line."""
     known = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} reused)"])
 

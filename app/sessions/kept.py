@@ -1,4 +1,4 @@
-"""K/V of recent chats on disk (`app.engine.kept_chats`) hold what was said: what is deleted must not stay there."""
+"""Deletion of the KV disk cache (`app.engine.kv_disk_cache`), which contains deleted sessions' text."""
 
 from contextlib import suppress
 
@@ -6,7 +6,7 @@ from headrace.runtime.config.paths import kept_chats_dir
 
 
 def forget_kept_chats() -> None:
-    """Delete those of all chats, since their files do not say whose they are. They can be computed again."""
+    """Delete the cache of all sessions; its files do not name their session."""
     with suppress(OSError):
         for file in kept_chats_dir().iterdir():
             file.unlink()

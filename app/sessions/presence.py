@@ -1,7 +1,7 @@
-"""Which sessions are open in which process: a byte of one file for each session, locked for as long as it is open.
+"""Locks on open sessions, to detect a session open in two processes: one byte of a lock file per session.
 
-The kernel takes a lock back when its process ends, however that happens, so nothing is left behind to be believed.
-Locks belong to processes: two of these in one process do not see each other.
+The kernel releases the locks of a process that ends. Locks belong to processes: two instances in one process do not
+conflict.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from zlib import crc32
 
 
 class Presence:
-    """Holds one session open at a time. Where the file cannot be written, nobody is seen and nothing is said."""
+    """Locks one session at a time. Without a writable lock file no session counts as shared."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -20,8 +20,8 @@ class Presence:
         self._held: int | None = None
 
     def open(self, session_id: str) -> bool:
-        """Hold this session open from now on, in the place of the one before; whether another process does, too."""
-        place = crc32(session_id.encode()) & 0x7FFFFFFF  # within what every file system can lock
+        """Lock this session instead of the one before; return whether another process has it open, too."""
+        place = crc32(session_id.encode()) & 0x7FFFFFFF  # within the range every file system can lock
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -33,13 +33,13 @@ class Presence:
                 alone = True
             except OSError:
                 alone = False
-            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place)  # others may hold it, too
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place)  # shared with other processes
         except OSError:
             return False
         return not alone
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Release the lock."""
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)

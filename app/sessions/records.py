@@ -1,4 +1,4 @@
-"""What the session store gives back: sessions, messages, metrics, search hits. Plain data."""
+"""Records of the session store: sessions, messages, attachments, search hits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from headrace.runtime.metrics.telemetry import Summary
 
 Role = Literal["user", "assistant"]
 DAMAGED = "damaged"
-"""The `finish_reason` of a message of which the file holds something else than it should."""
+"""The `finish_reason` of a message with invalid columns."""
 EVERYTHING = "everything"
-"""In place of the damaged columns: none can be read."""
+"""Stands for all columns in `damaged`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text file sent along with a message."""
+    """A text file sent with a message."""
 
     name: str
     text: str
@@ -25,10 +25,10 @@ class Attachment:
 class Message:
     """One node of a session's tree. `parent_id` None: a first message.
 
-    partial: the answer is being written, was stopped, ran into a limit or was cut off by a crash.
+    partial: the answer is being written, was stopped, ended at a limit or was cut off by a crash.
     finish_reason: stop, length, cancelled, died or failed; None while being written, after a crash, for user messages.
-    model, sampling, system: who answered, with which settings in effect (SamplingParams fields, max_tokens, stop,
-    thinking) and which system prompt. None for user messages, and where an earlier version did not store it.
+    model, sampling, system: of an answer: the model, the settings in effect (`AnswerOptions` fields) and the system
+    prompt. None for user messages, and if an earlier version did not store them. damaged: columns with invalid values.
     """
 
     id: int
@@ -44,16 +44,16 @@ class Message:
     attachments: tuple[Attachment, ...] = ()
     sampling: Mapping[str, Any] | None = None
     system: str | None = None
-    damaged: tuple[str, ...] = ()  # columns that hold something else than they should
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation's settings and where it stands.
+    """A conversation's settings and its active branch.
 
-    model: as after `-m`, None for the default. sampling: SamplingParams fields, max_tokens and stop, as far as set.
-    active_leaf: the last message of the branch that is shown. prompt_from: messages before this one are no longer
-    sent to the model; `summary` stands in for them if there is one.
+    model: as after `-m`; None: the default. sampling: the `AnswerOptions` fields that are set. active_leaf: the last
+    message of the active branch. prompt_from: the first message of the prompt; `summary` replaces those before it.
+    damaged: columns with invalid values.
     """
 
     id: str
@@ -66,20 +66,20 @@ class Session:
     active_leaf: int | None = None
     prompt_from: int | None = None
     summary: str = ""
-    damaged: tuple[str, ...] = ()  # columns that hold something else than they should
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEntry:
-    """A session in a list."""
+    """A session in a list. messages: on all branches."""
 
     session: Session
-    messages: int  # on all branches
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that matches a search. `snippet` marks the words found with « »."""
+    """A message found by a search. snippet: marks the found words with « »."""
 
     session_id: str
     title: str

@@ -1,8 +1,7 @@
-"""From rows of the sessions' file to records, whatever the rows hold.
+"""Records from rows of the sessions file, also of a damaged one.
 
-A file may be damaged: by a disk, by another program, by hand. A value that is not what its column should hold is left
-out, or shown as far as it can be read, and the record names the column in `damaged`; nothing here raises, and nothing
-is written back.
+An invalid value is left out, or shown as far as it is readable, and the record names its column in `damaged`. Nothing
+here raises, and nothing is written back.
 """
 
 import json
@@ -16,7 +15,7 @@ from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Messa
 from headrace.runtime.metrics.telemetry import Percentiles, Summary
 
 T = TypeVar("T")
-_LATEST = 2.0**37  # seconds since the epoch, the year 6325: what calendars of every system can show
+_LATEST = 2.0**37  # seconds since the epoch, the year 6325: within every system's calendar
 _LARGEST_ID = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
 _RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")  # derived
@@ -27,7 +26,7 @@ _NUMBERS = (
 
 
 class _Row:
-    """One row, read column by column; `damaged` are the columns that held something else than they should."""
+    """One row, read column by column. damaged: columns with invalid values."""
 
     def __init__(self, row: sqlite3.Row) -> None:
         self._values: dict[str, Any] = dict(zip(row.keys(), row, strict=False))
@@ -56,7 +55,7 @@ class _Row:
         return self._checked(name, _role, "assistant")
 
     def json(self, name: str, read: Callable[[Any], T], default: T) -> T:
-        """What `read` makes of the JSON in this column; NULL and no such column (of an old file) are the default."""
+        """Return `read` of the JSON in this column; the default for NULL and for a column missing in an old file."""
         if self._values.get(name) is None:
             return default
         return self._checked(name, lambda value: read(_parsed(value)), default)
@@ -70,7 +69,7 @@ class _Row:
 
 
 def session_of(row: sqlite3.Row) -> Session:
-    """The session in a row of `sessions`."""
+    """Return the session of a row of `sessions`."""
     values = _Row(row)
     return Session(
         id=values.text("id"),
@@ -88,13 +87,13 @@ def session_of(row: sqlite3.Row) -> Session:
 
 
 def message_of(row: sqlite3.Row) -> Message:
-    """The message in a row of `messages` with what was appended to it as `whole`.
+    """Return the message of a row of `messages` that has its full text as `whole`.
 
-    A damaged one is partial and its `finish_reason` says so: wherever answers are shown, that is.
+    A damaged message is partial, with DAMAGED as its `finish_reason`.
     """
     values = _Row(row)
     number, parent = values.id("id") or 0, values.id("parent_id")
-    if parent is not None and parent >= number:  # parents are older: anything else would be a ring
+    if parent is not None and parent >= number:  # parents are older; otherwise it could be a cycle
         values.damaged.append("parent_id")
         parent = None
     message = Message(
@@ -112,12 +111,12 @@ def message_of(row: sqlite3.Row) -> Message:
         sampling=values.json("sampling", _settings, None),
         system=values.optional_text("system"),
     )
-    values.text("content")  # bytes instead of text cannot be seen in `whole`
+    values.text("content")  # `whole` does not show bytes instead of text
     return marked(message, values.damaged)
 
 
 def marked(message: Message, damaged: Collection[str]) -> Message:
-    """The message with these columns called damaged, if there are any."""
+    """Return the message with these columns added to `damaged`."""
     if not damaged:
         return message
     columns = tuple(dict.fromkeys([*message.damaged, *("content" if name == "whole" else name for name in damaged)]))
@@ -125,17 +124,17 @@ def marked(message: Message, damaged: Collection[str]) -> Message:
 
 
 def lost_message(number: int, session_id: str, parent: int | None) -> Message:
-    """In the place of a message whose row cannot be read."""
+    """Return a placeholder for an unreadable row."""
     return Message(number, session_id, parent, "assistant", "", 0.0, True, DAMAGED, damaged=(EVERYTHING,))
 
 
 def is_sound(text: str) -> bool:
-    """Whether the file's bytes were valid UTF-8 (`database.text_of` marks those that were not)."""
+    """Whether the file's bytes were valid UTF-8 (see `database.text_of`)."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def readable(value: object) -> str:
-    """As much text as there is in a value."""
+    """Return the readable text of a value."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, bytes):
@@ -176,7 +175,7 @@ def _role(value: Any) -> Role:
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """SamplingParams fields and others: numbers that are finite, texts, lists of texts, token ids with a number."""
+    """Return settings of finite numbers, texts, lists of texts and logit biases."""
     if not isinstance(value, dict) or not all(map(_is_setting, value, value.values())):
         raise ValueError
     return value
@@ -185,7 +184,7 @@ def _settings(value: Any) -> dict[str, Any]:
 def _is_setting(name: str, value: Any) -> bool:
     if value is None:
         return _is_text(name)
-    if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS", as it was given
+    if name == "stop" or (name == "logit_bias" and isinstance(value, list)):  # "ID=BIAS"
         return isinstance(value, list) and all(map(_is_text, value))
     if name in _WHOLE:
         return type(value) is int and _is_finite(value)

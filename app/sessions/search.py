@@ -1,7 +1,7 @@
-"""Full-text search over everything that was said, on all branches of all sessions.
+"""Full-text search over the messages of all sessions and branches.
 
-All words must occur, each at least as the beginning of a word; accents and case do not matter. Scripts written
-without spaces are no words to the index: where it finds nothing, the text is looked for as it stands.
+All words must occur as beginnings of words; accents and case are ignored. If the index finds nothing, the text is
+searched as a substring: the index does not split scripts written without spaces.
 """
 
 import re
@@ -15,19 +15,19 @@ from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError
 
 _WORD = re.compile(r"\w+")
-_LONGEST = 1000  # characters: SQLite takes no pattern without end
-_AROUND = 40  # characters on either side of a find
+_LONGEST = 1000  # characters; SQLite limits patterns
+_AROUND = 40  # characters around a match
 _COLUMNS = "messages.id AS id, session_id, title, role, messages.created_at AS created_at"
 
 
 def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
-    """Messages that hold all words of `text`, newest first. Raises SessionError."""
+    """Return the messages with all words of `text`, newest first. Raises SessionError."""
     if len(text) > _LONGEST:
         raise SessionError(f"what is searched for is {len(text)} characters long (limit {_LONGEST})")
     words = _WORD.findall(text)
     rows: list[sqlite3.Row] = []
     if words:
-        # Quoted, so that nothing in it is an operator of the query language.
+        # Quoted: no operators of the query language.
         rows = store.db.rows(
             f"SELECT {_COLUMNS}, snippet(message_index, 0, '«', '»', ' … ', 16) AS snippet FROM message_index"
             " JOIN messages ON messages.id = message_index.rowid JOIN sessions ON sessions.id = session_id"
@@ -46,7 +46,7 @@ def search(store: SessionStore, text: str, limit: int = 50) -> list[Hit]:
 
 
 def best_line(lines: Sequence[str], text: str) -> int | None:
-    """Which of these lines holds most of what `search` would find by `text`, the first of equals; None for none."""
+    """Return the index of the first line with most words of `text`; None if no line has any."""
     wanted = set(_WORD.findall(_folded(text)))
     found = [_words_begun(line, wanted) for line in lines]
     if not any(found) and (whole := text.strip().casefold()):
@@ -61,7 +61,7 @@ def _words_begun(line: str, starts: set[str]) -> int:
 
 
 def _folded(text: str) -> str:
-    """Without accents and case."""
+    """Return text without accents and case."""
     return "".join(c for c in unicodedata.normalize("NFD", text.casefold()) if not unicodedata.combining(c))
 
 

@@ -1,15 +1,13 @@
-"""Sessions on disk: create, list, resume, change, delete, and the tree of messages each one is.
+"""The session store: sessions and their trees of messages.
 
-A message is written in one transaction, together with its session's new active leaf. An answer begins empty and
-partial; `grow` appends what came, which costs the same however long it is, and `finish` closes it. What a crash
-leaves unfinished is partial.
+A message and its session's new active leaf are written in one transaction. An answer begins empty and partial: `grow`
+appends text at a cost independent of its length, `finish` closes it. After a crash it stays partial.
 """
 
 import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,25 +15,25 @@ from typing import Any
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry
-from headrace.app.sessions.rows import lost_message, marked, message_of, readable, session_of
+from headrace.app.sessions.rows import marked, message_of, readable, session_of
+from headrace.app.sessions.salvage import SELECT_MESSAGE, readable_messages, readable_sessions
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
 _TITLE_LENGTH = 60  # characters
-_REMEMBERED_LENGTH = 4000  # characters
-_ABANDONED_S = 86400.0  # an empty session that old has nobody sitting before it
+_RECENT_LENGTH = 4000  # characters
+_ABANDONED_S = 86400.0  # age of an empty session that is deleted
 _SALVAGE = "`headrace sessions doctor --export FILE` saves what can be read"
-# SQL: a message and all that follow it, on every branch.
+# SQL: a message and all messages below it, on every branch.
 _BELOW = (
-    "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? UNION"  # not ALL: damage may have made a ring
+    "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE id = ? UNION"  # not ALL: damage may make a cycle
     " SELECT messages.id FROM messages JOIN below ON messages.parent_id = below.id)"
 )
-_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
 
 
 class SessionStore:
-    """All sessions of one user. Used from one thread; a second thread opens its own. Raises SessionError."""
+    """All sessions of one user. A store belongs to one thread. Raises SessionError."""
 
     def __init__(self, path: Path | None = None) -> None:
         path = path or database_path()
@@ -47,7 +45,7 @@ class SessionStore:
         self.db.close()
 
     def hold(self, session_id: str) -> bool:
-        """This session is on the screen from now on, and no other; whether it is on that of another process, too."""
+        """Lock this session as open, instead of the one before; return whether another process has it open, too."""
         return self._presence.open(session_id)
 
     # --- sessions ------------------------------------------------------------------------------------------
@@ -55,11 +53,11 @@ class SessionStore:
     def create(
         self, *, model: str | None = None, system: str = "", sampling: Mapping[str, Any] | None = None, title: str = ""
     ) -> Session:
-        """A new, empty session."""
+        """Create an empty session."""
         now = time.time()
         new = Session(secrets.token_hex(4), title, now, now, model, system, dict(sampling or {}))
         with self.db.transaction():
-            # What a killed process left without ever saying anything in it.
+            # Left empty by a killed process.
             self.db.run("DELETE FROM sessions WHERE active_leaf IS NULL AND updated_at < ?", now - _ABANDONED_S)
             self.db.run(
                 "INSERT INTO sessions (id, title, created_at, updated_at, model, system, sampling)"
@@ -69,14 +67,14 @@ class SessionStore:
         return new
 
     def session(self, session_id: str) -> Session:
-        """The session with this id."""
+        """Return the session with this id. Raises DeletedError."""
         rows = self.db.rows("SELECT * FROM sessions WHERE id = ?", session_id)
         if not rows:
             raise DeletedError(f"there is no session {session_id}", "`headrace sessions list` shows what is there")
         return session_of(rows[0])
 
     def find(self, text: str) -> Session:
-        """The session that a person means by `text`: its id, the beginning of it, or `last`."""
+        """Return the session with this id, this beginning of an id, or the `last` one."""
         if text == "last":
             rows = self.db.rows("SELECT * FROM sessions WHERE active_leaf IS NOT NULL ORDER BY updated_at DESC LIMIT 1")
             if not rows:
@@ -89,7 +87,7 @@ class SessionStore:
         return session_of(rows[0])
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:
-        """Sessions that have messages, the one used last first."""
+        """Return the sessions with messages, the last used first."""
         try:
             rows = self.db.rows(
                 "SELECT sessions.*, count(messages.id) AS messages FROM sessions"
@@ -97,19 +95,8 @@ class SessionStore:
                 -1 if limit is None else limit,
             )
         except SessionError:
-            return self._sessions_one_by_one()[:limit]
+            return readable_sessions(self.db)[:limit]
         return [SessionEntry(session_of(row), row["messages"]) for row in rows]
-
-    def _sessions_one_by_one(self) -> list[SessionEntry]:
-        """Of a damaged file: without the rows that cannot be read."""
-        counts = self.db.rows(
-            "SELECT session_id, count(*) AS messages FROM messages INDEXED BY messages_by_session GROUP BY session_id"
-        )
-        entries: list[SessionEntry] = []
-        for row in counts:
-            with suppress(SessionError):
-                entries.append(SessionEntry(self.session(row["session_id"]), row["messages"]))
-        return sorted(entries, key=lambda entry: -entry.session.updated_at)
 
     def rename(self, session_id: str, title: str) -> Session:
         if not title.strip():
@@ -126,11 +113,11 @@ class SessionStore:
         return self._change(session_id, sampling=json.dumps(dict(sampling)))
 
     def set_prompt_from(self, session_id: str, message_id: int | None, summary: str = "") -> Session:
-        """Messages before `message_id` are no longer sent to the model; `summary` stands in for them."""
+        """Leave messages before `message_id` out of the prompt; `summary` replaces them."""
         return self._change(session_id, prompt_from=message_id, summary=summary)
 
     def delete(self, session_id: str) -> None:
-        """Remove a session and all its messages."""
+        """Delete a session and all its messages."""
         with self.db.transaction(durable=True):
             self.db.run("DELETE FROM sessions WHERE id = ?", session_id)
 
@@ -149,9 +136,9 @@ class SessionStore:
         sampling: Mapping[str, Any] | None = None,
         system: str | None = None,
     ) -> Message:
-        """A new message below `parent_id` (None: a first message); it becomes the active leaf.
+        """Add a message below `parent_id` (None: a first message) and make it the active leaf.
 
-        Raises DeletedError where the session or that message is gone.
+        Raises DeletedError if the session or the parent is gone.
         """
         now = time.time()
         with self.db.transaction(durable=not partial):
@@ -185,7 +172,7 @@ class SessionStore:
         )
 
     def take_back(self, message: Message) -> Session:
-        """Remove a message that nothing follows, as if it had not been said."""
+        """Remove a message without children, and the title it gave the session."""
         with self.db.transaction(durable=True):
             self.db.run("DELETE FROM messages WHERE id = ?", message.id)
             self.db.run(
@@ -201,12 +188,12 @@ class SessionStore:
         return self.session(message.session_id)
 
     def below(self, message: Message) -> int:
-        """How many messages follow this one, on all branches."""
+        """Return the number of messages below this one, on all branches."""
         rows = self.db.rows(f"{_BELOW} SELECT count(*) - 1 AS below FROM below", message.id)
         return int(rows[0]["below"])
 
     def remove(self, message: Message) -> Session:
-        """Remove a message and all that follow it. If that was the active branch, the newest beside it becomes it."""
+        """Remove a message and all below it. The newest sibling branch becomes active, if the active one is removed."""
         with self.db.transaction(durable=True):
             shown = self.session(message.session_id).active_leaf
             below = [row["id"] for row in self.db.rows(f"{_BELOW} SELECT id FROM below", message.id)]
@@ -228,15 +215,15 @@ class SessionStore:
         sampling: Mapping[str, Any] | None = None,
         system: str | None = None,
     ) -> Message:
-        """An empty answer that `grow` and `finish` complete."""
+        """Add an empty, partial answer for `grow` and `finish`."""
         return self.add(
             session_id, parent_id, "assistant", "", model=model, partial=True, sampling=sampling, system=system
         )
 
     def reopen(self, seen: Message) -> None:
-        """An answer is continued: it is partial again, and nothing is known of how it went, until `finish`.
+        """Make an answer partial again, without metrics, for its continuation.
 
-        Raises SessionError where it is not as it was seen: what two processes add would be mixed.
+        Raises SessionError if it has changed since `seen`: two processes would mix their texts.
         """
         with self.db.transaction():
             self._refuse_damaged(seen.id)
@@ -246,16 +233,16 @@ class SessionStore:
             self.db.run("UPDATE messages SET partial = 1, finish_reason = NULL, figures = NULL WHERE id = ?", seen.id)
 
     def grow(self, message_id: int, text: str, *, durable: bool = False) -> None:
-        """Append to an answer that is being written. `durable` keeps all that came before through a power cut, too.
+        """Append to an answer being written; `durable` makes all of its text survive a power cut.
 
-        Raises DeletedError where the answer is gone.
+        Raises DeletedError if the answer is gone.
         """
         with self.db.transaction(durable=durable):
             self._refuse_deleted("messages", message_id)
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
 
     def finish(self, message_id: int, reason: str, metrics: Summary | None = None, *, partial: bool = False) -> Message:
-        """Close an answer; `partial` where it was stopped, cut off or ran into a limit."""
+        """Close an answer; partial: it was stopped, cut off or ended at a limit."""
         with self.db.transaction(durable=True):
             self._refuse_damaged(message_id)
             self._fold(message_id)
@@ -270,66 +257,49 @@ class SessionStore:
         return self.message(message_id)
 
     def message(self, message_id: int) -> Message:
-        rows = self.db.rows(f"{_MESSAGE} WHERE id = ?", message_id)
+        rows = self.db.rows(f"{SELECT_MESSAGE} WHERE id = ?", message_id)
         if not rows:
             raise DeletedError(f"there is no message {message_id}")
         return message_of(rows[0])
 
     def messages(self, session_id: str) -> list[Message]:
-        """Every message on every branch, parents before children."""
+        """Return the messages of all branches, parents before children."""
         try:
             found = [
-                message_of(row) for row in self.db.rows(f"{_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
+                message_of(row)
+                for row in self.db.rows(f"{SELECT_MESSAGE} WHERE session_id = ? ORDER BY id", session_id)
             ]
         except SessionError:
-            found = self._messages_one_by_one(session_id)
+            found = readable_messages(self.db, session_id)
         ids = {message.id for message in found}
         return [
-            # What hangs on nothing that is there hangs on the beginning, or nobody would see it.
+            # A message without its parent becomes a first message, or it would be invisible.
             message
             if message.parent_id is None or message.parent_id in ids
             else replace(marked(message, ["parent_id"]), parent_id=None)
             for message in found
         ]
 
-    def _messages_one_by_one(self, session_id: str) -> list[Message]:
-        """Of a damaged file: with a placeholder for each row that cannot be read, hung where the index has it."""
-        ids = self.db.rows("SELECT id FROM messages INDEXED BY messages_by_session WHERE session_id = ?", session_id)
-        parents = {
-            row["id"]: row["parent_id"]
-            for row in self.db.rows("SELECT id, parent_id FROM messages INDEXED BY messages_by_parent")
-        }
-        found: list[Message] = []
-        for number in sorted(row["id"] for row in ids):
-            try:
-                found.append(self.message(number))
-            except SessionError:
-                parent = parents.get(number)
-                found.append(
-                    lost_message(number, session_id, parent if parent is not None and parent < number else None)
-                )
-        return found
-
     def recent_questions(self, limit: int = 500) -> list[str]:
-        """What was asked last, in all sessions, oldest first; long texts, which nobody means to send again, are not."""
+        """Return the latest user messages of all sessions, oldest first, without long ones."""
         rows = self.db.rows(
             "SELECT content FROM messages WHERE role = 'user' AND length(content) <= ? ORDER BY id DESC LIMIT ?",
-            *(_REMEMBERED_LENGTH, limit),
+            *(_RECENT_LENGTH, limit),
         )
         return [readable(row["content"]) for row in reversed(rows)]
 
     def branch(self, session_id: str, leaf: int | None = None) -> list[Message]:
-        """The messages from the first one to `leaf` (None: the active leaf)."""
+        """Return the messages from the first one to `leaf` (None: the active leaf)."""
         at = leaf if leaf is not None else self.session(session_id).active_leaf
         every = {message.id: message for message in self.messages(session_id)}
         path: list[Message] = []
-        while at in every:  # removed by another process: the rest of the branch is gone with it
+        while at in every:  # or another process has removed the branch
             path.append(every[at])
             at = every[at].parent_id
         return path[::-1]
 
     def alternatives(self, message: Message) -> list[int]:
-        """Ids of the messages that share `message`'s place, itself included, oldest first."""
+        """Return the ids of a message and its siblings, oldest first."""
         rows = self.db.rows(
             "SELECT id FROM messages WHERE session_id = ? AND parent_id IS ? ORDER BY id",
             *(message.session_id, message.parent_id),
@@ -337,18 +307,18 @@ class SessionStore:
         return [row["id"] for row in rows]
 
     def activate(self, message: Message) -> Session:
-        """Show the branch through `message`, down to the newest message below it."""
+        """Activate the branch through `message` to the newest message below it."""
         rows = self.db.rows(f"{_BELOW} SELECT max(id) AS leaf FROM below", message.id)
         return self._change(message.session_id, active_leaf=rows[0]["leaf"])
 
     def reveal(self, message: Message) -> Session:
-        """As `activate`, but the active branch stays if `message` is on it."""
+        """Activate a branch through `message`, unless the active one has it."""
         if any(shown.id == message.id for shown in self.branch(message.session_id)):
             return self.session(message.session_id)
         return self.activate(message)
 
     def recover(self, session_id: str) -> None:
-        """Fold what a killed process wrote into its message, so that searching finds it too."""
+        """Fold text appended by a killed process into its message, where search finds it."""
         unfinished = "SELECT DISTINCT message_id FROM pieces JOIN messages ON messages.id = message_id"
         rows = self.db.rows(f"{unfinished} WHERE session_id = ?", session_id)
         if rows:
@@ -362,13 +332,13 @@ class SessionStore:
         self.db.run("DELETE FROM pieces WHERE message_id = ?", message_id)
 
     def _refuse_deleted(self, table: str, row: int | str | None) -> None:
-        """Nothing is added to what another process deleted while it was open here."""
+        """Raise DeletedError if another process deleted the row."""
         if row is not None and not self.db.rows(f"SELECT 1 FROM {table} WHERE id = ?", row):
             what = table.removesuffix("s")
             raise DeletedError(f"this {what} was deleted elsewhere", "open the session again, or begin another")
 
     def _refuse_damaged(self, message_id: int) -> None:
-        """What is left of a damaged message stays as it is: somebody may still mend the file."""
+        """Raise SessionError for a damaged message: the file may still be repaired."""
         if damaged := self.message(message_id).damaged:
             raise SessionError(f"message {message_id} is damaged ({', '.join(damaged)}) and stays as it is", _SALVAGE)
 
@@ -383,12 +353,12 @@ class SessionStore:
 
 
 def database_path() -> Path:
-    """Where the sessions are."""
+    """Return the path of the sessions file."""
     return data_dir() / "sessions.db"
 
 
 def _title(content: str, attachments: Sequence[Attachment]) -> str:
-    """The first line that shows anything; of a message that is only files, their names."""
+    """Return the first visible line, or the names of the attachments."""
     lines = (line.strip() for line in content.splitlines())
     shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
     line = next(shown, ", ".join(attachment.name for attachment in attachments))

@@ -1,4 +1,4 @@
-"""A session's tree of messages as lines, the way `git log --graph` draws one. Pure."""
+"""A session's message tree as text lines, drawn like `git log --graph`."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,18 @@ from headrace.app.sessions.records import Message
 
 @dataclass(frozen=True, slots=True)
 class TreeLine:
-    """A message and where it stands: `depth` forks lie above it, `lead` draws how it hangs on them."""
+    """A message. depth: number of forks above it. lead: the graph before it. shown: it is on the active branch."""
 
     message: Message
     depth: int
     lead: str
-    shown: bool  # whether it is on the branch that shows
+    shown: bool
 
 
 def tree_lines(messages: Sequence[Message], shown: Collection[int]) -> list[TreeLine]:
-    """Every message once, parents before children, the oldest branch first.
+    """Return one line per message, parents before children, the oldest branch first.
 
-    What follows a message without an alternative stands below it, at the same depth; each of several begins a branch
-    of its own. shown: ids of the messages on the branch that shows.
+    An only child has its parent's depth; each of several children begins a branch. shown: ids of the active branch.
     """
     children: dict[int | None, list[Message]] = {}
     for message in messages:

@@ -1,4 +1,4 @@
-"""Sessions where none can be stored: a copy of what is there, in a folder that goes away with the chat."""
+"""A temporary copy of the sessions, for a chat that cannot write to them."""
 
 import os
 import sqlite3
@@ -13,9 +13,9 @@ from headrace.runtime.errors import SessionError
 
 @contextmanager
 def store_for_chat() -> Iterator[tuple[SessionStore, str | None]]:
-    """The user's sessions; where they cannot be written, a copy of them, and in words that nothing will be saved.
+    """Open the user's sessions, or a temporary copy with a warning if they are read-only.
 
-    Raises SessionError where they cannot be used for any other reason.
+    Raises SessionError if neither is possible.
     """
     path = database_path()
     if _can_be_written(path):
@@ -34,13 +34,13 @@ def store_for_chat() -> Iterator[tuple[SessionStore, str | None]]:
 
 
 def _can_be_written(path: Path) -> bool:
-    """The file, if there is one, and the folder it is in or would be made in."""
+    """Whether the file, if it exists, and its folder are writable."""
     folder = next(parent for parent in path.parents if parent.exists())
     return os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 def _copy(path: Path, copy: Path) -> None:
-    """What can be read of it; a chat that is not saved can begin without."""
+    """Copy the file, if it is readable."""
     if not path.is_file():
         return
     with (

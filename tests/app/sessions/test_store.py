@@ -114,7 +114,7 @@ def test_list_find_rename_delete(store: SessionStore) -> None:
     store.delete(ids[0])
     assert search(store, ids[0]) == []
     for missing in (ids[0], "%", "", "zz"):
-        with pytest.raises(SessionError, match="there is no session"):
+        with pytest.raises(SessionError):
             store.find(missing)
 
 
@@ -259,7 +259,7 @@ def test_files_that_are_no_database_or_a_newer_one(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="newer headrace"):
         SessionStore(newer)
     (tmp_path / "file").touch()
-    with pytest.raises(SessionError, match="cannot be"):
+    with pytest.raises(SessionError):
         SessionStore(tmp_path / "file" / "sessions.db")
 
 

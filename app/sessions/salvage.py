@@ -1,0 +1,40 @@
+"""Reading of a damaged sessions file row by row, where a query over all rows fails."""
+
+from contextlib import suppress
+
+from headrace.app.sessions.database import APPENDED, Database
+from headrace.app.sessions.records import Message, SessionEntry
+from headrace.app.sessions.rows import lost_message, message_of, session_of
+from headrace.runtime.errors import SessionError
+
+SELECT_MESSAGE = f"SELECT *, content || {APPENDED} AS whole FROM messages"
+
+
+def readable_sessions(db: Database) -> list[SessionEntry]:
+    """Return the sessions with messages, the last used first, without unreadable rows."""
+    counts = db.rows(
+        "SELECT session_id, count(*) AS messages FROM messages INDEXED BY messages_by_session GROUP BY session_id"
+    )
+    entries: list[SessionEntry] = []
+    for row in counts:
+        with suppress(SessionError):
+            for session in db.rows("SELECT * FROM sessions WHERE id = ?", row["session_id"]):
+                entries.append(SessionEntry(session_of(session), row["messages"]))
+    return sorted(entries, key=lambda entry: -entry.session.updated_at)
+
+
+def readable_messages(db: Database, session_id: str) -> list[Message]:
+    """Return all messages of a session, with a placeholder for each unreadable row; the index gives its parent."""
+    ids = db.rows("SELECT id FROM messages INDEXED BY messages_by_session WHERE session_id = ?", session_id)
+    parents = {
+        row["id"]: row["parent_id"]
+        for row in db.rows("SELECT id, parent_id FROM messages INDEXED BY messages_by_parent")
+    }
+    found: list[Message] = []
+    for number in sorted(row["id"] for row in ids):
+        try:
+            found += map(message_of, db.rows(f"{SELECT_MESSAGE} WHERE id = ?", number))
+        except SessionError:
+            parent = parents.get(number)
+            found.append(lost_message(number, session_id, parent if parent is not None and parent < number else None))
+    return found
