@@ -66,7 +66,7 @@ class Model:
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
         not fit. Iterating raises EngineError while another answer is open.
         """
-        prompt = self._answerer.prompt(_messages(messages), thinking=thinking)
+        prompt = self._answerer.encode(_messages(messages), thinking=thinking)
         return self._answer(prompt, max_tokens, sampling, stop, cancel)
 
     def complete(
@@ -79,13 +79,13 @@ class Model:
         cancel: CancelFlag | None = None,
     ) -> Answer:
         """Continue a plain text, without a chat template. Arguments and errors as for `chat`."""
-        return self._answer(self._answerer.prompt(text), max_tokens, sampling, stop, cancel)
+        return self._answer(self._answerer.encode(text), max_tokens, sampling, stop, cancel)
 
     def count_tokens(self, text: str | Sequence[Message]) -> int:
         """Count the tokens of a text, or of the prompt that `chat` makes of messages."""
         if isinstance(text, str):
             return len(self._answerer.model.tokenizer.encode(text))
-        return len(self._answerer.prompt(text).ids)
+        return len(self._answerer.encode(text).ids)
 
     def _answer(
         self,

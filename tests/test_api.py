@@ -66,7 +66,7 @@ def test_the_signatures_are_locked(name: str) -> None:
     assert len(positional) == 1 + ("self" in positional)
 
 
-def test_what_type_checkers_see_is_what_is_there() -> None:
+def test_type_checkers_see_the_same_names() -> None:
     source = inspect.getsource(headrace)
     for module, names in re.findall(r"^    from headrace\.([\w.]+) import (.+)$", source, flags=re.MULTILINE):
         assert set(names.split(", ")) == set(headrace._HOMES[module])
@@ -159,7 +159,7 @@ def test_a_cancel_flag_ends_it_too(model: Model) -> None:
     assert end.finished.reason == "cancelled"
 
 
-def test_what_is_malformed_is_refused_at_once(directory: Path, model: Model) -> None:
+def test_malformed_requests_are_refused_immediately(directory: Path, model: Model) -> None:
     with pytest.raises(UsageError, match="max_tokens"):
         model.chat(QUESTION, max_tokens=0)
     with pytest.raises(UsageError, match="stop"):

@@ -1,6 +1,6 @@
 """Answers of one loaded model: prompts and options in, text events out.
 
-    answer = answerer.prepare(answerer.prompt("Why?"), AnswerOptions(max_tokens=9))
+    answer = answerer.prepare(answerer.encode("Why?"), AnswerOptions(max_tokens=9))
     for event in answerer.stream(answer): ...
 
 For many at once, `submit` each prepared answer and call `step` while `has_work`. An answerer belongs to the thread
@@ -58,16 +58,16 @@ class Answerer:
         self._drafted = draft is not None
         self._running: dict[EngineSequence, Answer] = {}
 
-    def prompt(self, asked: str | Messages, *, thinking: bool | None = None) -> Prompt:
+    def encode(self, prompt: str | Messages, *, thinking: bool | None = None) -> Prompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 
         Raises UsageError, ContextLimitError and CheckpointError.
         """
         started = time.perf_counter()
-        if isinstance(asked, str):
-            ids, opening = self.model.tokenizer.encode_prompt(asked), ""
+        if isinstance(prompt, str):
+            ids, opening = self.model.tokenizer.encode_prompt(prompt), ""
         else:
-            ids = self.chat_prompt.encode(asked, thinking=thinking)
+            ids = self.chat_prompt.encode(prompt, thinking=thinking)
             opening = self.chat_prompt.opening(ids)
         return Prompt(ids, opening, started, time.perf_counter() - started)
 

@@ -16,16 +16,16 @@ _SHOWN = 60  # characters of a refused value
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a range; nan is in none. above: `least` itself is excluded."""
+    """A number in a range; nan is in none. above: `minimum` itself is excluded."""
 
-    least: float = 0
-    most: float = math.inf
+    minimum: float = 0
+    maximum: float = math.inf
     above: bool = False
 
     def read(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError("a number")
-        if not (self.least < value if self.above else self.least <= value) or value > self.most:
+        if not (self.minimum < value if self.above else self.minimum <= value) or value > self.maximum:
             raise ValueError(str(self))
         try:
             return float(value)
@@ -33,8 +33,8 @@ class Number:
             raise ValueError("a smaller number") from None
 
     def __str__(self) -> str:
-        lower = f"above {self.least:g}" if self.above else f"{_figure(self.least)} or more"
-        return lower if self.most == math.inf else f"{lower}, at most {_figure(self.most)}"
+        lower = f"above {self.minimum:g}" if self.above else f"{_figure(self.minimum)} or more"
+        return lower if self.maximum == math.inf else f"{lower}, at most {_figure(self.maximum)}"
 
 
 def _figure(number: float) -> str:
@@ -49,20 +49,20 @@ def _figure(number: float) -> str:
 class Whole:
     """A whole number in a range."""
 
-    least: int = 0
-    most: int | None = None
+    minimum: int = 0
+    maximum: int | None = None
 
     def read(self, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("a whole number")
-        if value < self.least or (self.most is not None and value > self.most):
+        if value < self.minimum or (self.maximum is not None and value > self.maximum):
             raise ValueError(str(self))
         return value
 
     def __str__(self) -> str:
-        if self.most is None:
-            return f"{self.least} or more"
-        return f"{self.least} or more, at most {'2^64 - 1' if self.most == 2**64 - 1 else self.most}"
+        if self.maximum is None:
+            return f"{self.minimum} or more"
+        return f"{self.minimum} or more, at most {'2^64 - 1' if self.maximum == 2**64 - 1 else self.maximum}"
 
 
 @dataclass(frozen=True, slots=True)

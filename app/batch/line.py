@@ -29,7 +29,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request. asked: a conversation, or a text to continue as it is.
+    """A request. prompt: a conversation, or a text to continue as it is.
 
     number: of the line, from 1. name: its own `id` or `custom_id`.
     """
@@ -37,7 +37,7 @@ class Line:
     number: int
     name: str | int | None
     form: Form
-    asked: Sequence[Mapping[str, str]] | str
+    prompt: Sequence[Mapping[str, str]] | str
     options: AnswerOptions
     digest: str
 

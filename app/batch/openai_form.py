@@ -31,7 +31,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 }
 _IGNORED = frozenset({"user", "metadata"})
 _BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens"}
-_ASKED: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
+_CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
 
 def form_of(given: Mapping[str, Any]) -> Form:
@@ -53,8 +53,8 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
     body = given.get("body")
     if not isinstance(body, dict):
         raise UsageError(f"body must be an object, not {shown(body)}")
-    asked = _ASKED[form]
-    refuse_unknown(body, frozenset(_BODY | {asked}), " in body")
+    content = _CONTENT[form]
+    refuse_unknown(body, frozenset(_BODY | {content}), " in body")
     body = {key: value for key, value in body.items() if value is not None}
     _check_fixed(body)
     _check_model(body, defaults)
@@ -62,8 +62,8 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
         if "max_tokens" in body:
             raise UsageError("max_tokens and max_completion_tokens are the same: give one of them")
         body["max_tokens"] = body["max_completion_tokens"]
-    if asked not in body:
-        raise UsageError(f"a body for this url needs {asked}")
+    if content not in body:
+        raise UsageError(f"a body for this url needs {content}")
     options = read_options(body)
     if form == "chat.completion":
         return conversation(body["messages"], defaults.system), options

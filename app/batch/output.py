@@ -15,7 +15,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.result import digest_of, may_begin
@@ -25,16 +25,6 @@ from headrace.runtime.errors import HeadraceError, UsageError
 _COPY = 1 << 20  # bytes at a time
 _LONGEST = 256 << 20  # bytes of a line: more than any answer has
 _BAD_PATH = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
-
-
-class Output(Protocol):
-    """A sink of results."""
-
-    def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
-        """Write the result of a line of the input. Raises HeadraceError."""
-
-    def close(self) -> None:
-        """Finish writing. No result follows."""
 
 
 class ResultFile:
@@ -86,6 +76,7 @@ class ResultFile:
                 start += length
 
     def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+        """Append the result of a line of the input. Raises HeadraceError."""
         data = line_of(document)
         with self._errors():
             start = self._file.seek(0, os.SEEK_END)
@@ -94,7 +85,7 @@ class ResultFile:
             self._kept[line.digest] = (start, len(data))
 
     def close(self) -> None:
-        """Close the file, with the results in order if that was asked for."""
+        """Close the file, with the results in order if `in_order` was given."""
         try:
             if self._in_order is not None:
                 slices = [self._kept[digest] for digest in sorted(self._kept, key=self._in_order.__getitem__)]
@@ -105,22 +96,22 @@ class ResultFile:
 
     def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
         """Return the answers' places by digest, and True if the file has nothing else."""
-        kept: dict[str, tuple[int, int]] = {}
+        found: dict[str, tuple[int, int]] = {}
         start, whole = 0, True
         with self._errors():
             file = io.BufferedReader(self._borrowed())
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
                 if line.endswith(b"\n"):
                     digest, answered = self._digest(line, number)
-                    whole = whole and answered and digest not in kept
+                    whole = whole and answered and digest not in found
                     if answered:
-                        kept[digest] = (start, len(line))
+                        found[digest] = (start, len(line))
                 elif len(line) == _LONGEST or not may_begin(line):
                     raise self._foreign(number)
                 else:
                     whole = False
                 start += len(line)
-        return kept, whole
+        return found, whole
 
     def _borrowed(self) -> io.FileIO:
         self._file.seek(0)
@@ -195,6 +186,7 @@ class ResultStream:
         self._held: dict[int, bytes] = {}
 
     def write(self, line: Line | BadLine, document: dict[str, Any]) -> None:
+        """Write the result of a line of the input, or hold it back until it is its turn."""
         if self._expected is None:
             self._print(line_of(document))
             return
@@ -212,6 +204,9 @@ class ResultStream:
         self._before()
         self._stream.write(data.decode("ascii"))
         self._stream.flush()
+
+
+Output = ResultFile | ResultStream
 
 
 def line_of(document: dict[str, Any]) -> bytes:

@@ -1,6 +1,6 @@
 """Reading the lines of the input as requests, or as errors.
 
-    {"prompt": "Why?", "system": "Be brief.", "temperature": 0.7}     as `headrace run` is asked
+    {"prompt": "Why?", "system": "Be brief.", "temperature": 0.7}     as for `headrace run`
     {"messages": [{"role": "user", "content": "Why?"}], "id": "q1"}
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}    the OpenAI batch form
 
@@ -63,18 +63,18 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
             name = _name(given, "custom_id")
             if name is None:
                 raise UsageError("a request in the OpenAI batch form needs a custom_id")
-            asked, own = read_body(given, form, defaults)
+            prompt, own = read_body(given, form, defaults)
         else:
             name = _name(given, "id")
-            asked, own = read_plain(given, defaults)
+            prompt, own = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
     options = own.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
-    messages, text = (None, asked) if isinstance(asked, str) else (asked, "")
+    messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
     values = sorted(options.given().items())
     digest = _digest([defaults.model, defaults.identity, form, called, messages, text, values])
-    return Line(number, name, form, asked, options, digest)
+    return Line(number, name, form, prompt, options, digest)
 
 
 def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: HeadraceError) -> BadLine:

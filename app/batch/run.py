@@ -127,7 +127,7 @@ class Batch:
                 self._fail(line, line.error)
                 continue
             try:
-                prompt = self._answerer.prompt(line.asked, thinking=line.options.thinking)
+                prompt = self._answerer.encode(line.prompt, thinking=line.options.thinking)
                 answer = self._answerer.prepare(prompt, line.options.over(DEFAULTS))
                 self._answerer.submit(answer)
                 self._running[answer] = line

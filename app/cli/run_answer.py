@@ -46,8 +46,8 @@ def run_answer(arguments: RunArguments) -> int:
         if arguments.samples is not None:
             from headrace.app.cli.run_samples import run_samples
 
-            asked = content if arguments.raw else session.messages(content, attachments)
-            code = run_samples(answerer, asked, session.options.over(DEFAULTS), arguments)
+            messages = content if arguments.raw else session.messages(content, attachments)
+            code = run_samples(answerer, messages, session.options.over(DEFAULTS), arguments)
         else:
             code = _one_answer(answerer, session, content, attachments, arguments, started)
     if code == 0 or arguments.samples is not None:
@@ -64,13 +64,13 @@ def _one_answer(
     started: float,
 ) -> int:
     """Answer once. started: `time.perf_counter()` before the model was loaded."""
-    asked = content if arguments.raw else session.messages(content, attachments)
+    messages = content if arguments.raw else session.messages(content, attachments)
     loaded_at = time.perf_counter()
-    prompt = answerer.prompt(asked, thinking=session.options.thinking)
+    prompt = answerer.encode(messages, thinking=session.options.thinking)
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
     with first_interrupt_cancels(answer.request.cancel):
         try:
-            parts = session.kept(answerer.stream(answer), answer, content, attachments, answerer.model)
+            parts = session.stored(answerer.stream(answer), answer, content, attachments, answerer.model)
             with closing(parts):
                 print_answer(answer, parts, echo=not arguments.as_json, quiet=arguments.quiet)
         except ContextLimitError as error:

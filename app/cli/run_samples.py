@@ -94,13 +94,13 @@ class Samples:
         )
 
 
-def run_samples(answerer: Answerer, asked: str | Messages, options: AnswerOptions, arguments: RunArguments) -> int:
+def run_samples(answerer: Answerer, messages: str | Messages, options: AnswerOptions, arguments: RunArguments) -> int:
     """Answer a conversation, or continue a text, `arguments.samples` times. Return the exit code.
 
     Without a temperature of the options or the model, sampling is as in the chat. Raises UsageError for greedy
     decoding.
     """
-    prompt = answerer.prompt(asked, thinking=options.thinking)
+    prompt = answerer.encode(messages, thinking=options.thinking)
     otherwise = CHAT_DEFAULTS if options.temperature is None else None
     first = answerer.prepare(prompt, options, otherwise=otherwise)
     if first.request.sampling.greedy:

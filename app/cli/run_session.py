@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
-from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.prompt import ChatMessages, draft_messages
 from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.config.settings import Settings, chosen_model
@@ -43,15 +42,18 @@ class RunSession:
         self.resumed = wanted is not None
         self.id: str | None = None
         if wanted is not None:
+            from headrace.app.chat.answer_setup import stored_options
             from headrace.app.chat.session_branch import SessionBranch
 
             assert self._store is not None
             opened = SessionBranch(self._store, self._store.find(wanted))
             stored, self._branch = opened.session, opened.messages
+            options = stored_options(stored.sampling)
         else:
             usual = chosen_model(None, settings)
             stored = Session("", "", 0.0, 0.0, usual, settings.chat.system, settings.sampling_given)
-        self.options = arguments.options.over(AnswerOptions.of(stored.sampling))
+            options = settings.sampling
+        self.options = arguments.options.over(options)
         self._session = replace(
             stored,
             model=stored.model if arguments.model is None else arguments.model,
@@ -67,7 +69,7 @@ class RunSession:
         """Return the conversation with this message at its end."""
         return draft_messages(self._session, self._branch, content, attachments)
 
-    def kept(
+    def stored(
         self,
         parts: Iterable[Part],
         answer: Answer,
@@ -75,7 +77,7 @@ class RunSession:
         attachments: tuple[Attachment, ...],
         model: LoadedModel,
     ) -> Generator[Part, None, None]:
-        """Yield the answer's parts, and store them where the session is kept. Raises SessionError.
+        """Yield the answer's parts, and store them if the session is stored. Raises SessionError.
 
         content, attachments: the message that is answered.
         """

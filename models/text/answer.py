@@ -3,13 +3,12 @@
 The text is the model's, unsanitised: sanitise it before printing (`app.output.sanitise`).
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 
 
@@ -98,15 +97,3 @@ def _truncated(step: Step, used: int) -> Step:
         return step
     logprobs = step.logprobs and step.logprobs[:used]
     return Step(step.tokens[:used], replace(step.record, accepted=used - 1), logprobs)
-
-
-def answer(
-    engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()
-) -> Generator[Part, None, None]:
-    """Generate text: yield the parts of `AnswerText`. Errors of the arguments are raised immediately."""
-    return _parts(engine.generate(request), AnswerText(tokenizer, request, stops))
-
-
-def _parts(events: Iterator[Event], text: AnswerText) -> Generator[Part, None, None]:
-    for event in events:
-        yield text.part(event)

@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def prepared(answerer: Answerer, text: str, **options: Any) -> Answer:
-    return answerer.prepare(answerer.prompt([{"role": "user", "content": text}]), AnswerOptions(**options))
+    return answerer.prepare(answerer.encode([{"role": "user", "content": text}]), AnswerOptions(**options))
 
 
 def test_an_answer_is_the_same_alone_and_beside_others(model: LoadedModel) -> None:
@@ -84,13 +84,13 @@ def test_answers_that_are_cancelled_leave_the_engine_idle(model: LoadedModel) ->
 
 def test_a_text_is_continued_as_it_is(model: LoadedModel) -> None:
     answerer = Answerer(model)
-    prompt = answerer.prompt("hi")
+    prompt = answerer.encode("hi")
     assert len(prompt.ids) == 2
     answer = answerer.prepare(prompt, AnswerOptions(max_tokens=3))
     list(answerer.stream(answer))
     assert answer.ended_by == "max_tokens"
     with pytest.raises(UsageError):
-        answerer.submit(answerer.prepare(answerer.prompt(""), AnswerOptions()))
+        answerer.submit(answerer.prepare(answerer.encode(""), AnswerOptions()))
 
 
 @pytest.mark.parametrize(

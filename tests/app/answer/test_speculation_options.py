@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
         (("--speculate", "off", "--samples", "2", "-t", "1"), "", "off"),
     ],
 )
-def test_run_asks_what_was_chosen(
+def test_run_requests_the_chosen_speculation(
     model: Path, asked: list[Request], tmp_path: Path, options: tuple[str, ...], settings: str, expected: str
 ) -> None:
     (tmp_path / "home" / "config").mkdir(parents=True)

@@ -85,7 +85,7 @@ def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
     assert file.answered == {LINES[0].digest}
 
 
-def test_a_file_that_is_whole_is_not_written_anew(tmp_path: Path) -> None:
+def test_a_complete_file_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(line_of(good(LINES[0])))
     inode = path.stat().st_ino
@@ -130,7 +130,7 @@ def test_two_cannot_write_to_one_file(tmp_path: Path) -> None:
     ResultFile(path).close()
 
 
-def test_what_killed_rewrites_left_goes_and_nothing_else_does(tmp_path: Path) -> None:
+def test_partial_rewrites_are_deleted_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "out"
     others = [tmp_path / name for name in (".out.bak", ".out.123", "out.123", ".out.headrace-x")]
     for name in (*others, tmp_path / ".out.headrace-123", tmp_path / ".out.headrace-4194999"):
@@ -163,14 +163,14 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     assert target.read_bytes() == b""
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not/no"):
         ResultFile(tmp_path / "not" / "no")
     with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
         ResultFile(tmp_path)
 
 
-def test_what_is_no_file_cannot_be_gone_on_with(tmp_path: Path) -> None:
+def test_fifos_and_devices_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", Path("/dev/zero"), Path(os.devnull)):
         with pytest.raises(UsageError, match=path.name):

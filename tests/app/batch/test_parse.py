@@ -34,7 +34,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 def test_a_prompt_is_a_message_and_its_options_go_before_those_of_all_lines() -> None:
     line = parsed({"prompt": "hi", "temperature": 1, "stop": "x", "id": 7})
-    assert line.asked == [{"role": "user", "content": "hi"}]
+    assert line.prompt == [{"role": "user", "content": "hi"}]
     assert line.options.given() == {"temperature": 1.0, "max_tokens": 9, "stop": ("x",)}
     assert (line.name, line.form, line.number) == (7, "plain", 1)
 
@@ -44,12 +44,12 @@ def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
     system = {"role": "system", "content": "short"}
     own = {"role": "system", "content": "long"}
     asked = {"role": "user", "content": "hi"}
-    assert parsed({"prompt": "hi"}, defaults).asked == [system, asked]
-    assert parsed({"messages": [asked]}, defaults).asked == [system, asked]
-    assert parsed({"messages": [own, asked]}, defaults).asked == [own, asked]
-    assert parsed({"prompt": "hi", "system": "long"}, defaults).asked == [own, asked]
-    assert parsed({"prompt": "hi", "system": ""}, defaults).asked == [asked]
-    assert parsed(body(model=None), defaults).asked == [system, asked]
+    assert parsed({"prompt": "hi"}, defaults).prompt == [system, asked]
+    assert parsed({"messages": [asked]}, defaults).prompt == [system, asked]
+    assert parsed({"messages": [own, asked]}, defaults).prompt == [own, asked]
+    assert parsed({"prompt": "hi", "system": "long"}, defaults).prompt == [own, asked]
+    assert parsed({"prompt": "hi", "system": ""}, defaults).prompt == [asked]
+    assert parsed(body(model=None), defaults).prompt == [system, asked]
 
 
 @pytest.mark.parametrize("role", [["user"], {"a": 1}, 3, None, "tool"])
@@ -58,11 +58,11 @@ def test_a_role_is_one_of_three(role: Any) -> None:
 
 
 def test_raw_text_has_no_messages() -> None:
-    assert parsed({"prompt": "Once", "raw": True}).asked == "Once"
-    assert parsed({"prompt": "Once"}, Defaults(raw=True)).asked == "Once"
-    assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).asked != "Once"
+    assert parsed({"prompt": "Once", "raw": True}).prompt == "Once"
+    assert parsed({"prompt": "Once"}, Defaults(raw=True)).prompt == "Once"
+    assert parsed({"prompt": "Once", "raw": False}, Defaults(raw=True)).prompt != "Once"
     line = parsed({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Once"}})
-    assert (line.asked, line.form) == ("Once", "text_completion")
+    assert (line.prompt, line.form) == ("Once", "text_completion")
 
 
 def test_the_openai_form_is_the_same_request_by_other_names() -> None:
@@ -72,7 +72,7 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
     assert line.options.given() == {"temperature": 0.5, "max_tokens": 5, "top_p": 0.5, "logit_bias": {3: -1.0}}
     assert (line.form, line.name) == ("chat.completion", "q")
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert parsed(body(messages=[{"role": "user", "content": parts}])).asked == [
+    assert parsed(body(messages=[{"role": "user", "content": parts}])).prompt == [
         {"role": "user", "content": "one\ntwo"}
     ]
 
@@ -132,11 +132,11 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a", "thinking": True}}, "thinking"),
     ],
 )
-def test_what_means_nothing_is_refused(line: object, said: str) -> None:
+def test_invalid_lines_are_refused_by_key(line: object, said: str) -> None:
     assert said in refused(line)
 
 
-def test_a_model_given_for_all_lines_answers_whatever_they_name() -> None:
+def test_a_model_of_the_command_line_answers_every_line() -> None:
     assert isinstance(parse_line(json.dumps(body(model="gpt-4o")).encode(), 1, Defaults(model="tiny")), Line)
 
 
@@ -149,7 +149,7 @@ def test_blank_lines_count_and_a_name_is_used_once() -> None:
     assert len({line.digest for line in lines}) == 3
 
 
-def test_a_digest_is_of_what_is_asked() -> None:
+def test_a_digest_depends_on_the_request() -> None:
     asked = {"prompt": "hi", "temperature": 0.5}
     same = parsed(asked).digest
     assert parsed({"temperature": 0.5, "prompt": "hi"}).digest == same

@@ -59,7 +59,7 @@ def alone(model: LoadedModel, line: dict[str, Any]) -> str:
     (parsed,) = parse_lines([json.dumps(line).encode()], DEFAULTS)
     assert isinstance(parsed, Line)
     answerer = Answerer(model)
-    prompt = answerer.prompt(parsed.asked, thinking=parsed.options.thinking)
+    prompt = answerer.encode(parsed.prompt, thinking=parsed.options.thinking)
     answer = answerer.prepare(prompt, parsed.options.over(ANSWER_DEFAULTS))
     for _ in answerer.stream(answer):
         pass
@@ -110,7 +110,7 @@ def test_a_stop_string_ends_its_own_line_alone(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("part", [Sampler.adjust, StopMatcher.feed])
-def test_what_raises_in_one_answer_costs_only_its_line(
+def test_an_error_in_one_answer_costs_only_its_line(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, part: Callable[..., Any]
 ) -> None:
     """A sampler in the engine, and a stop rule of the text."""
@@ -220,7 +220,7 @@ def test_there_are_no_more_at_a_time_than_was_asked_for(model: LoadedModel) -> N
     assert seen[-1] == (0, 0)
 
 
-def test_progress_says_what_matters_first(model: LoadedModel) -> None:
+def test_progress_begins_with_the_most_important(model: LoadedModel) -> None:
     said: list[str] = []
     run(
         model,

@@ -79,7 +79,7 @@ def test_nothing_to_do_loads_nothing(model: Path, tmp_path: Path, monkeypatch: p
     assert invoke(write(tmp_path / "none"), "-m", str(model)).return_value == 0
 
 
-def test_what_failed_is_tried_again_and_more_lines_are_taken_up(model: Path, tmp_path: Path) -> None:
+def test_failed_and_new_lines_are_answered_on_resume(model: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     arguments = (str(source), "-o", str(out), "-m", str(model), "-n", "2", "--in-order")
     write(source, {"prompt": "a"}, {"promt": "b"})
@@ -90,7 +90,7 @@ def test_what_failed_is_tried_again_and_more_lines_are_taken_up(model: Path, tmp
     assert [(one["line"], one["error"]) for one in results(out)] == [(1, None), (2, None), (3, None)]
 
 
-def test_results_of_another_request_are_not_gone_on_with(model: Path, tmp_path: Path) -> None:
+def test_results_of_other_requests_are_refused(model: Path, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", {"prompt": "a"}), tmp_path / "out"
     arguments = (source, "-o", str(out), "-m", str(model), "-q")
     invoke(*arguments, "-n", "2")
@@ -116,7 +116,7 @@ def test_results_of_another_request_are_not_gone_on_with(model: Path, tmp_path: 
         (("in", "-m", "./nowhere"), "nowhere"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_usage_errors_name_the_argument(
     arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -62,7 +62,7 @@ def test_an_answer_is_the_same_with_a_draft(model: Path, options: tuple[str, ...
     assert drafted["decode_steps"] + drafted["accepted_tokens"] == alone["decode_steps"]
 
 
-def test_a_draft_whose_kv_do_not_fit_beside_the_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_with_too_much_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = [LayerKV(2, 64), LayerKV(1, 32)]  # the model's, the draft's
     for free, fits in ((160 * 100, True), (160 * 60, False)):
         found = Budget(total=1 << 30, free=free, reserve=0, source="available RAM")

@@ -116,7 +116,7 @@ def test_an_infinite_bias_is_still_json(model: Path, home: Path) -> None:
     assert json.loads(done.stdout)["sampling"]["logit_bias"] == {"5": "-inf"}
 
 
-def test_steps_are_left_out_unless_asked_for(model: Path, home: Path) -> None:
+def test_steps_need_an_option(model: Path, home: Path) -> None:
     assert "steps" not in document("hi", "-m", str(model), "-n", "2", home=home)
 
 
@@ -264,7 +264,7 @@ def test_user_text_cannot_end_its_turn(model: Path, home: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "size"), [("model.safetensors", 100), ("tokenizer.json", 0), ("tokenizer.json", None)]
 )
-def test_a_damaged_model_of_the_store_says_how_to_replace_it(file: str, size: int | None, tmp_path: Path) -> None:
+def test_a_damaged_stored_model_has_a_hint(file: str, size: int | None, tmp_path: Path) -> None:
     entry = write_chat_model(tmp_path / "data" / "models" / "broken")
     (entry / "headrace.json").write_text("{}")
     data = (entry / file).read_bytes()
@@ -280,7 +280,7 @@ def test_a_damaged_model_of_the_store_says_how_to_replace_it(file: str, size: in
     assert "broken is damaged" in examined.stdout
 
 
-def test_bench_says_how_to_replace_a_damaged_model_too(tmp_path: Path) -> None:
+def test_bench_has_the_hint_for_a_damaged_model_too(tmp_path: Path) -> None:
     entry = write_chat_model(tmp_path / "data" / "models" / "broken")
     (entry / "headrace.json").write_text("{}")
     (entry / "model.safetensors").write_bytes(b"cut")
@@ -290,7 +290,7 @@ def test_bench_says_how_to_replace_a_damaged_model_too(tmp_path: Path) -> None:
     assert "`headrace models rm broken`" in done.stderr
 
 
-def test_an_entry_whose_origin_cannot_be_read_is_diagnosed(tmp_path: Path) -> None:
+def test_an_unreadable_store_entry_is_diagnosed(tmp_path: Path) -> None:
     entry = write_chat_model(tmp_path / "data" / "models" / "broken")
     (entry / "headrace.json").write_text("{")
     for command in (["run", "hi", "-m", "broken"], ["doctor"]):
@@ -329,7 +329,7 @@ def start(*arguments: str, home: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def test_the_first_interrupt_keeps_what_was_said(endless: Path, home: Path) -> None:
+def test_the_first_interrupt_keeps_the_partial_answer(endless: Path, home: Path) -> None:
     process = start("hi", "-m", str(endless), *FOREVER, home=home)
     assert process.stdout is not None
     first = process.stdout.read(8)

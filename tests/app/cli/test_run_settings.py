@@ -56,7 +56,7 @@ def write_settings(home: Path, text: str) -> None:
     (home / "config" / "settings.toml").write_text(text)
 
 
-def test_the_settings_hold_for_what_no_option_says(ask: Ask, home: Path, model: Path) -> None:
+def test_settings_are_defaults_of_options(ask: Ask, home: Path, model: Path) -> None:
     plain = ask("hi", "-n", "2")
     write_settings(
         home, '[chat]\nmodel = "nowhere"\nsystem = "Be brief."\n[sampling]\nmax_tokens = 3\nseed = 7\ntop_k = 5'
@@ -171,7 +171,7 @@ def test_the_last_conversation_goes_on(ask: Ask) -> None:
     assert raised.value.hint == "begin a new conversation"
 
 
-def test_nothing_is_kept_of_what_did_not_begin(ask: Ask) -> None:
+def test_nothing_is_stored_before_the_answer_begins(ask: Ask) -> None:
     with pytest.raises(ContextLimitError):
         ask("x" * 2000, "--save")
     with pytest.raises(SessionError, match="conversation"):
@@ -196,9 +196,7 @@ def test_options_that_contradict_each_other_are_refused(options: list[str], word
         invoke("hi", *options)
 
 
-def test_the_closing_line_says_that_kernels_are_missing_and_quiet_leaves_it_out(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_closing_line_warns_of_slow_kernels_unless_quiet(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is for terminals: standard error is made one."""
     monkeypatch.setattr(
         "click.testing._NamedTextIOWrapper.isatty", lambda stream: stream.name == "<stderr>", raising=False

@@ -24,12 +24,12 @@ def test_a_file_and_standard_input_are_read_whole(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no such device")
-def test_what_has_no_end_is_refused() -> None:
+def test_an_endless_device_is_refused() -> None:
     with pytest.raises(UsageError, match="/dev/zero"):
         read_bounded(Path("/dev/zero"), 9 << 20)
 
 
 @pytest.mark.parametrize("name", ["nowhere", ".", "a\0b"])
-def test_what_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_bounded(tmp_path / name, 9)

@@ -8,7 +8,7 @@ from headrace.app.config.presets import Preset, delete_preset, load_presets, sav
 from headrace.runtime.errors import UsageError
 
 
-def test_what_is_saved_is_read_and_the_rest_of_the_file_kept(tmp_path: Path) -> None:
+def test_saving_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "presets.toml"
     assert load_presets(path) == {}
     path.write_text('# mine\n[old]\nsystem = "Be brief."  # always\ntemperature = 1\n')
@@ -36,7 +36,7 @@ def test_what_is_saved_is_read_and_the_rest_of_the_file_kept(tmp_path: Path) -> 
         ("[p", r"presets\.toml"),
     ],
 )
-def test_what_is_not_understood_is_named_and_not_touched(text: str, problem: str, tmp_path: Path) -> None:
+def test_invalid_presets_are_named_and_not_changed(text: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "presets.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=problem):

@@ -67,7 +67,7 @@ def test_the_examples_are_valid_settings(path: Path) -> None:
     SamplingParams(**given)
 
 
-def test_what_the_user_set_is_taken(path: Path) -> None:
+def test_set_values_are_read(path: Path) -> None:
     text = '[chat]\nmodel = "qwen3-4b"\n[sampling]\ntemperature = 1\nseed = 7\n[screen]\nmouse = false\n'
     settings = load_settings(written(path, text))
     assert (settings.chat.model, settings.screen.mouse) == ("qwen3-4b", False)
@@ -103,7 +103,7 @@ def test_what_the_user_set_is_taken(path: Path) -> None:
         ("\udcff", "settings.toml"),
     ],
 )
-def test_complaints_are_one_line_that_says_where(path: Path, text: str, complaint: str) -> None:
+def test_errors_are_one_line_with_the_path(path: Path, text: str, complaint: str) -> None:
     path.parent.mkdir()
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError) as caught:
