@@ -1,1 +1,1 @@
-"""Benchmarks: plan tests, measure them on the real engine, and say what the figures mean. Prints nothing itself."""
+"""Benchmarks of the engine and its peers: measurement, comparison, quality and views."""

@@ -2,12 +2,10 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from headrace.app.cli.json_output import json_text
 from headrace.app.cli.say import say
-
-Document = dict[str, Any]
+from headrace.app.output.document import Document
 
 
 def print_document(

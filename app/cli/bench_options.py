@@ -82,7 +82,9 @@ _OPTIONS = (
         help="Peer to compare with: mlx-lm or llama.cpp; repeatable.",
     ),
     click.option(
-        "--llama-python", metavar="PYTHON", help="Python interpreter that has llama-cpp-python [llama-bench is used]."
+        "--llama-python",
+        metavar="PYTHON",
+        help="Python interpreter that has llama-cpp-python, used instead of llama-bench.",
     ),
     click.option("--llama-model", metavar="FILE", help="GGUF file for llama.cpp [-m]."),
     click.option("--mlx-python", metavar="PYTHON", help="Python interpreter that has mlx-lm [this one]."),

@@ -44,7 +44,9 @@ class ChatOptions:
     help="Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings].",
 )
 @click.option("--resume", metavar="ID", help="Session to continue: its id, the beginning of it, or `last`.")
-@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the largest for model and memory].")
+@click.option(
+    "--context", type=click.IntRange(1), metavar="N", help="Context limit in tokens [the largest for model and memory]."
+)
 @kv_option
 @answer_option("speculate")
 @draft_option

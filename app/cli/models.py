@@ -15,7 +15,8 @@ from headrace.app.cli.json_output import print_json
 from headrace.app.cli.models_verify import verify
 from headrace.app.cli.say import say
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
-from headrace.app.model_info.report import MEMORY_CONTEXT, Document, catalog_document, checkpoint_document, overview
+from headrace.app.model_info.report import MEMORY_CONTEXT, catalog_document, checkpoint_document, overview
+from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import may_style, table_width
@@ -51,7 +52,7 @@ models.add_command(verify)
 @models.command("list")
 @_json_option
 def list_models(as_json: bool) -> None:
-    """List installed models and the catalog, with the memory each needs."""
+    """List installed models and the catalog, with memory needs."""
     rows = overview(Store(), usable_memory())
     if as_json:
         print_json(rows)
@@ -95,14 +96,14 @@ def _size(row: Document) -> str:
 @click.option(
     "--quantize", type=int, metavar="BITS", help="Quantized copy of a plain checkpoint: 2, 3, 4, 5, 6 or 8 bits."
 )
-@click.option("--group-size", type=int, help="Weights per scale for --quantize: 32, 64 or 128 [64].")
+@click.option("--group-size", type=int, metavar="N", help="Weights per scale for --quantize: 32, 64 or 128 [64].")
 @click.option("--as", "kept_as", metavar="NEW_NAME", help="Name of the quantized copy [NAME and the bits].")
 @click.option("-q", "--quiet", is_flag=True, help="Errors only.")
 @_json_option
 def pull(
     name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, quiet: bool, as_json: bool
 ) -> None:
-    """Fetch or update the model NAME (default: the default model)."""
+    """Fetch or update NAME [the default model]."""
     if kept_as is not None and quantize is None:
         raise UsageError("--as names the copy that --quantize makes")
     if group_size is not None and quantize is None:
@@ -121,7 +122,10 @@ def pull(
 @click.argument("name", required=False, shell_complete=model_names)
 @_json_option
 def show(name: str | None, as_json: bool) -> None:
-    """Show the format, size and cost per step of NAME, without loading it."""
+    """Show NAME's format, size and cost per step.
+
+    Reads the headers alone, no weights.
+    """
     document = _document(name)
     if as_json:
         print_json(document)
@@ -145,7 +149,7 @@ def rm(name: str, yes: bool) -> None:
     store = Store()
     entry = stored_name(name)
     if entry is None or not store.has(entry):
-        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows what is")
+        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` lists installed models")
     repo, commit = _hub_commit(store, entry)
     cached = 0
     if repo and commit:
@@ -154,7 +158,7 @@ def rm(name: str, yes: bool) -> None:
         cached = cached_bytes(repo, commit)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"nobody is there to confirm removing {entry}", "--yes removes without asking")
+            raise UsageError(f"cannot ask before removing {entry}: stdin is no terminal", "--yes does not ask")
         shared = f", {format_bytes(cached)} of it in the hub cache that other programs may use" if cached else ""
         size = format_bytes(directory_bytes(store.root / entry) + cached)
         confirm(f"Remove {entry} ({size}{shared})?")

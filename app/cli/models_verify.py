@@ -22,7 +22,10 @@ _UNRECORDED = "not checked: installed without checksums (`headrace models rm` an
 @click.argument("name", required=False, shell_complete=installed_names)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def verify(name: str | None, as_json: bool) -> None:
-    """Compare NAME's files with their checksums (default: all installed models). Exit code 1 on damage."""
+    """Compare installed files with their checksums.
+
+    NAME: one model [all]. Exit code 1 on damage.
+    """
     store = Store()
     names = [_installed(store, name)] if name is not None else list(store.names())
     found = []

@@ -53,7 +53,7 @@ class PredictOptions:
     "--acceptance", type=float, metavar="P", help="Gain of speculation if draft tokens are accepted at rate P, 0 to 1."
 )
 @click.option("--explain", is_flag=True, help="List of every matrix and cache read of a step and a prefill.")
-@click.option("--prefill", "prefill", type=click.IntRange(1), default=512, help="Prefill length for --explain [512].")
+@click.option("--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prefill length for --explain [512].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def predict(**options: Any) -> None:
     """Predict decode speed, its limit and possible gains, on this machine or other chips."""
@@ -78,7 +78,7 @@ def predict(**options: Any) -> None:
 
 
 def _document(given: PredictOptions) -> dict[str, Any]:
-    """Return the document for the options. Raises UsageError, and what finding the model raises."""
+    """Return the document for the options. Raises UsageError, and the errors of `find_shape`."""
     from headrace.app.bench.measure.plan import parse_counts
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.predict.document import acceptance_prediction, explanation, prediction, users_prediction
@@ -146,7 +146,11 @@ def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
 @click.option("--chip", metavar="CHIP", help="Chip to fit [this machine].")
 @click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chip [the largest sold].")
 @click.option(
-    "--context", type=click.IntRange(0), default=DEFAULT_CONTEXT, help=f"Tokens in the cache [{DEFAULT_CONTEXT}]."
+    "--context",
+    type=click.IntRange(0),
+    default=DEFAULT_CONTEXT,
+    metavar="N",
+    help=f"Tokens in the cache [{DEFAULT_CONTEXT}].",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def fit(chip: str | None, memory: int | None, context: int, as_json: bool) -> None:

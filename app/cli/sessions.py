@@ -18,9 +18,10 @@ from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import table_width
-from headrace.app.sessions.examine import examine
+from headrace.app.sessions.examine import Examination, examine
 from headrace.app.sessions.export import to_document, to_markdown
 from headrace.app.sessions.kept import forget_kept_chats
+from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import SessionError, UsageError
@@ -73,7 +74,10 @@ def show(session: str, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 def export(session: str, form: str, output: Path | None, force: bool, as_json: bool) -> None:
-    """Write SESSION as Markdown (the current branch) or JSON (all branches)."""
+    """Write SESSION as Markdown or JSON.
+
+    Markdown has the current branch, JSON all branches.
+    """
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists already", "--force overwrites it")
     _export(session, "json" if as_json else form, output)
@@ -103,9 +107,7 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
         found = store.find(session)
         if not yes:
             if not sys.stdin.isatty():
-                raise UsageError(
-                    f"cannot ask before deleting {found.id}: stdin is no terminal", "--yes deletes without asking"
-                )
+                raise UsageError(f"cannot ask before deleting {found.id}: stdin is no terminal", "--yes does not ask")
             confirm(f"Delete {found.id} ({_one_line(found.title)})?")
         store.delete(found.id)
     forget_kept_chats()
@@ -120,7 +122,10 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=50, help="Maximum number of messages [50].")
 @_json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """Find messages that contain all WORDS, on all branches. Exit code 1 if none does."""
+    """Find messages that contain all WORDS.
+
+    Searches all branches. Exit code 1 if nothing is found.
+    """
     with _store() as store:
         hits = search_sessions(store, " ".join(words), limit)
     if as_json:
@@ -148,36 +153,47 @@ def doctor(output: Path | None, as_json: bool) -> None:
         found = examine(store)
     if output is not None:
         write_output(output, json_text([to_document(kept.session, kept.messages) for kept in found.sessions]) + "\n")
-    messages = sum(len(kept.messages) for kept in found.sessions)
-    damages = [(one, message) for one in found.sessions for message in one.messages if message.damaged]
     if as_json:
-        print_json(
-            {
-                "problems": found.problems,
-                "conversations": len(found.sessions),
-                "messages": messages,
-                "damaged_sessions": {
-                    one.session.id: one.session.damaged for one in found.sessions if one.session.damaged
-                },
-                "damaged_messages": {str(message.id): message.damaged for _, message in damages},
-            }
-        )
+        print_json(_damage_document(found))
     else:
-        for problem in found.problems:
-            click.echo(_one_line(problem))
-        for one in found.sessions:
-            if one.session.damaged:
-                click.echo(f"session {_one_line(one.session.id)}: {', '.join(one.session.damaged)} damaged")
-        for one, message in damages:
-            where = f"session {_one_line(one.session.id)}, message {message.id}"
-            click.echo(f"{where}: {', '.join(message.damaged)} damaged")
-        where = f"; everything readable is in {output}" if output is not None else ""
-        count = len(found.sessions)
-        said = f"{count} conversation{'' if count == 1 else 's'} with {messages} message{'' if messages == 1 else 's'}"
-        click.echo(f"{said}{where}")
+        for line in _damage_lines(found):
+            click.echo(line)
+        click.echo(_readable(found) + (f"; everything readable is in {output}" if output is not None else ""))
     if found.is_damaged:
         hint = None if output is not None else "`headrace sessions doctor --export FILE` saves everything readable"
         raise SessionError("some stored conversations are damaged", hint)
+
+
+def _damage_document(found: Examination) -> dict[str, object]:
+    sessions = found.sessions
+    return {
+        "problems": found.problems,
+        "conversations": len(sessions),
+        "messages": sum(len(one.messages) for one in sessions),
+        "damaged_sessions": {one.session.id: one.session.damaged for one in sessions if one.session.damaged},
+        "damaged_messages": {str(message.id): message.damaged for _, message in _damaged_messages(found)},
+    }
+
+
+def _damage_lines(found: Examination) -> Iterator[str]:
+    yield from map(_one_line, found.problems)
+    for one in found.sessions:
+        if one.session.damaged:
+            yield f"session {_one_line(one.session.id)}: {', '.join(one.session.damaged)} damaged"
+    for session, message in _damaged_messages(found):
+        yield f"session {_one_line(session)}, message {message.id}: {', '.join(message.damaged)} damaged"
+
+
+def _damaged_messages(found: Examination) -> list[tuple[str, Message]]:
+    return [(one.session.id, message) for one in found.sessions for message in one.messages if message.damaged]
+
+
+def _readable(found: Examination) -> str:
+    conversations, messages = len(found.sessions), sum(len(one.messages) for one in found.sessions)
+    return (
+        f"{conversations} conversation{'' if conversations == 1 else 's'} with "
+        f"{messages} message{'' if messages == 1 else 's'}"
+    )
 
 
 def _export(name: str, form: str, output: Path | None) -> None:

@@ -46,12 +46,12 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     codecs.register_error(_ESCAPED, _escape)
-    said = sys.stdout
+    original = sys.stdout
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Output(1, "w", closefd=False)),
-        encoding=said.encoding if said else "utf-8",
-        errors=_ESCAPED if said is None or said.errors in _STRICT else said.errors,
-        line_buffering=said.line_buffering if isinstance(said, io.TextIOWrapper) else False,
+        encoding=original.encoding if original else "utf-8",
+        errors=_ESCAPED if original is None or original.errors in _STRICT else original.errors,
+        line_buffering=original.line_buffering if isinstance(original, io.TextIOWrapper) else False,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.model_info.kv_fits import Fits, kv_fits
+from headrace.app.output.document import Document
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.models.network.mlx_lm import MlxLmNetwork
 
 MEMORY_CONTEXT = 4096
-
-Document = dict[str, Any]
 
 
 def overview(store: Store, usable: int | None = None) -> list[Document]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
+from headrace.app.output.document import Document
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
@@ -23,7 +23,6 @@ from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table
 from headrace.runtime.ops.kv_format import FLOAT16
 
-Document = dict[str, Any]
 _SPEEDS = ("roofline", "expected")
 _NOTICEABLE = 0.005  # smaller gains round to 1.00
 ENGINE = "mlx-lm"  # its published figures apply to Macs that were not measured

@@ -1,8 +1,9 @@
 """Predictions as terminal tables, or in full and without colour elsewhere."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from headrace.app.output.document import Document
 from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table
 from headrace.app.output.terminal import console
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-Document = dict[str, Any]
 _FITS = {True: "yes", False: "no", None: "?"}
 
 

@@ -1,8 +1,8 @@
 """A verification as table and as JSON document."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.verify.checks import Plan, Row
 from headrace.app.verify.expectation import Expectation
@@ -14,8 +14,6 @@ from headrace.runtime.ops import native
 SCHEMA = "headrace-verify/1"
 _FLIPS = 10  # shown in the table's notes
 _STYLES = {"equal": "green", "close": "green", "near ties": "yellow", "differs": "bold red"}
-
-Document = dict[str, Any]
 
 
 def document(

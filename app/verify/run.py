@@ -1,9 +1,10 @@
 """A verification from model to document; Ctrl-C ends it with the finished checks."""
 
+from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.verify.checks import Plan, Row, Verification
 from headrace.app.verify.expectation import expectation
-from headrace.app.verify.report import Document, document
+from headrace.app.verify.report import document
 from headrace.models.loading.load import LoadedModel
 
 

@@ -43,18 +43,18 @@ class Trace:
         for group, table in enumerate(cache.tables):
             for index in range(cache.left[group], -(-cache.committed // BLOCK)):
                 first, end = index * BLOCK, min((index + 1) * BLOCK, cache.committed)
-                held = cache.slabs.read(group, table[index], end - first)
+                entries = cache.slabs.read(group, table[index], end - first)
                 if cache.slabs.shape.format.packed:
                     if end - first == BLOCK:
-                        self.entries[group, end - 1] = blake2b(np.array(held).tobytes(), digest_size=8).digest()
+                        self.entries[group, end - 1] = blake2b(np.array(entries).tobytes(), digest_size=8).digest()
                     continue
-                for position, content in enumerate(_rows(held), first):
+                for position, content in enumerate(_rows(entries), first):
                     self.entries[group, position] = blake2b(content, digest_size=8).digest()
 
 
-def _rows(held: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _rows(entries: mx.array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the bytes (n, ...) of entries (L, 2, Hkv, n, D), one row each."""
-    rows = mx.contiguous(mx.moveaxis(held, 3, 0)).reshape(held.shape[3], -1)
+    rows = mx.contiguous(mx.moveaxis(entries, 3, 0)).reshape(entries.shape[3], -1)
     return np.array(rows.view(mx.uint8))
 
 
@@ -94,8 +94,8 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
     for position, (token, other) in enumerate(zip(expected.tokens, got.tokens, strict=False)):
         count += 1
         ours, theirs = expected.logprobs[position], got.logprobs[position]
-        known, said = dict(ours.top), dict(theirs.top)
-        gap = max([gap, *(abs(known[i] - said[i]) for i in known.keys() & said.keys())])
+        known, found = dict(ours.top), dict(theirs.top)
+        gap = max([gap, *(abs(known[i] - found[i]) for i in known.keys() & found.keys())])
         if token != other:
             margin = known[token] - known[other] if token in known and other in known else None
             flip = Flip(sequence, position, token, other, margin)

@@ -5,11 +5,9 @@ rate of false alarms over all tests of a comparison is at most one in twenty.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from headrace.app.bench.compare.significance import Difference, difference, holm
-
-Document = dict[str, Any]
+from headrace.app.output.document import Document
 
 
 def compare_documents(a: Document, b: Document) -> Document:

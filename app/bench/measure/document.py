@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.result import Result
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.config.kv_option import PACKED
+from headrace.app.output.document import Document
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions
 from headrace.runtime import ops
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
 
 SCHEMA = "headrace-bench/1"
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

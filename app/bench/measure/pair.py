@@ -106,8 +106,8 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
 def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate: Speculation) -> _Run:
     """Run the test's sequences, each with its own seed, until all have finished."""
     sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
-    said: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
-    run = _Run(list(said.values()))
+    outputs: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
+    run = _Run(list(outputs.values()))
     waiting, running = set(sequences), set(sequences)  # for the first token; until the last
     began = ended = time.perf_counter()
     while running:
@@ -115,7 +115,7 @@ def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate
         for sequence, event in engine.step():
             record: StepRecord | None = None
             if isinstance(event, Step):
-                said[sequence] += event.tokens
+                outputs[sequence] += event.tokens
                 record = event.record
             elif isinstance(event, Finished):
                 running.discard(sequence)

@@ -129,7 +129,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         if repetition.memory_gb_s
     ]
     low, high = bootstrap(paired) if paired else (None, None)
-    said = _tokens_per_step(samples)
+    tokens = _tokens_per_step(samples)
     return {
         "weight_bytes_per_step": first.weight_bytes,
         "kv_bytes_per_step": first.kv_bytes,
@@ -137,7 +137,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         "mbu": mbu(achieved, peak),
         "mbu_nominal": mbu(achieved, nominal),
         "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired else None,
-        "roofline_tokens_per_second": said * test.batch * peak * 1e9 / per_step if peak else None,
+        "roofline_tokens_per_second": tokens * test.batch * peak * 1e9 / per_step if peak else None,
     }
 
 

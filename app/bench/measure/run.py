@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.measure.document import Document, Run, document, model_document, power_notes
+from headrace.app.bench.measure.document import Run, document, model_document, power_notes
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
@@ -23,6 +23,7 @@ from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.measure.speculation import identity
+from headrace.app.output.document import Document
 from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader

@@ -51,8 +51,8 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
 def setup_line(setup: Mapping[str, Any]) -> str:
     """Format an entry of `engines`: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
     decode, batch = setup["threads"], setup["threads_batch"]
-    told = setup.get("threads_told")
-    unknown = f"{_counted(told)} requested, actual number unknown" if told else "its own choice of threads"
+    requested = setup.get("threads_told")
+    unknown = f"{_counted(requested)} requested, actual number unknown" if requested else "its own choice of threads"
     threads = _counted(decode) if decode else unknown
     if batch != decode and batch:
         threads += f" ({batch} for prompts)"

@@ -1,14 +1,12 @@
 """Workload figures with and without speculation, for the JSON document (docs/bench-json.md)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Repetition
 from headrace.app.bench.measure.workloads import load_workloads
 from headrace.app.bench.stats import bootstrap, median
-
-Document = dict[str, Any]
+from headrace.app.output.document import Document
 
 
 def speculation_of(test: Test, repetitions: Sequence[Repetition]) -> Document | None:

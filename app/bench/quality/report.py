@@ -5,19 +5,17 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.app.bench.measure.document import device_document, model_document
 from headrace.app.bench.quality.figures import BLOCK, figures
 from headrace.app.bench.quality.text import SHIPPED
 from headrace.app.bench.quality.variants import Options, Variant
+from headrace.app.output.document import Document
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.machine.hardware import machine
 
 SCHEMA = "headrace-quality/1"
-
-Document = dict[str, Any]
 
 
 def document(

@@ -11,9 +11,10 @@ import mlx.core as mx
 
 from headrace.app.bench.quality.divergence import Divergence, divergence
 from headrace.app.bench.quality.forcing import Forced
-from headrace.app.bench.quality.report import Document, document
+from headrace.app.bench.quality.report import document
 from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
+from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.kv_twin import with_kv

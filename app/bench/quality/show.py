@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from headrace.app.bench.show.formats import model_line
+from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.text_forms import csv_table, flat, markdown_table
 from headrace.runtime.metrics.units import format_bytes
 
-Document = dict[str, Any]
 _Cell = Callable[[Document], str]
 
 

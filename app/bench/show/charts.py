@@ -51,12 +51,12 @@ def speed_by_depth(results: Sequence[Entry]) -> str | None:
                 axes.errorbar(depths, [mean], [[mean - lows[0]], [highs[0] - mean]], color=colour, capsize=4)
         axes.set(xlabel="tokens in the cache", ylabel="tok/s", ylim=(0, None))
 
-    said = [
+    texts = [
         f"{name}: "
         + ", ".join(f"{speed_text(entry['tokens_per_second']['mean'])} tok/s at {entry['depth']}" for entry in entries)
         for name, entries in groups.items()
     ]
-    return _svg(draw, f"Decode speed by tokens in the cache. {'; '.join(said)}.")
+    return _svg(draw, f"Decode speed by tokens in the cache. {'; '.join(texts)}.")
 
 
 def latency_distribution(results: Sequence[Entry]) -> str | None:
@@ -73,12 +73,12 @@ def latency_distribution(results: Sequence[Entry]) -> str | None:
         longest = max(entry["itl_ms"]["p99"] for entry in shown)
         axes.set(xlabel="step latency, ms", ylabel="% of steps", ylim=(0, 101), xlim=(0, longest * 1.15))
 
-    said = [
+    texts = [
         f"{entry['engine']} {label(entry)}: median {speed_text(entry['itl_ms']['p50'])} ms, "
         f"p99 {speed_text(entry['itl_ms']['p99'])} ms"
         for entry in shown
     ]
-    return _svg(draw, f"Distribution of step latencies. {'; '.join(said)}.")
+    return _svg(draw, f"Distribution of step latencies. {'; '.join(texts)}.")
 
 
 def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s: float | None) -> str | None:
@@ -111,12 +111,12 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
 
     limits = [f"memory {peak_gb_s:.1f} GB/s"]
     limits += [f"arithmetic {ceiling_gflop_s:,.0f} GFLOP/s"] if ceiling_gflop_s else []
-    said = [
+    texts = [
         f"{label(entry)}: {speed_text(entry['achieved_gflop_s'])} GFLOP/s "
         f"at {speed_text(entry['arithmetic_intensity'])} FLOP/byte"
         for entry in shown
     ]
-    return _svg(draw, f"Roofline: {', '.join(limits)}. {'; '.join(said)}.")
+    return _svg(draw, f"Roofline: {', '.join(limits)}. {'; '.join(texts)}.")
 
 
 def bytes_per_step(results: Sequence[Entry]) -> str | None:
@@ -134,12 +134,12 @@ def bytes_per_step(results: Sequence[Entry]) -> str | None:
         axes.invert_yaxis()
         axes.set(xlabel="MiB per step")
 
-    said = [
+    texts = [
         f"{_bar_name(entry, shown)}: weights {format_bytes(entry['weight_bytes_per_step'])}, "
         f"K/V cache {format_bytes(entry['kv_bytes_per_step'])}"
         for entry in shown
     ]
-    return _svg(draw, f"Bytes per step. {'; '.join(said)}.", rows=len(shown))
+    return _svg(draw, f"Bytes per step. {'; '.join(texts)}.", rows=len(shown))
 
 
 def comparison(ratios: Sequence[Entry]) -> str | None:
@@ -159,8 +159,8 @@ def comparison(ratios: Sequence[Entry]) -> str | None:
         axes.invert_yaxis()
         axes.set(xlabel="times the peer's speed", xlim=(0, None))
 
-    said = [f"{label(ratio)}: {ratio['ratio']:.2f} times {ratio['peer']}" for ratio in ratios]
-    return _svg(draw, f"Speed against peers. {'; '.join(said)}.", rows=len(ratios))
+    texts = [f"{label(ratio)}: {ratio['ratio']:.2f} times {ratio['peer']}" for ratio in ratios]
+    return _svg(draw, f"Speed against peers. {'; '.join(texts)}.", rows=len(ratios))
 
 
 def parts(profile: Entry) -> str:
@@ -169,14 +169,14 @@ def parts(profile: Entry) -> str:
     def draw(axes: Any) -> None:
         names, values = list(profile["parts_ms"]), list(profile["parts_ms"].values())
         axes.barh(names, values, color=SERIES[0], height=0.6)
-        beside: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "color": INK}
+        placed: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "color": INK}
         for index, value in enumerate(values):
-            axes.annotate(f"{value:.2f} ms", (value, index), **beside)
+            axes.annotate(f"{value:.2f} ms", (value, index), **placed)
         axes.invert_yaxis()
         axes.set(xlabel="ms", xlim=(0, max(values) * 1.15))
 
-    said = ", ".join(f"{name} {value:.2f} ms" for name, value in profile["parts_ms"].items())
-    return _svg(draw, f"Time of one step by part: {said}.", rows=len(profile["parts_ms"]))
+    texts = ", ".join(f"{name} {value:.2f} ms" for name, value in profile["parts_ms"].items())
+    return _svg(draw, f"Time of one step by part: {texts}.", rows=len(profile["parts_ms"]))
 
 
 def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) -> str:

@@ -5,11 +5,10 @@ from typing import Any
 
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.profile_view import profile_lines
+from headrace.app.output.document import Document
 from headrace.app.output.figures import decimals, percent
 from headrace.app.output.text_forms import csv_table, flat, markdown_table
 from headrace.runtime.metrics.units import format_bytes
-
-Document = dict[str, Any]
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)
 # Figures with parts that not every test has.

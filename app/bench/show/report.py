@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.bench.show.formats import circumstances, label, shown_mbu
+from headrace.app.output.document import Document
 from headrace.app.output.figures import percent, speed_text
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
-
-Document = dict[str, Any]
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fcfcfa; --card: #ffffff; --ink: #22252a; --faint: #c9ccd1; --soft: #6a7078;
