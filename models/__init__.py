@@ -1,1 +1,1 @@
-"""From a name, a path or a hub id to a network and a tokenizer, and what one decode step of it costs."""
+"""Models: checkpoints, downloads and the store, tokenizers, networks, and their step costs."""

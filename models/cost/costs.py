@@ -41,9 +41,9 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
         on_gpu = machine().backend != "cpu"
     head = next((matrix for matrix in shape.matrices if matrix.output), None)
     vocabulary, hidden = (head.rows, head.columns) if head else (0, 0)
-    beside = (memory.CACHE_LIMIT if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
-    most = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
-    return _PROGRAM[on_gpu] + _TOKEN * vocabulary + most + beside
+    kept = (memory.CACHE_LIMIT if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
+    peak = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
+    return _PROGRAM[on_gpu] + _TOKEN * vocabulary + peak + kept
 
 
 def loaded_weight_bytes(checkpoint: Checkpoint, shape: StepShape) -> int:

@@ -73,8 +73,8 @@ def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
         if not is_matrix(name, array) or not measured.shares[name]:
             continue
         module = name.removesuffix(".weight")
-        beside = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
-        nbytes = array.nbytes + sum(part.nbytes for part in beside if part is not None)
+        extras = [parameters.get(f"{module}.{part}") for part in ("scales", "biases")]
+        nbytes = array.nbytes + sum(part.nbytes for part in extras if part is not None)
         count = array.shape[0] if array.ndim == 3 and measured.shares[name] < 1 else 1
         rows = array.shape[-2] if count > 1 else array.shape[0]
         columns = round(prod(array.shape) * weights_per_element(modules, name, array)) // (rows * count)

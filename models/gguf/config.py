@@ -45,7 +45,7 @@ def model_config(
     unsupported architecture or feature.
     """
     arch = metadata.architecture
-    experts = metadata.integer("{arch}.expert_count", 0, most=1 << 14)
+    experts = metadata.integer("{arch}.expert_count", 0, maximum=1 << 14)
     row = find(arch, experts=experts)
     if row is None:
         raise UnsupportedModelError(
@@ -55,9 +55,9 @@ def model_config(
     if bool(experts) != has_experts(row):
         what = "with" if experts else "without"
         raise UnsupportedModelError(f"GGUF architecture {arch!r} {what} mixture of experts is not supported")
-    hidden = metadata.integer("{arch}.embedding_length", least=1, most=1 << 20)
-    heads = metadata.integer("{arch}.attention.head_count", least=1, most=1 << 16)
-    kv_heads = metadata.integer("{arch}.attention.head_count_kv", heads, least=1, most=heads)
+    hidden = metadata.integer("{arch}.embedding_length", minimum=1, maximum=1 << 20)
+    heads = metadata.integer("{arch}.attention.head_count", minimum=1, maximum=1 << 16)
+    kv_heads = metadata.integer("{arch}.attention.head_count_kv", heads, minimum=1, maximum=heads)
     head_dim, rotated = _head_dim(metadata, hidden, heads, row)
     if heads % kv_heads:
         raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads")
@@ -66,11 +66,11 @@ def model_config(
         "model_type": row.model_type,
         "hidden_size": hidden,
         "intermediate_size": _feed_forward_size(metadata),
-        "num_hidden_layers": metadata.integer("{arch}.block_count", least=1, most=4096),
+        "num_hidden_layers": metadata.integer("{arch}.block_count", minimum=1, maximum=4096),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": metadata.integer("{arch}.context_length", least=1),
+        "max_position_embeddings": metadata.integer("{arch}.context_length", minimum=1),
         "rms_norm_eps": metadata.positive("{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.positive("{arch}.rope.freq_base", 10_000.0),
         "vocab_size": vocab_size,
@@ -89,20 +89,20 @@ def model_config(
 
 def _feed_forward_size(metadata: Metadata) -> int:
     """Return the feed-forward width; files of mixtures may state only that of an expert."""
-    expert = metadata.integer("{arch}.expert_feed_forward_length", 0, most=1 << 22)
-    return metadata.integer("{arch}.feed_forward_length", expert or None, least=1, most=1 << 22)
+    expert = metadata.integer("{arch}.expert_feed_forward_length", 0, maximum=1 << 22)
+    return metadata.integer("{arch}.feed_forward_length", expert or None, minimum=1, maximum=1 << 22)
 
 
 def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) -> tuple[int, int]:
     """Return (head size, rotated part of it)."""
-    head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads, least=1, most=1 << 16)
+    head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads, minimum=1, maximum=1 << 16)
     if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError("key and value heads of different sizes are not supported")
     if head_dim * heads != hidden and not row.any_head_dim:
         raise UnsupportedModelError(
             f"heads of {head_dim} are not supported in a {row.model_type} of {heads} and width {hidden}"
         )
-    rotated = metadata.integer("{arch}.rope.dimension_count", head_dim, least=1, most=head_dim)
+    rotated = metadata.integer("{arch}.rope.dimension_count", head_dim, minimum=1, maximum=head_dim)
     if rotated != head_dim and row.model_type != "phi3":
         raise UnsupportedModelError("RoPE over a part of the head is not supported")
     if rotated % 2:
@@ -130,10 +130,10 @@ def _special_entries(metadata: Metadata, config: Config, tensors: Collection[str
         return {"attention_bias": True, **more}
     if kind in ("qwen2_moe", "qwen3_moe"):
         mixture = _experts(metadata, "num_experts") | {"decoder_sparse_step": 1, "mlp_only_layers": []}
-        width = metadata.integer("{arch}.expert_feed_forward_length", config["intermediate_size"], least=1)
+        width = metadata.integer("{arch}.expert_feed_forward_length", config["intermediate_size"], minimum=1)
         if kind == "qwen3_moe":
             return mixture | {"attention_bias": False, "norm_topk_prob": True, "moe_intermediate_size": width}
-        shared = metadata.integer("{arch}.expert_shared_feed_forward_length", config["intermediate_size"], least=1)
+        shared = metadata.integer("{arch}.expert_shared_feed_forward_length", config["intermediate_size"], minimum=1)
         return mixture | {
             "norm_topk_prob": False, "moe_intermediate_size": width, "shared_expert_intermediate_size": shared,
         }  # fmt: skip
@@ -147,8 +147,11 @@ def _special_entries(metadata: Metadata, config: Config, tensors: Collection[str
 
 
 def _experts(metadata: Metadata, count: str) -> Config:
-    experts = metadata.integer("{arch}.expert_count", least=1, most=1 << 14)
-    return {count: experts, "num_experts_per_tok": metadata.integer("{arch}.expert_used_count", least=1, most=experts)}
+    experts = metadata.integer("{arch}.expert_count", minimum=1, maximum=1 << 14)
+    return {
+        count: experts,
+        "num_experts_per_tok": metadata.integer("{arch}.expert_used_count", minimum=1, maximum=experts),
+    }
 
 
 def _granite(metadata: Metadata, kind: str) -> Config:
@@ -169,8 +172,8 @@ def _gpt_oss(metadata: Metadata, config: Config) -> Config:
         scaling["truncate"] = False
     return _experts(metadata, "num_local_experts") | {
         "attention_bias": True,
-        "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length", least=1, most=1 << 22),
-        "sliding_window": metadata.integer("{arch}.attention.sliding_window", least=1),
+        "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length", minimum=1, maximum=1 << 22),
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
         "layer_types": [("full_attention" if layer % 2 else "sliding_attention") for layer in range(layers)],
         "swiglu_limit": 7.0,
     }
@@ -185,7 +188,7 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
             config["hidden_size"] // config["num_attention_heads"] if wide else config["head_dim"]
         ),
         "sliding_window": metadata.integer(
-            "{arch}.attention.sliding_window", _GEMMA2_WINDOW if arch == "gemma2" else None, least=1
+            "{arch}.attention.sliding_window", _GEMMA2_WINDOW if arch == "gemma2" else None, minimum=1
         ),
     }
     if arch == "gemma2":
@@ -196,7 +199,9 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
     if metadata.number("{arch}.final_logit_softcapping", 0.0):
         raise UnsupportedModelError("Gemma 3 with capped logits is not supported")
     return gemma | {
-        "sliding_window_pattern": metadata.integer("{arch}.attention.sliding_window_pattern", _GEMMA3_PATTERN, least=1),
+        "sliding_window_pattern": metadata.integer(
+            "{arch}.attention.sliding_window_pattern", _GEMMA3_PATTERN, minimum=1
+        ),
         "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
     }
 

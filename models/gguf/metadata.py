@@ -24,13 +24,13 @@ class Metadata:
     def optional_text(self, key: str) -> str | None:
         return self.text(key) if self.has(key) else None
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int:
-        """Return an integer in `[least, most]`. A list of equal numbers (per-layer settings) counts as one."""
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
+        """Return an integer in `[minimum, maximum]`. A list of equal numbers (per-layer settings) counts as one."""
         value = self._get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._wrong(key, f"a whole number from {least} to {most}", value)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self._wrong(key, f"a whole number from {minimum} to {maximum}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

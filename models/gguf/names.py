@@ -40,13 +40,13 @@ def targets(architecture: str, config: dict[str, Any], present: Iterable[str]) -
     Raises CheckpointError for a missing tensor, UnsupportedModelError for an unknown one.
     """
     wanted = list(_expected(architecture, config))
-    left = set(present) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
+    unused = set(present) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
     for target in wanted:
-        if target.source not in left:
+        if target.source not in unused:
             raise CheckpointError(f"tensor {target.source} is missing")
-        left.discard(target.source)
-    if left:
-        raise UnsupportedModelError(f"tensor {min(left)} has no place in a {architecture} model")
+        unused.discard(target.source)
+    if unused:
+        raise UnsupportedModelError(f"tensor {min(unused)} has no place in a {architecture} model")
     return wanted
 
 

@@ -34,7 +34,7 @@ def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": metadata.integer(
-                "{arch}.rope.scaling.original_context_length", least=1
+                "{arch}.rope.scaling.original_context_length", minimum=1
             ),
             "beta_fast": metadata.positive("{arch}.rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": metadata.positive("{arch}.rope.scaling.yarn_beta_slow", 1.0),
@@ -50,7 +50,7 @@ def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFacto
     for each in (factors.long, factors.short):
         if len(each) != rotated // 2:
             raise CheckpointError(f"a rope_factors tensor has {len(each)} factors for heads that turn {rotated}")
-    original = metadata.integer("{arch}.rope.scaling.original_context_length", least=2)
+    original = metadata.integer("{arch}.rope.scaling.original_context_length", minimum=2)
     scale = context / original
     amplitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
     if abs(metadata.positive("{arch}.rope.scaling.attn_factor", amplitude) - amplitude) > 1e-3:

@@ -49,7 +49,7 @@ def read_special_ids(metadata: Metadata, vocabulary: Vocabulary, *, add_bos: boo
         key = f"tokenizer.ggml.{name}_token_id"
         if not metadata.has(key):
             return defaults.get(name)
-        return metadata.integer(key, most=len(vocabulary.tokens) - 1)
+        return metadata.integer(key, maximum=len(vocabulary.tokens) - 1)
 
     bos, eos = role("bos"), role("eos")
     named = [index for index in vocabulary.ids_of(CONTROL, USER_DEFINED) if vocabulary.tokens[index] in TURN_ENDS]

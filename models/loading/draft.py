@@ -37,13 +37,13 @@ def check_memory(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
     )
 
 
-def check_same_vocabulary(ours: Tokenizer, theirs: Tokenizer, name: str) -> None:
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     """Raise UsageError that names the first token in which the vocabularies differ."""
-    here, there = ours.vocabulary(), theirs.vocabulary()
-    if here == there:
+    wanted, found = target.vocabulary(), draft.vocabulary()
+    if wanted == found:
         return
-    first = min(token for token in here.keys() | there.keys() if here.get(token) != there.get(token))
+    first = min(token for token in wanted.keys() | found.keys() if wanted.get(token) != found.get(token))
     raise UsageError(
-        f"{name} cannot be a draft: its token {first} is {there.get(first)!r}, the model's is {here.get(first)!r}",
+        f"{name} cannot be a draft: its token {first} is {found.get(first)!r}, the model's is {wanted.get(first)!r}",
         "a draft needs exactly the vocabulary of the model, as smaller models of one family have it",
     )

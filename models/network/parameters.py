@@ -50,11 +50,11 @@ class Parameters:
 
     def router(self, module: str, rows: int, columns: int) -> Weight:
         """Return a mixture's router, quantized to at least 8 bits: few bits select whole experts."""
-        asked, least = self._requantize, 8
-        if asked is not None and asked.bits < least:
-            self._requantize = replace(asked, bits=least)
+        requantize, least = self._requantize, 8
+        if requantize is not None and requantize.bits < least:
+            self._requantize = replace(requantize, bits=least)
         weight = self.matrix(module, rows, columns)
-        self._requantize = asked
+        self._requantize = requantize
         return weight
 
     def stack(self, module: str, each: str, count: int, rows: int, columns: int) -> Weight:

@@ -32,14 +32,16 @@ class ChatPrompt:
         thinking: `enable_thinking` of reasoning models' templates; None leaves it undefined. Raises what
         `Tokenizer.encode_chat` raises.
         """
-        told: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         form = self._tokenizer.thinking_form
-        prompt = self._tokenizer.encode_chat(messages if form is None else _with_thinking_fields(messages), **told)
+        prompt = self._tokenizer.encode_chat(messages if form is None else _with_thinking_fields(messages), **variables)
         if not answer:
             return prompt
         if form is not None:
-            said = form.native(answer)
-            return prompt + [token for part, special in said for token in self._tokenizer.encode(part, special=special)]
+            pieces = form.native(answer)
+            return prompt + [
+                token for part, special in pieces for token in self._tokenizer.encode(part, special=special)
+            ]
         if self.opening(prompt):
             answer = answer.removeprefix(OPEN).removeprefix("\n")
         if not self.thinks:
@@ -60,12 +62,12 @@ class ChatPrompt:
 
 def _with_thinking_fields(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Move thinking from the stored form to the message fields that templates read."""
-    told: list[dict[str, str]] = []
+    converted: list[dict[str, str]] = []
     for message in messages:
         parts = split_thinking(message.get("content", "")) if message.get("role") == "assistant" else None
         if parts is None or parts.thinking is None:
-            told.append(dict(message))
+            converted.append(dict(message))
             continue
         thinking = {"thinking": parts.thinking, "reasoning_content": parts.thinking}
-        told.append({**message, "content": parts.answer, **thinking})
-    return told
+        converted.append({**message, "content": parts.answer, **thinking})
+    return converted

@@ -90,22 +90,22 @@ def _cost_per_character(name: str, args: tuple[Any, ...], argument_size: int) ->
     return max(at_each, _PER_PART) if "split" in name or name == "title" else at_each
 
 
-def guarded_filters(theirs: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+def guarded_filters(originals: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Return the allowed filters of jinja2, charged."""
-    kept = {name: _guard_collection(name, theirs[name]) for name in _COLLECTION_FILTERS}
-    kept |= {name: _guard_text(name, theirs[name]) for name in _TEXT_FILTERS}
+    kept = {name: _guard_collection(name, originals[name]) for name in _COLLECTION_FILTERS}
+    kept |= {name: _guard_text(name, originals[name]) for name in _TEXT_FILTERS}
     return kept | {"tojson": _tojson, "indent": _indent, "format": _format}
 
 
-def guarded_tests(theirs: Mapping[str, Any]) -> dict[str, Any]:
+def guarded_tests(originals: Mapping[str, Any]) -> dict[str, Any]:
     """Return all of jinja2's tests, with charges for comparisons."""
-    return {**theirs} | {name: _guard_test(theirs[name]) for name in _COMPARING_TESTS}
+    return {**originals} | {name: _guard_test(originals[name]) for name in _COMPARING_TESTS}
 
 
-def global_functions(theirs: dict[str, Any]) -> dict[str, Any]:
+def global_functions(originals: dict[str, Any]) -> dict[str, Any]:
     """Return the functions that a template may call, except `namespace`."""
     return {
-        "range": theirs["range"],  # the sandbox's: at most 100,000 items
+        "range": originals["range"],  # the sandbox's: at most 100,000 items
         "dict": _dict,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,

@@ -41,8 +41,8 @@ class ThinkingForm:
         parts = split_thinking(answer)
         if parts.thinking is None:
             return [(answer, False)]
-        said = [(self.opening, True), (parts.thinking, False)]
-        return said if parts.is_open else [*said, (self.closing, True), (parts.answer, False)]
+        pieces = [(self.opening, True), (parts.thinking, False)]
+        return pieces if parts.is_open else [*pieces, (self.closing, True), (parts.answer, False)]
 
 
 def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
