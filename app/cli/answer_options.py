@@ -8,6 +8,7 @@ import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.value_types import Flag, LogitBias, OneOf, Texts, Whole, read_value
+from headrace.app.config.kv_option import KV_NAMES
 from headrace.runtime.errors import UsageError
 
 Command = Callable[..., Any]
@@ -44,6 +45,12 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, type=click.Choice(names), metavar="|".join(names), help=help)
         case _:
             return click.option(*declared, type=int if isinstance(row.kind, Whole) else float, help=help)
+
+
+def kv_option(command: Command) -> Command:
+    """Add --kv to a click command."""
+    help = f"K/V format: {', '.join(KV_NAMES[:-1])}, or auto, the best that fits [f16, or the settings']."
+    return click.option("--kv", type=click.Choice(KV_NAMES), metavar="FORMAT", help=help)(command)
 
 
 def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.cli.answer_options import answer_options, as_object
+from headrace.app.cli.answer_options import answer_options, as_object, kv_option
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.say import say
-from headrace.app.config.kv_option import kv_option
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.answer_options import answer_option
+from headrace.app.cli.answer_options import answer_option, kv_option
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.say import say
-from headrace.app.config.kv_option import kv_option
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:

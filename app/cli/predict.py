@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.app.cli.answer_options import kv_option
 from headrace.app.cli.json_output import print_json
-from headrace.app.config.kv_option import kv_option
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
 

@@ -5,11 +5,10 @@ Standard output has the sanitised answer alone, or with --json one document; eve
 
 import click
 
-from headrace.app.cli.answer_options import answer_options, as_object
+from headrace.app.cli.answer_options import answer_options, as_object, kv_option
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import draft_option
 from headrace.app.cli.run_arguments import RunArguments
-from headrace.app.config.kv_option import kv_option
 
 
 @click.command()

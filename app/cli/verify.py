@@ -4,9 +4,9 @@ import sys
 
 import click
 
+from headrace.app.cli.answer_options import kv_option
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.json_output import print_json
-from headrace.app.config.kv_option import kv_option
 
 
 @click.command()
