@@ -182,6 +182,8 @@ def test_answers_are_compared_up_to_the_first_flip() -> None:
     assert flipped.flip.margin == pytest.approx(0.01)
     assert flipped.gap == pytest.approx(0.02)
     assert compare(0, first, trace((0, -0.1, -3.0))).missing == 2
+    longer = compare(0, trace((0, -0.1, -3.0)), first)
+    assert (longer.same_bits, longer.missing) == (False, 2)
     assert compare(0, first, trace((0, -0.1, -3.0)), cut=True).same_bits
     assert not compare(0, first, trace((0, -0.1, -3.0001)), cut=True).same_bits
 
