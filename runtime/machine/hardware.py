@@ -131,7 +131,7 @@ class PowerState:
 
     @property
     def slows_memory(self) -> bool:
-        """Whether measurements may be below the machine's normal speed."""
+        """True if measurements may be below the machine's normal speed."""
         return bool(self.low_power_mode or self.throttled or self.thermal_pressure in ("moderate", "heavy"))
 
 

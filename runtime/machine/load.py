@@ -32,6 +32,6 @@ class Load:
 
     @property
     def contended(self) -> bool:
-        """Whether other programs slow decoding down."""
+        """True if other programs slow decoding down."""
         full = self.busy_cpus >= _FULL * self.cpus and self.other_cpus >= _NOTABLE * self.cpus
         return full or self.other_cpus >= _MUCH * self.cpus

@@ -51,7 +51,7 @@ class Peak:
 
     @property
     def valid(self) -> bool:
-        """Whether rates and texts are plausible, after reading a file."""
+        """True if rates and texts are plausible; a file may have any values."""
         rates = (self.bytes_per_second, self.median, self.best)
         texts = (self.method, self.measured_at, self.source)
         return all(math.isfinite(rate) and rate > 0 for rate in rates) and all(isinstance(text, str) for text in texts)

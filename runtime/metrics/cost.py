@@ -76,7 +76,7 @@ class StepCost:
         return held_bytes(self.kv, tokens)
 
     def longest_context(self, room: int, most: int) -> int:
-        """Return the most entries, up to `most`, whose cache fits `room` bytes."""
+        """Return the most entries, up to `most`, with a cache of at most `room` bytes."""
         return longest_context(self.kv, room, most)
 
 
@@ -86,7 +86,7 @@ def held_bytes(kv: Sequence[LayerKV], tokens: int) -> int:
 
 
 def longest_context(kv: Sequence[LayerKV], room: int, most: int) -> int:
-    """Return the most entries, up to `most`, whose `held_bytes` fit `room`; 0 if none."""
+    """Return the most entries, up to `most`, with `held_bytes` of at most `room`; 0 if none."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

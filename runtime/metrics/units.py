@@ -6,22 +6,20 @@ Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s 
 
 def format_bytes(count: float) -> str:
     """Format a memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
-    value, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-    for unit in units:
-        if abs(value) < 999.5 or unit == units[-1]:
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{three_digits(value)} {unit}"
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def format_rate(bytes_per_second: float) -> str:
     """Format a bandwidth in decimal units with three significant digits: `54.0 GB/s`, `1.79 TB/s`."""
-    value, units = float(bytes_per_second), ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+    return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
             break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B/s" else f"{three_digits(value)} {unit}"
+        value /= base
+    return f"{value:.0f} {unit}" if unit == units[0] else f"{three_digits(value)} {unit}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -46,7 +46,7 @@ class KVFormat:
 
     @property
     def packed(self) -> bool:
-        """Whether values are integers with group scales, which only format-specific kernels read."""
+        """True if values are integers with group scales, which only format-specific kernels read."""
         return self.dtype_name == "uint8"
 
     @property

@@ -16,7 +16,7 @@ from headrace.runtime.ops.weights import AttentionSpec, Projections
 class SlotRows:
     """Slots, write positions and mask of a pass's rows, in layers of one window.
 
-    Row i is the token at position offsets[i] of the sequence in slots[i], whose buffer starts at position firsts[i].
+    Row i is the token at position offsets[i] of the sequence in slots[i]; its buffer starts at position firsts[i].
     """
 
     def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], window: int | None) -> None:

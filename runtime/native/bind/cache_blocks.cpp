@@ -114,11 +114,11 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
       require(tables[i].size() == slabs.size(), "a sequence needs a table for every group of layers");
       const std::vector<int>& ids = tables[i][group];
       const auto needed = static_cast<size_t>(blocks_for(int64_t{offsets[i]} + counts[i]));
-      require(ids.size() >= needed, "a table is too short for its sequence");
+      require(ids.size() >= needed, "block table is too short for its sequence");
       std::vector<char*> blocks(needed, nullptr);
       int64_t whole_from = 0;
       for (size_t at = 0; at < needed; ++at) {
-        require(ids[at] < static_cast<int64_t>(all.size()), "a table names a block that no slab has");
+        require(ids[at] < static_cast<int64_t>(all.size()), "block table has an unknown block");
         if (ids[at] < 0) {
           whole_from = static_cast<int64_t>(at) + 1;
         } else {
@@ -140,7 +140,7 @@ LayerBlocks Pass::layer(int group, int index, const AttendCall& plan) const {
   require(cache->kv_heads == plan.kv_heads && cache->dim == plan.dim, "the slabs do not fit the attention");
   for (size_t i = 0; i < cache->sequences.size(); ++i) {
     require(cache->whole_from[i] <= first_seen(plan, cache->sequences[i].offset) / kBlock,
-            "a table lacks a block that its sequence sees");
+            "block table lacks a block that its sequence sees");
   }
   if (cache->packings.keys.bits != 0) {
     const int64_t each = head_bytes(cache->packings, cache->dim), keys_at = index * cache->kv_heads * each;
