@@ -26,8 +26,8 @@ def main() -> None:
     for stage, params in STAGES.items():
         if stage not in chosen:
             continue
-        for guess in (of_the_prompt, of_a_draft):
-            print(stage, guess.__name__, passes(answers(params, draws, guess, agreed), joint(params)), flush=True)
+        for draft in (of_the_prompt, of_a_draft):
+            print(stage, draft.__name__, passes(answers(params, draws, draft, agreed), joint(params)), flush=True)
     if BIASED in chosen:
         found = answers(STAGES["temperature"], draws, of_the_prompt, lenient)
         print(BIASED, passes(found, joint(STAGES["temperature"])))

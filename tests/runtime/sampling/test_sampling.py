@@ -39,12 +39,12 @@ def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def penalised(logits: Sequence[float], params: SamplingParams, prompt: list[int], said: list[int]) -> list[float]:
+def penalised(logits: Sequence[float], params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
     """Return logits after bias and penalties."""
-    out, counts = list(logits), Counter(said)
+    out, counts = list(logits), Counter(output)
     for token, bias in params.logit_bias.items():
         out[token] += bias
-    for token in {*prompt, *said}:
+    for token in {*prompt, *output}:
         penalty = params.repetition_penalty
         out[token] = out[token] / penalty if out[token] > 0 else out[token] * penalty
     for token, times in counts.items():
@@ -82,19 +82,19 @@ def normalised(logits: dict[int, float], kept: list[int]) -> dict[int, float]:
     return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
 
-def sampler(params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[int] = ()) -> Sampler:
-    """Return a sampler that has already chosen `said`, forced by large logits."""
+def sampler(params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> Sampler:
+    """Return a sampler that has already chosen `output`, forced by large logits."""
     made = Sampler(params, vocab_size=VOCAB, prompt=prompt)
-    for token in said:
+    for token in output:
         spike = mx.where(mx.arange(VOCAB) == token, 1e4, -1e4)[None]
         assert made(spike).item() == token
     return made
 
 
-def draw(params: SamplingParams, logits: Sequence[float], draws: int = DRAWS, **told: Any) -> Counter[int]:
+def draw(params: SamplingParams, logits: Sequence[float], draws: int = DRAWS, **history_: Any) -> Counter[int]:
     """Return `draws` independent choices from the same logits."""
     batch = mx.broadcast_to(mx.array(list(logits)), (draws, VOCAB))
-    return Counter(choose([sampler(params, **told)] * draws, batch).tolist())  # type: ignore[arg-type]
+    return Counter(choose([sampler(params, **history_)] * draws, batch).tolist())  # type: ignore[arg-type]
 
 
 settings_ = st.builds(
@@ -115,10 +115,10 @@ history = st.lists(tokens, max_size=4)
 @settings(max_examples=150, deadline=None)
 @given(rows, settings_, history, history)
 def test_draws_come_from_the_documented_distribution(
-    logits: list[float], params: SamplingParams, prompt: list[int], said: list[int]
+    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> None:
-    expected = distribution(penalised(logits, params, prompt, said), params)
-    drawn = draw(params, logits, prompt=prompt, said=said)
+    expected = distribution(penalised(logits, params, prompt, output), params)
+    drawn = draw(params, logits, prompt=prompt, output=output)
     assert set(drawn) <= set(expected)
     for token, share in expected.items():
         spread = math.sqrt(share * (1 - share) / DRAWS)
@@ -136,13 +136,13 @@ def test_greedy_answers_follow_the_penalties(
         frequency_penalty=params.frequency_penalty,
         logit_bias=params.logit_bias,
     )
-    chosen, said = sampler(greedy, prompt), []
+    chosen, output = sampler(greedy, prompt), []
     for _ in range(steps):
-        values = penalised(logits, greedy, prompt, said)
+        values = penalised(logits, greedy, prompt, output)
         best, second = sorted(values, reverse=True)[:2]
         assume(best - second > 1e-3)
-        said.append(values.index(best))
-        assert chosen(mx.array([logits])).item() == said[-1]
+        output.append(values.index(best))
+        assert chosen(mx.array([logits])).item() == output[-1]
 
 
 def test_top_k_comes_before_top_p() -> None:
@@ -175,14 +175,14 @@ def test_repetition_counts_the_prompt_presence_and_frequency_do_not() -> None:
     for field in ("presence_penalty", "frequency_penalty"):
         params = SamplingParams(**{field: 0.5})
         assert sampler(params, prompt=[0])(logits).item() == 0
-        assert sampler(params, said=[0])(logits).item() == 1
+        assert sampler(params, output=[0])(logits).item() == 1
 
 
 def test_frequency_grows_with_every_occurrence() -> None:
     logits = mx.array([[3.0, 2.0] + [-9.0] * (VOCAB - 2)])
-    assert sampler(SamplingParams(frequency_penalty=0.4), said=[0, 0])(logits).item() == 0
-    assert sampler(SamplingParams(frequency_penalty=0.4), said=[0, 0, 0])(logits).item() == 1
-    assert sampler(SamplingParams(presence_penalty=0.4), said=[0, 0, 0])(logits).item() == 0
+    assert sampler(SamplingParams(frequency_penalty=0.4), output=[0, 0])(logits).item() == 0
+    assert sampler(SamplingParams(frequency_penalty=0.4), output=[0, 0, 0])(logits).item() == 1
+    assert sampler(SamplingParams(presence_penalty=0.4), output=[0, 0, 0])(logits).item() == 0
 
 
 def test_large_sample_is_the_softmax() -> None:
@@ -195,15 +195,15 @@ def test_large_sample_is_the_softmax() -> None:
 
 
 def test_same_seed_same_tokens_another_seed_other_tokens() -> None:
-    def told(seed: int | None) -> list[Any]:
+    def tokens_of(seed: int | None) -> list[Any]:
         one = sampler(SamplingParams(temperature=1.0, top_p=0.9, seed=seed))
         return [one(mx.zeros((1, VOCAB))).item() for _ in range(30)]
 
-    assert told(7) == told(7)
-    assert told(0) != told(2**64 - 1)
-    assert told(None) != told(None)  # equal once in 12 ** 30
+    assert tokens_of(7) == tokens_of(7)
+    assert tokens_of(0) != tokens_of(2**64 - 1)
+    assert tokens_of(None) != tokens_of(None)  # equal once in 12 ** 30
     mx.random.seed(1)
-    assert told(7) == told(7)  # the request's own key, not MLX's global state
+    assert tokens_of(7) == tokens_of(7)  # the request's own key, not MLX's global state
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -277,7 +277,7 @@ def test_a_temperature_next_to_zero_is_greedy(temperature: float) -> None:
 def test_the_largest_penalties_stay_apart_on_half_precision_logits(dtype: mx.Dtype) -> None:
     sampler = Sampler(SamplingParams(frequency_penalty=MAX_MAGNITUDE), vocab_size=3, prompt=[0])
     chosen = [sampler(mx.array([[9.0, 8.0, 1.0]], dtype)).item() for _ in range(9)]
-    assert chosen == [0, 1, 2] * 3  # each once before any is said again
+    assert chosen == [0, 1, 2] * 3  # each once before any is output again
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
@@ -305,17 +305,17 @@ def test_batched_choices_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> N
     together, apart = ([sampler(params, [1, 2]) for params in ways] for _ in range(2))
     random = np.random.default_rng(9)
     for step in range(12):
-        guesses = [[int(g) for g in random.integers(0, VOCAB, (i + step) % 3)] for i in range(len(ways))]
-        rows = [mx.array(random.normal(size=(1 + len(own), VOCAB)).astype(np.float32)) for own in guesses]
-        alone = [choose([one], own, [guessed]).tolist() for one, own, guessed in zip(apart, rows, guesses, strict=True)]
+        drafts = [[int(g) for g in random.integers(0, VOCAB, (i + step) % 3)] for i in range(len(ways))]
+        rows = [mx.array(random.normal(size=(1 + len(own), VOCAB)).astype(np.float32)) for own in drafts]
+        alone = [choose([one], own, [draft]).tolist() for one, own, draft in zip(apart, rows, drafts, strict=True)]
         calls: list[Any] = []
         with monkeypatch.context() as patch:
             ops = select()
             patch.setattr(
                 ops, "sample", lambda *given, call=ops.sample, calls=calls: calls.append(given) or call(*given)
             )
-            chosen = choose(together, mx.concatenate(rows), guesses).tolist()
+            chosen = choose(together, mx.concatenate(rows), drafts).tolist()
         assert len(calls) == 1
         assert chosen == [token for own in alone for token in own]
-        for sampler_, own in zip([*together, *apart], guesses * 2, strict=True):
+        for sampler_, own in zip([*together, *apart], drafts * 2, strict=True):
             sampler_.commit(1 + len(own) // 2)

@@ -15,14 +15,14 @@ def gain(row: float, chance: float, *, sequences: int = 1, passes: int = 600) ->
     tokens = spent = 0.0
     ahead = True
     for _ in range(passes):
-        promises = [[chance**place for place in range(1, 16)]] * sequences
+        chances = [[chance**place for place in range(1, 16)]] * sequences
         asked = tokens and controller.pays(sequences, chance)
-        counts = controller.choose(promises) if asked else [0] * sequences
+        counts = controller.choose(chances) if asked else [0] * sequences
         took = seconds(sequences + sum(counts), row) + (0.0004 if any(counts) or not ahead else 0.0)
         controller.record(sequences, sum(counts), took, ahead=ahead)
         ahead = not any(counts)
         spent += took
-        tokens += sum(sum(promise[:count]) + 1 for promise, count in zip(promises, counts, strict=True))
+        tokens += sum(sum(own[:count]) + 1 for own, count in zip(chances, counts, strict=True))
     return tokens / spent * seconds(sequences, row) / sequences
 
 
@@ -45,7 +45,7 @@ def test_no_draft_before_a_plain_pass_was_measured() -> None:
     assert controller.choose([[1.0] * 15]) == [0]
     controller.record(1, 0, 0.01, ahead=True)
     assert controller.choose([[1.0] * 15]) != [0]
-    assert controller.choose([[1.0] * 15], cost_s=0.02) == [0]  # guesses that cost two steps each
+    assert controller.choose([[1.0] * 15], cost_s=0.02) == [0]  # draft tokens that cost two steps each
 
 
 def test_a_pass_with_drafts_includes_the_delay_behind_it() -> None:
@@ -74,9 +74,9 @@ def test_proposers_are_rarely_asked_where_none_can_pay() -> None:
     controller.record(4, 0, 0.01, ahead=True)
     assert controller.pays(4, 0.99)
     assert not controller.pays(4, 0.3)
-    for guesses in range(1, MAX_DRAFT_PER_PASS + 1):
-        controller.record(4, guesses, 10.0, ahead=False)
-        controller.record(4, guesses, 10.0, ahead=False)
+    for count in range(1, MAX_DRAFT_PER_PASS + 1):
+        controller.record(4, count, 10.0, ahead=False)
+        controller.record(4, count, 10.0, ahead=False)
     controller.record(4, 0, 0.01, ahead=True)
     asked = [controller.pays(4, 1.0) for _ in range(300)]
     assert not any(asked[:200])
@@ -95,9 +95,9 @@ def test_the_best_drafts_of_all_sequences_are_verified() -> None:
 def test_expensive_drafts_are_tried_again() -> None:
     controller = Controller()
     controller.record(1, 0, 0.01, ahead=True)
-    for guesses in range(1, MAX_DRAFT_PER_PASS + 1):
-        controller.record(1, guesses, 10.0, ahead=False)
-        controller.record(1, guesses, 10.0, ahead=False)
+    for count in range(1, MAX_DRAFT_PER_PASS + 1):
+        controller.record(1, count, 10.0, ahead=False)
+        controller.record(1, count, 10.0, ahead=False)
     tried = 0
     for _ in range(600):
         if any(controller.choose([[0.99] * 15])):
@@ -110,8 +110,8 @@ def test_expensive_drafts_are_tried_again() -> None:
 
 def test_a_coarse_clock_is_no_error() -> None:
     controller = Controller()
-    for guesses in (0, 3, 0):
-        controller.record(1, guesses, 0.0, ahead=True)
+    for count in (0, 3, 0):
+        controller.record(1, count, 0.0, ahead=True)
     assert not controller.pays(1, 1.0, cost_s=0.01)
     assert controller.choose([[1.0] * 3], cost_s=0.01) == [0]
     assert all(ratio >= 1 for ratio, _ in controller.measured.values())

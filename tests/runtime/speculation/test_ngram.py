@@ -51,39 +51,39 @@ def longest(tokens: Sequence[int]) -> int:
 def test_matches_equal_brute_force(tokens: list[int], first: int) -> None:
     """Within the latest few occurrences of a pair; updated in pieces or at once."""
     proposer = NGram()
-    said = tokens[:first]
-    proposer.update(said)
+    text = tokens[:first]
+    proposer.update(text)
     for token in tokens[first:]:
-        said.append(token)
-        proposer.update(said)
-    best, found = longest(said), proposer._length
+        text.append(token)
+        proposer.update(text)
+    best, found = longest(text), proposer._length
     if proposer._at and not found:  # it goes on behind a token that differs
         return
     assert bool(proposer.chances(1)) == (best >= 2)
     if best < 2:
         return
     at, length = proposer._at, found
-    differ = sum(a != b for a, b in zip(said[at - length : at], said[len(said) - length :], strict=True))
+    differ = sum(a != b for a, b in zip(text[at - length : at], text[len(text) - length :], strict=True))
     assert differ <= 1
-    assert length <= max(best, len(said))
-    if not differ and len(said) < 16:  # few enough that all are looked at
+    assert length <= max(best, len(text))
+    if not differ and len(text) < 16:  # few enough that all are looked at
         assert min(length, LONGEST) == best
 
 
 def test_a_draft_resumes_behind_a_replaced_token() -> None:
     page = list(range(10, 40))
-    proposer, said = NGram(), [*page, 1, 2, *page[:12]]
-    proposer.update(said)
-    said.append(7)  # in place of page[12]
-    proposer.update(said)
+    proposer, text = NGram(), [*page, 1, 2, *page[:12]]
+    proposer.update(text)
+    text.append(7)  # in place of page[12]
+    proposer.update(text)
     assert list(proposer.propose(3)) == page[13:16]
     first = proposer.chances(3)
-    said.append(page[13])
-    proposer.update(said)
+    text.append(page[13])
+    proposer.update(text)
     assert list(proposer.propose(2)) == page[14:16]
     assert proposer.chances(1)[0] > first[0]
-    said.append(8)
-    proposer.update(said)
+    text.append(8)
+    proposer.update(text)
     assert list(proposer.propose(2)) == []  # it was not a copy after all
 
 
@@ -97,12 +97,12 @@ def test_sampled_text_has_lower_chances() -> None:
 
 
 def test_accepted_drafts_raise_the_chances() -> None:
-    proposer, said = NGram(), [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
-    proposer.update(said)
+    proposer, text = NGram(), [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
+    proposer.update(text)
     before = list(proposer.chances(4))
     for token in [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3:
-        said.append(token)
-        proposer.update(said)
+        text.append(token)
+        proposer.update(text)
     assert all(later > first for later, first in zip(proposer.chances(4), before, strict=True))
 
 

@@ -61,15 +61,15 @@ def test_old_entries_expire_and_the_file_is_bounded(file: Path, monkeypatch: pyt
 
 
 def test_stale_costs_are_corrected_by_measured_passes() -> None:
-    stale = {(1, guesses): (1.1 + 0.1 * guesses, 1000) for guesses in (1, 3, 7, 11, 15)}
+    stale = {(1, count): (1.1 + 0.1 * count, 1000) for count in (1, 3, 7, 11, 15)}
     controller = Controller(stale)
     controller.record(1, 0, 0.01, ahead=True)
-    promises = [[0.9**place for place in range(1, 16)]]
-    assert controller.choose(promises)[0] > 10
+    chances = [[0.9**place for place in range(1, 16)]]
+    assert controller.choose(chances)[0] > 10
     for _ in range(60):
-        (count,) = controller.choose(promises)
+        (count,) = controller.choose(chances)
         controller.record(1, count, 0.01 * (1 + 0.5 * count), ahead=not count)
-    assert controller.choose(promises)[0] < 10
+    assert controller.choose(chances)[0] < 10
     assert controller.measured[1, 11][0] > 3
 
 

@@ -26,10 +26,10 @@ from tests.watched import WatchedNetwork, answer, same_rows, split
 PROMPT = [(7 * i * i + 3 * i + 1) % 96 for i in range(BLOCK - 9)]  # answers cross the end of a block
 SAYS = 40
 PLAIN = SamplingParams()
-DRAWN = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=3)
-EVERYTHING = replace(DRAWN, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, logit_bias={5: 2.0})
+SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=3)
+EVERYTHING = replace(SAMPLED, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, logit_bias={5: 2.0})
 GREEDY_PENALISED = replace(PLAIN, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={7: 1.0, 9: -3.0})
-SAMPLINGS = [PLAIN, DRAWN, EVERYTHING, GREEDY_PENALISED]
+SAMPLINGS = [PLAIN, SAMPLED, EVERYTHING, GREEDY_PENALISED]
 BACKENDS: list[Ops] = [reference, *([native] if native.status().available else [])]
 
 
@@ -94,7 +94,7 @@ def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.Data
     chance = random.Random(data.draw(st.integers(0, 1000)))
     fails = data.draw(st.sampled_from([None, 3, 20]))
 
-    def guess(known: Sequence[int], most: int) -> list[int]:
+    def draft(known: Sequence[int], most: int) -> list[int]:
         if fails is not None and len(known) > len(PROMPT) + fails:
             raise RuntimeError("no idea")
         right = tokens[len(known) : len(known) + most]
@@ -109,7 +109,7 @@ def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.Data
                 return right[: chance.randint(0, most)]
         return [token if chance.random() < 0.8 else chance.randrange(96) for token in right]
 
-    (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [Scripted(guess)])
+    (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [Scripted(draft)])
     same(network, said(events), expected[way])
 
 
@@ -118,9 +118,9 @@ def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[An
     """By an end-of-turn token, by max tokens, by the end of the context."""
     tokens = [token for token, _ in expected[1]]
     for request, limit in (
-        (asked(DRAWN, stop_ids=frozenset({tokens[end]})), 256),
-        (asked(DRAWN, max_tokens=end), 256),
-        (asked(DRAWN), len(PROMPT) - 1 + end),
+        (asked(SAMPLED, stop_ids=frozenset({tokens[end]})), 256),
+        (asked(SAMPLED, max_tokens=end), 256),
+        (asked(SAMPLED), len(PROMPT) - 1 + end),
     ):
         watched, plain = WatchedNetwork(network), WatchedNetwork(network)
         found = run(speculating(watched, context_limit=limit), [request], [oracle(PROMPT, tokens)])[0]
@@ -255,11 +255,11 @@ def test_proposers_are_updated_only_where_drafts_may_pay(
 ) -> None:
     """Otherwise it takes no time."""
     engine, proposer = speculating(network), Scripted(lambda _tokens, _most: [])
-    told: list[int] = []
-    monkeypatch.setattr(proposer, "update", lambda tokens: told.append(len(tokens)))
+    updates: list[int] = []
+    monkeypatch.setattr(proposer, "update", lambda tokens: updates.append(len(tokens)))
     monkeypatch.setattr(engine._guesses.controller, "pays", lambda *_: pays)
     run(engine, [Request(PROMPT, max_tokens=8)], [proposer])
-    assert bool(told) == pays
+    assert bool(updates) == pays
 
 
 def test_off_is_off(network: Decoder) -> None:
@@ -290,10 +290,10 @@ def test_a_draft_reads_a_prompt_in_chunks_between_steps(network: Decoder) -> Non
     cache_lengths = []
     draft = Draft(network, 256, network.vocab_size, lambda: Sampler(PLAIN, vocab_size=network.vocab_size, prompt=()))
     draft.update(PROMPT[:100])
-    while not (guesses := draft.propose(3)):
+    while not (drafted := draft.propose(3)):
         cache_lengths.append(draft._cache.committed)
     assert cache_lengths[0] == FIRST
-    assert len(guesses) == 3
+    assert len(drafted) == 3
     assert draft._cache.committed == 100
 
 

@@ -17,7 +17,7 @@ from headrace.runtime.engine.decode import agreed
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler, choose
 
-VOCAB, SAID, PROMPT = 5, 3, [1, 1, 4]
+VOCAB, LENGTH, PROMPT = 5, 3, [1, 1, 4]
 DRAWS = 500  # enough for the biased rule; more are a matter of time: tests/bench/speculation_draws.py
 _noise = np.random.default_rng(11).normal(0, 1.2, [VOCAB + 1, VOCAB + 1, VOCAB]).astype(np.float32)
 STAGES = {
@@ -30,21 +30,21 @@ STAGES = {
     ),
     "all": SamplingParams(0.8, 4, 0.9, 0.05, 1.2, 0.2, 0.3, {0: 0.5}),
 }
-Guess = Callable[[Sequence[int]], list[int]]
+Draft = Callable[[Sequence[int]], list[int]]
 Rule = Callable[[Sequence[int], Sequence[int]], int]
 
 
-def logits(said: Sequence[int]) -> np.ndarray:
-    before = [VOCAB, VOCAB, *said]
+def logits(output: Sequence[int]) -> np.ndarray:
+    before = [VOCAB, VOCAB, *output]
     return _noise[before[-1], before[-2]]
 
 
-def probabilities(params: SamplingParams, said: Sequence[int]) -> np.ndarray:
+def probabilities(params: SamplingParams, output: Sequence[int]) -> np.ndarray:
     """Apply the documented stages in numpy."""
-    row = logits(said).astype(np.float64)
+    row = logits(output).astype(np.float64)
     for token, bias in params.logit_bias.items():
         row[token] += bias
-    counts = Counter(said)
+    counts = Counter(output)
     for token in range(VOCAB):
         if counts[token] or token in PROMPT:
             row[token] = (
@@ -65,12 +65,12 @@ def probabilities(params: SamplingParams, said: Sequence[int]) -> np.ndarray:
 def joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
     """Return the exact probability of every three tokens."""
     found = {}
-    for said in product(range(VOCAB), repeat=SAID):
-        found[said] = math.prod(probabilities(params, said[:i])[said[i]] for i in range(SAID))
+    for output in product(range(VOCAB), repeat=LENGTH):
+        found[output] = math.prod(probabilities(params, output[:i])[output[i]] for i in range(LENGTH))
     return found
 
 
-def answers(params: SamplingParams, count: int, guess: Guess, rule: Rule) -> Counter[tuple[int, ...]]:
+def answers(params: SamplingParams, count: int, draft: Draft, rule: Rule) -> Counter[tuple[int, ...]]:
     """Run many sequences as the engine does: rows through each one's own sampler, accepted by `rule`."""
     open_ = [
         (Sampler(SamplingParams(**{**vars_of(params), "seed": seed}), vocab_size=VOCAB, prompt=PROMPT), list[int]())
@@ -78,24 +78,24 @@ def answers(params: SamplingParams, count: int, guess: Guess, rule: Rule) -> Cou
     ]
     found: Counter[tuple[int, ...]] = Counter()
     while open_:
-        guesses = [guess(said)[: SAID - len(said) - 1] for _, said in open_]
+        drafts = [draft(output)[: LENGTH - len(output) - 1] for _, output in open_]
         rows = [
-            logits([*said, *own[:i]])
-            for (_, said), own in zip(open_, guesses, strict=True)
+            logits([*output, *own[:i]])
+            for (_, output), own in zip(open_, drafts, strict=True)
             for i in range(len(own) + 1)
         ]
-        chosen: list[int] = choose([sampler for sampler, _ in open_], mx.array(np.stack(rows)), guesses).tolist()  # type: ignore[assignment]
+        chosen: list[int] = choose([sampler for sampler, _ in open_], mx.array(np.stack(rows)), drafts).tolist()  # type: ignore[assignment]
         row, still = 0, []
-        for (sampler, said), own in zip(open_, guesses, strict=True):
+        for (sampler, output), own in zip(open_, drafts, strict=True):
             tokens = chosen[row : row + 1 + len(own)]
             row += len(tokens)
             tokens = tokens[: 1 + rule(tokens, own)]
             sampler.commit(len(tokens))
-            said += tokens
-            if len(said) < SAID:
-                still.append((sampler, said))
+            output += tokens
+            if len(output) < LENGTH:
+                still.append((sampler, output))
             else:
-                found[tuple(said)] += 1
+                found[tuple(output)] += 1
         open_ = still
     return found
 
@@ -107,10 +107,10 @@ def vars_of(params: SamplingParams) -> dict[str, object]:
 def passes(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> bool:
     """Run a G-test at about 1e-4, rare outcomes merged (Wilson-Hilferty chi-square quantile)."""
     total = sum(found.values())
-    if any(not expected[said] for said in found):
+    if any(not expected[output] for output in found):
         return False
-    common = {said: chance for said, chance in expected.items() if chance * total >= 8}
-    observed = [found[said] for said in common]
+    common = {output: chance for output, chance in expected.items() if chance * total >= 8}
+    observed = [found[output] for output in common]
     wanted = [chance * total for chance in common.values()]
     if (rest := total - sum(wanted)) > 1e-6 * total:
         observed.append(total - sum(observed))
@@ -123,9 +123,9 @@ def passes(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], floa
 _draw = random.Random(3)
 
 
-def of_the_prompt(said: Sequence[int]) -> list[int]:
+def of_the_prompt(output: Sequence[int]) -> list[int]:
     """Draft like an n-gram: the same tokens after the same token."""
-    return [(said[-1] + 1) % VOCAB if said else 2, 3]
+    return [(output[-1] + 1) % VOCAB if output else 2, 3]
 
 
 def of_a_draft(_said: Sequence[int]) -> list[int]:
@@ -133,19 +133,19 @@ def of_a_draft(_said: Sequence[int]) -> list[int]:
     return [_draw.choice([0, 0, 1, 2, 3, 4]) for _ in range(2)]
 
 
-def lenient(chosen: Sequence[int], guesses: Sequence[int]) -> int:
+def lenient(chosen: Sequence[int], drafts: Sequence[int]) -> int:
     """Accept draft tokens that are off by one: a biased rule."""
     right = 0
-    for token, guess in zip(chosen, guesses, strict=False):
-        if abs(token - guess) > 1:
+    for token, drafted in zip(chosen, drafts, strict=False):
+        if abs(token - drafted) > 1:
             break
         right += 1
     return right
 
 
-@pytest.mark.parametrize(("stage", "guess"), [*((stage, of_a_draft) for stage in STAGES), ("all", of_the_prompt)])
-def test_joint_frequencies_are_the_models(stage: str, guess: Guess) -> None:
-    assert passes(answers(STAGES[stage], DRAWS, guess, agreed), joint(STAGES[stage]))
+@pytest.mark.parametrize(("stage", "draft"), [*((stage, of_a_draft) for stage in STAGES), ("all", of_the_prompt)])
+def test_joint_frequencies_are_the_models(stage: str, draft: Draft) -> None:
+    assert passes(answers(STAGES[stage], DRAWS, draft, agreed), joint(STAGES[stage]))
 
 
 def test_a_biased_rule_fails() -> None:

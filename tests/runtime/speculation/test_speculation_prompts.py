@@ -14,7 +14,7 @@ from tests.speculating import oracle, run, speculating
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import split
 
-PROMPTS, SAYS, BESIDE = 50, 17, 8
+PROMPTS, LENGTH, BESIDE = 50, 17, 8
 BACKENDS: list[Ops] = [reference, *([native] if native.status().available else [])]
 
 Answers = list[tuple[list[int], str, int | None]]
@@ -36,9 +36,9 @@ def asked(network: Decoder) -> tuple[list[Request], Answers]:
     for number in range(PROMPTS):
         words = [[draw.randrange(96) for _ in range(draw.randint(2, 6))] for _ in range(3)]
         prompt = [token for _ in range(draw.randint(1, 6)) for token in draw.choice(words)]  # repeats, as texts do
-        request = Request(prompt, SAYS, speculate="off")
+        request = Request(prompt, LENGTH, speculate="off")
         tokens, _ = split(list(engine.generate(request)))
-        place = number % SAYS
+        place = number % LENGTH
         match number % 3:
             case 0:
                 requests.append(replace(request, stop_ids=frozenset({tokens[place]})))
@@ -59,8 +59,8 @@ def ended(events: list) -> tuple[list[int], str, int | None]:  # type: ignore[ty
 
 
 @pytest.mark.parametrize("beside", [1, BESIDE])
-@pytest.mark.parametrize("guesser", ["ngram", "oracle"])
-def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], beside: int, guesser: str) -> None:
+@pytest.mark.parametrize("proposer", ["ngram", "oracle"])
+def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], beside: int, proposer: str) -> None:
     """With n-gram drafts, always verified, and with drafts that are wrong in one place."""
     requests, expected = asked
     whole = partial(run, speculating(network, context_limit=128, most_running=beside))
@@ -70,10 +70,10 @@ def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], 
         own = [replace(request, speculate="ngram") for request in requests[first : first + beside]]
         answers = expected[first : first + beside]
         oracles = [
-            oracle(request.prompt, answer[0], frozenset({(first + row) % SAYS}))
+            oracle(request.prompt, answer[0], frozenset({(first + row) % LENGTH}))
             for row, (request, answer) in enumerate(zip(own, answers, strict=True))
         ]
-        for events in whole(own, oracles if guesser == "oracle" else ()):
+        for events in whole(own, oracles if proposer == "oracle" else ()):
             found.append(ended(list(events)))
             accepted += split(list(events))[1].summary.accepted
     assert found == expected
