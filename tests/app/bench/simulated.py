@@ -74,7 +74,7 @@ class Backend:
 def document(
     seed: int, tests: Sequence[Test], *, slower: float = 1.0, rounds: int | None = None, **noise: float
 ) -> dict:
-    """What `compare` needs of a run on a simulated machine."""
+    """Return the parts of a document that `compare` reads, from a simulated machine."""
     machine = Machine(seed, **noise)
     session = Session([Backend(machine, slower)], tests, rounds=rounds, memory=machine.memory_gb_s, clock=machine.clock)
     for _ in session.run():

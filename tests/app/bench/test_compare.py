@@ -1,4 +1,4 @@
-"""`bench compare` on simulated machines whose truth is known (see `simulated`): false alarms, missed slowdowns."""
+"""`bench compare` on simulated machines (see `simulated`): false alarms and missed slowdowns."""
 
 import pytest
 

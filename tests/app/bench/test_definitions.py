@@ -1,4 +1,4 @@
-"""Every figure of a test, on timelines whose answers are known without measuring."""
+"""Every figure of a test, on timelines with known answers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Formats of K/V side by side: which are compared with what, and what llama.cpp is told."""
+"""K/V formats side by side: comparable peers, and llama.cpp's options."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.app.cli.test_bench_threads import FAKE
 from tests.tiny import write_model
 
-# Which says what it was told, as the real one does, in its settings.
+# Reports its options in its settings, as the real one does.
 TELLS = LLAMA_BENCH.replace('"flash_attn": True', '"flash_attn": True, "type_k": options.get("-ctk", "f16")')
 
 

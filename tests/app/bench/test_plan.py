@@ -1,4 +1,4 @@
-"""What gets measured, and what it is called."""
+"""Benchmark plans: tests, their order and their names."""
 
 import re
 

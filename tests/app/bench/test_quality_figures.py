@@ -1,4 +1,4 @@
-"""Figures and their intervals against numpy and against what is known of a simulated text."""
+"""Figures and their intervals against numpy and simulated texts."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from headrace.app.bench.quality.figures import BLOCK, figures, mean_figure, tail
 
 
 def simulated(seed: int, tokens: int, likeness: float) -> list[float]:
-    """Values with mean 1 whose neighbours are alike: an autoregressive series, made positive."""
+    """Return a positive autoregressive series with mean 1."""
     draw = random.Random(seed)
     value, found = 0.0, []
     for _ in range(tokens):
@@ -44,7 +44,7 @@ def test_figures_are_those_of_numpy() -> None:
 
 
 def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
-    """What is kept of a block is enough: the interval is that of whole blocks."""
+    """The interval from the kept values equals that of whole blocks."""
     from headrace.app.bench.quality import figures as module
     from headrace.app.bench.stats import bootstrap_of
 
@@ -55,7 +55,7 @@ def test_the_tail_is_found_whatever_blocks_are_drawn() -> None:
 
 
 def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
-    """Of 100 texts of 768 tokens most intervals hold the mean; tokens drawn one by one would miss every third."""
+    """Most intervals of 100 texts of 768 tokens contain the mean; a bootstrap of single tokens would miss a third."""
     from headrace.app.bench.stats import bootstrap
 
     covered = alone = 0

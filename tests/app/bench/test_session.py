@@ -1,4 +1,4 @@
-"""How a run goes: warm-up, rounds, order, when it is enough, and what an interrupt leaves behind."""
+"""Sessions: warm-up, rounds, order, stopping rule and interrupts."""
 
 import itertools
 

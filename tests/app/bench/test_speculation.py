@@ -1,4 +1,4 @@
-"""Workloads with speculation and without: what is counted, what is said of it, and what changes a token."""
+"""Workloads with and without speculation: counts, lines and changed tokens."""
 
 import json
 from pathlib import Path

@@ -40,7 +40,7 @@ SETUPS = {
 
 
 def document() -> dict[str, Any]:
-    """A whole document of a run that never was, from the code that makes real ones."""
+    """Return the document of a simulated run, made by the real code."""
     results = []
     for engine, factor in (("headrace", 1.0), ("llama.cpp", 1.3)):
         for test in (Test(512, 0), Test(0, 64), Test(0, 64, 2048), Test(512, 64), Test(512, 64, batch=4)):

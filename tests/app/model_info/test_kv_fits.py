@@ -1,4 +1,4 @@
-"""How much context fits in each format, and in how few words that is said."""
+"""Context that fits in each K/V format, and its short texts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The file that a command writes: whole, or what was there stays."""
+"""Output files: replaced as a whole or left unchanged."""
 
 import errno
 import os

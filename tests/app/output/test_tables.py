@@ -1,4 +1,4 @@
-"""Tables in narrow terminals: what leaves, what stays, and that no figure is ever cut."""
+"""Tables in narrow terminals: dropped columns, and no figure cut."""
 
 import json
 import re

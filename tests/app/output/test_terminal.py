@@ -12,7 +12,7 @@ from tests.tiny_chat import write_chat_model
 
 
 def on_a_terminal(arguments: list[str], home: Path, **environment: str) -> str:
-    """What the command writes to a terminal that is all three of its streams."""
+    """Return the command's output on a terminal that is all three streams."""
     ours, theirs = pty.openpty()
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which of the fits measured here a prediction trusts, and that a file nobody looked after does no harm."""
+"""Choice among stored step-cost fits, and damaged files of them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Predictions: against what others measured on Macs, and against arithmetic by hand."""
+"""Predictions against published figures of Macs and arithmetic by hand."""
 
 import re
 from dataclasses import replace
