@@ -1,4 +1,4 @@
-"""An engine that says what a test tells it to: a ChatEngine without a process, driven by `poll`.
+"""A scripted ChatEngine without a process, driven by `poll`.
 
 Every submitted generation plays the next script, beside the others: one event list per poll. Steps get plausible
 records, so figures and charts have something to show. `die()` is a SIGKILL.
@@ -202,16 +202,16 @@ class ScriptedEngine:
     # --- what a test does to it ------------------------------------------------------------------------------
 
     def script(self, *scripts: Script) -> "ScriptedEngine":
-        """Queue answers; without one, the default script plays."""
+        """Queue answers; the default script plays after them."""
         self.scripts.extend(scripts)
         return self
 
     def release(self) -> None:
-        """Let a held answer go on."""
+        """Continue a held answer."""
         self._released = True
 
     def die(self) -> None:
-        """The process is gone."""
+        """Act like a killed process."""
         self._waiting.clear()
         self._playing.clear()
         self._backlog.append(
@@ -276,7 +276,7 @@ class ScriptedEngine:
 
 
 def record(index: int, context: int, batch: int = 1) -> StepRecord:
-    """A step's record with a plausible latency."""
+    """Return a step's record with a plausible latency."""
     return StepRecord(
         index=index,
         context=context,
@@ -293,7 +293,7 @@ def record(index: int, context: int, batch: int = 1) -> StepRecord:
 
 
 def summary(prompt_tokens: int, reused: int, said: int) -> Summary:
-    """A generation's figures that fit `record`."""
+    """Return a summary that fits `record`."""
     return Summary(
         prompt_tokens=prompt_tokens,
         reused_tokens=reused,
@@ -317,5 +317,5 @@ def summary(prompt_tokens: int, reused: int, said: int) -> Summary:
 
 
 def with_context(limit: int) -> ModelCard:
-    """The scripted model with another context limit."""
+    """Return the scripted model's card with another context limit."""
     return replace(CARD, context_limit=limit)

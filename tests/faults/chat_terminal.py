@@ -48,7 +48,7 @@ class Chat:
         os.write(self._ours, text.encode())
 
     def tidy(self) -> bool:
-        """Whether the process, which has ended, left the terminal as it was: its screen, cursor and line editing."""
+        """Return whether the ended process restored the terminal: screen, cursor, line editing."""
         self._reader.join()
         ends = all(self.written.rfind(off) > self.written.rfind(on) for on, off in _MODES)
         return ends and bool(termios.tcgetattr(self._ours)[3] & termios.ICANON)
@@ -63,7 +63,7 @@ class Chat:
         os.close(self._ours)
 
     def stall(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._stalled = True
 
     def kill(self) -> None:

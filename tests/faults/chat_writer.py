@@ -1,4 +1,4 @@
-"""A chat that never ends, for tests that kill it: a Conversation with a scripted engine, as fast as it goes.
+"""An endless chat for tests that kill it: a Conversation with a scripted engine, at full speed.
 
 Run as `python -m tests.faults.chat_writer DATABASE SEED`. Every line on standard output is a promise about what is
 in the database now: `message ID LENGTH CRC whole` or `message ID LENGTH CRC growing`. Every piece that the engine
@@ -27,7 +27,7 @@ def promise(message: Message, *, growing: bool = False) -> None:
 
 
 def again(chat: Conversation, choose: random.Random) -> None:
-    """Several answers side by side, one of which may be taken."""
+    """Generate candidates, and perhaps take one."""
     several = Candidates(chat, choose.randrange(2, 5))
     while several.phase != "idle":
         several.poll()

@@ -1,4 +1,4 @@
-"""Kills writers of answers while they append and fold, and holds what is stored against what each was about to write.
+"""Kills writers of answers while they append and fold, and compares the store with the pieces they reported.
 
 Run as `python -m tests.faults.fold_kills DATABASE SEED KILLS`: prints how many kills it made, in how many of them a
 fold was under way, and what was lost or doubled. Every piece of an answer has a number of its own, and goes through a
@@ -19,7 +19,7 @@ Said = dict[int, tuple[int, int]]  # message id: pieces that were promised, piec
 
 
 def write(path: Path, session: str, seed: int, say: int) -> None:
-    """Answers that grow, are finished, continued and recovered, until somebody kills the process."""
+    """Write, finish, continue and recover answers until the process is killed."""
     choose = random.Random(seed)
     store = SessionStore(path)
     while True:
@@ -43,7 +43,7 @@ def write(path: Path, session: str, seed: int, say: int) -> None:
 
 
 def kill_one(path: Path, session: str, seed: int) -> tuple[Said, bool]:
-    """What the writer said before it was killed, and whether it was folding then."""
+    """Kill a writer; return its reports, and whether it was folding."""
     listen, say = os.pipe()
     writer = os.fork()
     if writer == 0:
@@ -72,7 +72,7 @@ def kill_one(path: Path, session: str, seed: int) -> tuple[Said, bool]:
 
 
 def wrong_after(path: Path, session: str, pieces: Said) -> list[str]:
-    """Which answers lack a piece that was promised, or have anything else than each of theirs once, in order."""
+    """Return the answers with missing, doubled or misplaced pieces."""
     wrong = []
     with closing(SessionStore(path)) as store:
         for look in ("before folding", "after folding"):

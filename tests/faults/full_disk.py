@@ -1,4 +1,4 @@
-"""Everything that is kept, written while no file may grow beyond a limit: what was promised is there, and can be read.
+"""All writers under a file size limit: promised data is there and readable.
 
 Run as `python -m tests.faults.full_disk FOLDER [STEP]`: for each kind of writer and each limit, STEP bytes apart, a
 child writes until it is done or fails. Prints a line of JSON for each kind: how often it was done, failed in our own

@@ -1,4 +1,4 @@
-"""Whole commands while calls that change files fail: 0 means whole and right, else one line; again, and it is done.
+"""Whole commands while calls that change files fail: exit code 0 means complete, else one line; a second run succeeds.
 
 Run as `python -m tests.faults.io_commands FOLDER [STEP [COMMAND...]]`: every command, its output redirected to a file,
 runs once for each call it makes that changes a file, STEP calls apart, and that call fails, alone or with all that
@@ -46,7 +46,7 @@ class Fault:
 
     @property
     def codes(self) -> set[int]:
-        """What a command may end with. 0: it was done, or could do without."""
+        """Allowed exit codes. 0: done, or possible without the call."""
         if self.error == SHORT:
             return {0}
         return {0, 1} if self.error > 0 else {0, _ENDINGS[-self.error]}

@@ -1,4 +1,4 @@
-"""Everything that is kept, written while calls that change files fail: what was promised is there, and can be read.
+"""All writers while calls that change files fail: promised data is there and readable.
 
 Run as `python -m tests.faults.io_errors FOLDER [STEP]`: each writer runs once for each call it makes that changes a
 file (open for writing, write, sync, rename, mkdir, unlink and their kin), STEP calls apart, and that call fails, alone
@@ -41,7 +41,7 @@ def arm(folder: Path, at: int, error: int, *, for_good: bool) -> None:
 
 
 def count(writer: Writer, folder: Path) -> int:
-    """How many calls the writer makes when none fails."""
+    """Return the number of calls of a writer without failures."""
     arm(folder, NEVER, errno.EIO, for_good=False)
     folder.mkdir()
     writer.write(folder, lambda _: None)

@@ -1,4 +1,4 @@
-"""Commands on one home at the same time: each does what it does alone, or says in one line what is in its way.
+"""Two commands on one home at once: each succeeds as alone, or fails with one line.
 
 Run as `python -m tests.faults.pairs FOLDER [TIMES [PAIR...]]`: both commands of a pair begin within a few hundredths of
 a second, TIMES times. Afterwards what they made is there and whole, and so is what was there before. Prints a line of

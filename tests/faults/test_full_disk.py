@@ -1,4 +1,4 @@
-"""Sessions, results of a batch, K/V, settings, presets and models: on a full disk, and on one that fails."""
+"""Sessions, batch results, K/V, settings, presets and models on a full and on a failing disk."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Whole commands on a disk that fails: none says that it is done when it is not, and each can be run again."""
+"""Whole commands on a failing disk: no false success, and each can be run again."""
 
 import json
 import shutil

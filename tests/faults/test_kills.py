@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wait(chat: Conversation, true: Callable[[], bool]) -> list[Event]:
-    """Poll until it is true; what happened meanwhile."""
+    """Poll until it is true; return the events."""
     deadline = time.monotonic() + PATIENCE_S
     events: list[Event] = []
     while not true():
@@ -60,7 +60,7 @@ def test_killing_the_engine(tmp_path: Path, model: Path, monkeypatch: pytest.Mon
 
 
 def kill_engines(folder: Path, model: Path, kills: int, seed: int = 0) -> tuple[int, int]:
-    """Kill so many, of HEADRACE_HOME folder/home: how many answers died, and of how many there was a beginning."""
+    """Kill so many engines; return the numbers of cut-off answers, and of those with text."""
     database = folder / "sessions.db"
 
     def lane(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Nothing outlives a chat, however it ends: not itself, not its engine, nor the pip that fetches a model for it."""
+"""No process outlives a chat: neither its engine, nor the pip of a download."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Two commands at the same time on one home: neither loses, doubles or breaks what the other does."""
+"""Two commands on one home at once: no lost, doubled or damaged data."""
 
 import json
 import subprocess

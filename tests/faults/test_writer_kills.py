@@ -1,4 +1,4 @@
-"""SIGKILLs of writers of sessions: nothing unreadable, nothing lost, nothing stored twice."""
+"""SIGKILLs of session writers: no unreadable, lost or doubled text."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What engine processes generated, as they wrote it down themselves (see `traced/sitecustomize.py`)."""
+"""Traces of generated text, written by engine processes (see `traced/sitecustomize.py`)."""
 
 import json
 import os

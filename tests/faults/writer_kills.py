@@ -1,4 +1,4 @@
-"""Kills chats that write (`tests.faults.chat_writer`), four at a time on one database, and looks at what is there then.
+"""Kills writing chats (`tests.faults.chat_writer`), four at a time on one database, and checks the store.
 
 Run as `python -m tests.faults.writer_kills DATABASE SEED KILLS`. The writers are forks of this process, which has no
 thread and no database open when it forks. What must be there is what they promised, in words that went through a pipe;
@@ -42,12 +42,12 @@ class Writer:
         self._said = b""
 
     def await_promises(self, count: int) -> None:
-        """Until it has made so many."""
+        """Wait for so many promises."""
         while self._said.count(b"\n") < count and (part := os.read(self._listen, 4096)):
             self._said += part
 
     def kill(self) -> list[str]:
-        """Everything it promised."""
+        """Kill it; return its promises."""
         os.kill(self._pid, signal.SIGKILL)
         while part := os.read(self._listen, 1 << 16):
             self._said += part
@@ -69,7 +69,7 @@ def keeps(store: SessionStore, promises: list[str]) -> None:
 
 
 def in_order(answer: str) -> bool:
-    """Whether an answer is what one or several generations said, each from its first piece on, and none twice."""
+    """Return whether an answer consists of generations from their first piece on, without repetitions."""
     numbers = [int(number) for number in re.findall(r"\d+", answer)]
     begins = [number % chat_writer.MOST == 0 for number in numbers]
     grows = all(
@@ -80,7 +80,7 @@ def in_order(answer: str) -> bool:
 
 
 def sound(store: SessionStore) -> int:
-    """Check all that is stored; how many answers there are."""
+    """Check the whole store; return the number of answers."""
     assert [row[0] for row in store.db.rows("PRAGMA integrity_check")] == ["ok"]
     assert store.db.rows("PRAGMA foreign_key_check") == []
     answers = 0
@@ -97,7 +97,7 @@ def sound(store: SessionStore) -> int:
 
 
 def kill_writers(database: Path, kills: int, seed: int) -> tuple[int, int]:
-    """Kill so many: how many promises there were, and how many answers are stored."""
+    """Kill so many writers; return the numbers of promises and stored answers."""
     choose = random.Random(seed)
     writers: list[Writer] = []
     promises: list[str] = []

@@ -1,4 +1,4 @@
-"""Writers of everything that is kept, each with a look at what is there when something went wrong in its middle.
+"""Writers of all stored data, each with a check after a failure.
 
 A writer says what is promised from now on (`Promise`: a line that `check` understands). After a fault, `check` must
 find all of that, and nothing unreadable; `tidy` says whether the writer could clean up behind itself. What runs a

@@ -1,4 +1,4 @@
-"""What tests of the chat's logic begin with: a store of their own, and an engine that says what it is told to."""
+"""Fixtures of the chat tests: a store and a scripted engine."""
 
 from collections.abc import Iterator
 from pathlib import Path

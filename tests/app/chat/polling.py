@@ -1,4 +1,4 @@
-"""Polling answers side by side by hand."""
+"""Polling of parallel answers."""
 
 from collections.abc import Callable
 

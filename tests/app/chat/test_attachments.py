@@ -1,4 +1,4 @@
-"""Which words of a message name files, and which files can be sent."""
+"""Attachments named in a message, and files that are refused."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Several answers to the last question at the same time, against a scripted engine: what is asked, stored and taken."""
+"""Candidates against a scripted engine: requests, storage, taking one."""
 
 import time
 from contextlib import closing
@@ -36,7 +36,7 @@ def over(it: Candidates) -> None:
 
 
 def answers(talk: Conversation) -> list[str]:
-    """All to the question, oldest first."""
+    """Return all answers, oldest first."""
     return [message.content for message in talk.store.messages(talk.session.id) if message.role == "assistant"]
 
 

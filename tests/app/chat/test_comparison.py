@@ -1,4 +1,4 @@
-"""The same question to two setups, against scripted engines: whose turn it is, what is stored, what fits."""
+"""Comparison of two setups against scripted engines: order, storage, memory."""
 
 from dataclasses import replace
 from pathlib import Path

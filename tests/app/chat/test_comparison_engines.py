@@ -61,7 +61,7 @@ def over(it: Comparison) -> list[AnswerEvent]:
 
 
 def decoded(heard: list[AnswerEvent]) -> list[str]:
-    """Whose steps came, in order, each run of one side once."""
+    """Return the names of decoding answers in order, without repetitions."""
     names = [side.name for side, event in heard if side is not None and isinstance(event, Delta) and event.records]
     return [name for n, name in enumerate(names) if n == 0 or names[n - 1] != name]
 

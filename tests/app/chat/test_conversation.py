@@ -1,4 +1,4 @@
-"""The chat's logic against a scripted engine: every action, every way an answer can end, and what is stored then."""
+"""Conversation against a scripted engine: actions, ends of answers, storage."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,7 +24,7 @@ def chat(engine: ScriptedEngine, store: SessionStore) -> Conversation:
 
 
 def ahead(engine: ScriptedEngine) -> list[list[str]]:
-    """What was read ahead, each time, as texts."""
+    """Return the texts of each prompt prefetch."""
     return [[message["content"] for message in command.messages] for command in engine.ahead]
 
 
@@ -474,7 +474,7 @@ def test_leaving_keeps_the_partial_answer_and_drops_empty_sessions(
 
 
 def full_chat(chat: Conversation, engine: ScriptedEngine) -> None:
-    """Three turns, the last of which no longer fits."""
+    """Make three turns, the last of which exceeds the context."""
     chat.branch.set_system("Be brief.")
     ask(chat, "q1", "a1")
     ask(chat, "q2", "a2")
@@ -688,7 +688,7 @@ def test_a_full_disk_is_said_so_and_the_chat_goes_on(chat: Conversation, engine:
 
 @contextmanager
 def nothing_fits(store: SessionStore, table: str) -> Iterator[None]:
-    """No new rows in this table, as on a full disk."""
+    """Refuse new rows in this table, as on a full disk."""
     refuse = "SELECT RAISE(ABORT, 'database or disk is full')"
     store.db.run(f"CREATE TRIGGER refuse BEFORE INSERT ON {table} BEGIN {refuse}; END")
     yield

@@ -1,4 +1,4 @@
-"""What is kept of how an answer was made: the model, the settings in effect, the system prompt; and where it shows."""
+"""Model, settings and system prompt stored with an answer, and their display."""
 
 from contextlib import closing
 from dataclasses import replace

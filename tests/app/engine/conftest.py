@@ -1,4 +1,4 @@
-"""What tests of the engine's process begin with: a home of their own, and a tiny model that chats."""
+"""Fixtures of the engine process tests: a home folder and a tiny chat model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A process in the engine's place that says what it is told to, cut where it is told to. Started by `EngineLink`.
+"""A process that replaces the engine and sends given bytes in given pieces. Started by `EngineLink`.
 
 It is told by the names of ModelSpecs: `say N` sends N whole messages in one go, `half N` and `rest` the two parts of
 one that carries N bytes, `stop` and `die` end in the signals of that name, `leave` in exit code 3. `starve` ends as
@@ -18,7 +18,7 @@ from headrace.app.engine.wire import CHUNK, Unpacker, pack
 
 
 def main(descriptor: int) -> None:
-    """Do what comes until nothing comes."""
+    """Run commands until the socket closes."""
     connection, incoming, rest = socket.socket(fileno=descriptor), Unpacker(), b""
     while piece := connection.recv(CHUNK):
         for command in incoming.feed(piece):

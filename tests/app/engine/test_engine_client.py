@@ -1,4 +1,4 @@
-"""The engine in its own process, with a tiny real model: what it answers, what it survives, and that it never stays."""
+"""The engine process with a tiny real model: answers, failures, and its end."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def ready(client: EngineClient, model: Path) -> EngineClient:
 
 
 def until(client: EngineClient, wanted: type[E], seen: list[Event] | None = None) -> E:
-    """Poll until an event of this kind comes; all events up to it go into `seen`, what came with it stays to come."""
+    """Poll until an event of this type; `seen` gets the events up to it, later ones stay queued."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         events = client.poll()
@@ -83,7 +83,7 @@ def said(events: list[Event]) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether a child of ours is no more, not even a zombie."""
+    """Return whether a child process is gone and reaped."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +92,7 @@ def gone(pid: int) -> bool:
 
 
 def ended(pid: int) -> bool:
-    """Whether an orphan has ended; whoever adopted it may be slow to bury it."""
+    """Return whether an orphan has ended; it may still be a zombie."""
     stat = Path(f"/proc/{pid}/stat")
     return gone(pid) or (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
 
@@ -188,7 +188,7 @@ def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | Non
 
 
 def test_no_process_can_be_started(ready: EngineClient, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when there is no memory for one, or this Python was removed meanwhile."""
+    """As without memory, or after Python was removed."""
     monkeypatch.setattr(sys, "executable", str(model / "gone"))
     ready.restart()
     assert (ready.state, ready.card) == ("dead", None)

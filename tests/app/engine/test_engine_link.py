@@ -1,4 +1,4 @@
-"""The socket between the chat and its engine: messages survive any cut, and a process that stops holds nobody up."""
+"""The socket between the chat and its engine: messages cut anywhere, and a suspended process."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ MESSAGES = st.lists(
 
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
-    """To a stuttering engine that runs."""
+    """A link to a stuttering engine."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     monkeypatch.setattr("headrace.app.engine.link._START", Path(__file__).with_name("stuttering_engine.py"))
     monkeypatch.setattr("headrace.app.engine.link._GRACE_S", PATIENCE_S)  # an interpreter that ends can take its time
@@ -44,7 +44,7 @@ def told(link: EngineLink, what: str) -> None:
 
 
 def drained(link: EngineLink, count: int) -> list[Event]:
-    """The next `count` events."""
+    """Return the next `count` events."""
     events: list[Event] = []
     eventually(lambda: len(events) >= count or bool(events.extend(link.drain())))
     return events

@@ -10,7 +10,7 @@ from headrace.app.engine.process import Server
 
 
 class OverError(Exception):
-    """There are no more commands."""
+    """The commands have ended."""
 
 
 class Idle:
@@ -48,7 +48,7 @@ class Host:
 
 
 class Inbox:
-    """Commands; None: nothing comes for as long as is waited."""
+    """Commands; None is a time-out."""
 
     def __init__(self, commands: list[Command | None]) -> None:
         self._commands: Iterator[Command | None] = iter(commands)

@@ -1,4 +1,4 @@
-"""Several requests at a time through one engine: each is answered as if it were alone, and can be ended alone."""
+"""Several requests in one batch: each has the answer it has alone, and can be cancelled alone."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -112,7 +112,7 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, mo
 
 
 class Broken:
-    """A host whose engine runs out of memory with three requests under way."""
+    """A host that runs out of memory with three running requests."""
 
     busy, idle = True, None
 
@@ -125,7 +125,7 @@ class Broken:
 
 
 class Silent:
-    """An inbox into which nothing comes."""
+    """An inbox without commands."""
 
     def __init__(self) -> None:
         self.forgotten: list[int] = []

@@ -1,4 +1,4 @@
-"""A damaged file of sessions: what is damaged is called so, everything else stays readable, nothing is written over.
+"""A damaged sessions file: damage is reported, the rest stays readable, nothing is overwritten.
 
 Rows and pages are changed from a fixed seed; what comes out of a store are records or SessionErrors.
 """
@@ -31,18 +31,18 @@ from tests.damaged_sessions import (
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sessions of three turns each, one answer of which was being written."""
+    """Two sessions of three turns, one answer unfinished."""
     return write_sound(tmp_path_factory.mktemp("sound") / "sessions.db")
 
 
 @pytest.fixture
 def damaged(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it, for damage."""
+    """A copy to be damaged."""
     return Path(shutil.copy(sound, tmp_path / "sessions.db"))
 
 
 def try_rows(sound: Path, folder: Path, seed: int, count: int) -> int:
-    """How many of `count` damaged rows SQLite took."""
+    """Return how many of `count` damaged rows SQLite accepted."""
     with closing(SessionStore(sound)) as store:
         before = use(store)
     tried = 0
@@ -68,7 +68,7 @@ def try_rows(sound: Path, folder: Path, seed: int, count: int) -> int:
 
 
 def try_pages(sound: Path, folder: Path, seed: int, count: int) -> int:
-    """How many of `count` files with changed bytes could still be opened."""
+    """Return how many of `count` files with changed bytes could be opened."""
     chance, content, opened = random.Random(seed), sound.read_bytes(), 0
     for _ in range(count):
         path = folder / "sessions.db"

@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote: everything in them is kept, and what they did not store is not made up."""
+"""Files of earlier versions: migrations and old metrics."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _SHIPPED = ("2f520b1c7b09e34d", "89ea4d1f9b548860")
 
 
 def write_version_1(path: Path) -> None:
-    """A session with two answers to one question, the second cut off, as version 1 left it."""
+    """Write a session of version 1: a question, an answer, and an answer cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, isolation_level=None)) as old:
         old.execute("PRAGMA journal_mode = WAL")

@@ -1,4 +1,4 @@
-"""Two processes on one session: each sees the other, and neither moves the other's branch."""
+"""One session open in two processes: both detect it, and neither changes the other's branch."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ sys.stdin.read()
 
 @contextmanager
 def held_elsewhere(store: Path, session_id: str) -> Iterator[bool]:
-    """Another process has the session open; whether it saw that somebody else does."""
+    """Open the session in another process; return whether that detects it as shared."""
     command = [sys.executable, "-c", HOLD, str(store.with_suffix(".open")), session_id]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A folder that cannot be written to: what is there is read, everything else is said with a hint."""
+"""Sessions in a read-only folder: reading works, changes are refused with a hint."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The session store against what people do to it, one process and two, and against damaged files."""
+"""The session store: sessions, messages, two processes, invalid files."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[SessionStore]:
 
 
 def answered(store: SessionStore, session_id: str, question: str, answer: str, parent: int | None = None) -> int:
-    """A question and its finished answer below `parent`; the answer's id."""
+    """Add a question and its answer below `parent`; return the answer's id."""
     asked = store.add(session_id, parent, "user", question)
     said = store.begin_answer(session_id, asked.id, "m")
     store.grow(said.id, answer)

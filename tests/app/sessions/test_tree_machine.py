@@ -1,4 +1,4 @@
-"""The session store against a plain model: whatever is done in whatever order, both tell the same story."""
+"""The session store against a plain model, with random operations."""
 
 import tempfile
 from pathlib import Path

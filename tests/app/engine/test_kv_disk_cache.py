@@ -1,4 +1,4 @@
-"""A long chat, ended and opened again: little of it is prefilled, whatever became of its files; it goes on alike."""
+"""The KV disk cache: a reopened chat is hardly prefilled and continues alike, also with damaged files."""
 
 import time
 from collections.abc import Iterator
