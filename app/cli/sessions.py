@@ -20,7 +20,7 @@ from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import table_width
 from headrace.app.sessions.examine import Examination, examine
 from headrace.app.sessions.export import to_document, to_markdown
-from headrace.app.sessions.kept import forget_kept_chats
+from headrace.app.sessions.kv_cache import delete_kv_cache
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import search as search_sessions
 from headrace.app.sessions.store import SessionStore
@@ -110,7 +110,7 @@ def rm(session: str, yes: bool, as_json: bool) -> None:
                 raise UsageError(f"cannot ask before deleting {found.id}: stdin is no terminal", "--yes does not ask")
             confirm(f"Delete {found.id} ({_one_line(found.title)})?")
         store.delete(found.id)
-    forget_kept_chats()
+    delete_kv_cache()
     if as_json:
         print_json({"deleted": found.id})
     else:

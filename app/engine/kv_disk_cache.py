@@ -1,7 +1,7 @@
 """Disk cache of recent chats' K/V, so that a reopened chat is not prefilled again.
 
 Blocks are written while the engine is idle, or within a second after the chat was left. Missing or damaged blocks are
-computed again. Deleting a session clears the whole cache (`app.sessions.kept`), which contains its text.
+computed again. Deleting a session clears the whole cache (`app.sessions.kv_cache`), which contains its text.
 """
 
 from collections.abc import Callable, Sequence

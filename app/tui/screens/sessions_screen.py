@@ -18,7 +18,7 @@ from textual.widgets import Footer, Input, OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.output.sanitise import sanitise
-from headrace.app.sessions.kept import forget_kept_chats
+from headrace.app.sessions.kv_cache import delete_kv_cache
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
 from headrace.app.tui.input.fields import Field
@@ -162,7 +162,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
             if answer == "delete":
                 with self._up_to_date():
                     self._state.store.delete(chosen)
-                    forget_kept_chats()
+                    delete_kv_cache()
                     self._fill()
 
         with self._up_to_date():

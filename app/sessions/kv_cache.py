@@ -5,7 +5,7 @@ from contextlib import suppress
 from headrace.runtime.config.paths import kept_chats_dir
 
 
-def forget_kept_chats() -> None:
+def delete_kv_cache() -> None:
     """Delete the cache of all sessions; its files do not name their session."""
     with suppress(OSError):
         for file in kept_chats_dir().iterdir():
