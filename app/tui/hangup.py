@@ -1,15 +1,12 @@
-"""Leaving in order when the terminal was closed (SIGHUP) or somebody asked this process to end (SIGTERM; SIGINT, which
-Ctrl+C is not while the keys are read as such).
+"""Orderly exit after a hangup (SIGHUP) or a request to end (SIGTERM, SIGINT).
 
-A terminal that is gone, or that nobody reads any more, can hold up the event loop for ever: what was drawn waits to
-be written. So the signal is heard outside the loop, a terminal that is gone is not tidied up, and a loop that does
-not answer is left behind: what it took in of an answer is in the store.
+Writes to a terminal that is gone can block the event loop for ever. So signals are handled outside the loop, such a
+terminal is not restored, and a loop that does not react is abandoned: received text is in the store.
 
-A process that has no controlling terminal hears no SIGHUP and would read the end of its input for ever: so the
-terminal is looked at, too.
+A process without a controlling terminal gets no SIGHUP, so the terminal is checked, too.
 
-Textual mounts no more widgets once it is told to leave, and then finds those missing that a screen under construction
-asks for: so what is being made is let be made first.
+Textual mounts no widgets after an exit request and then misses those of a screen under construction. So the exit waits
+until all are mounted.
 """
 
 import asyncio
@@ -32,7 +29,7 @@ _MADE_WITHIN_S, _MADE_LOOK_S = 5.0, 0.01  # of a screen under construction
 
 
 def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
-    """From now on: `leave`, then out of the app with the exit code. Called inside the event loop."""
+    """Call `leave` and exit on these signals. Called inside the event loop."""
     loop = asyncio.get_running_loop()
 
     def end(code: int) -> None:
@@ -61,7 +58,7 @@ def end_on_signals(app: App[Any], leave: Callable[[], None]) -> None:
 
 
 def when_mounted(app: App[Any], then: Callable[[], object]) -> None:
-    """Call `then` once all widgets of all screens are mounted; after five seconds however it stands."""
+    """Call `then` once all widgets of all screens are mounted, or after five seconds."""
     deadline = time.monotonic() + _MADE_WITHIN_S
 
     def look() -> None:

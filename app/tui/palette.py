@@ -1,4 +1,4 @@
-"""The command palette's entries: what can be done, each with its key, and the themes."""
+"""Entries of the command palette: actions with their keys, and themes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from textual.content import Content
 
 from headrace.app.tui.input.commands import COMMANDS
 
-_TITLES = {  # of the commands that mean something without an argument
+_TITLES = {  # of commands that work without an argument
     "help": "Show the keys and commands",
     "model": "Switch the model",
     "system": "Edit the system prompt",
     "set": "Change the parameters",
     "editor": "Write in your editor",
-    "queue": "Take back what waits",
+    "queue": "Edit the queued messages",
     "regen": "Answer the last question again",
     "compare": "Compare two answers side by side",
     "continue": "Continue the stopped answer",
@@ -31,14 +31,14 @@ _TITLES = {  # of the commands that mean something without an argument
     "export": "Export this session",
     "stats": "Open the decode view in full",
     "think": "Show or hide thinking",
-    "guesses": "Mark what was guessed, or do not",
+    "guesses": "Mark accepted draft tokens",
     "restart": "Restart the engine",
     "quit": "Quit",
 }
 _BESIDE_COMMANDS = (  # title, key, help, action
     ("Widen or close the decode panel", "F3", "the panel beside the chat", "screen.panel"),
-    ("Freeze the figures, or let them go on", "F7", "the decode view stays as it is", "app.freeze"),
-    ("Export the figures as JSON", "x in F2", "what the decode view shows", "app.export_metrics"),
+    ("Freeze the metrics, or unfreeze", "F7", "of the decode view", "app.freeze"),
+    ("Export the metrics as JSON", "x in F2", "of the decode view", "app.export_metrics"),
 )
 _CHAT_ONLY = ("screen.panel",)
 
@@ -52,7 +52,7 @@ class _Entry:
 
 
 class AppCommands(Provider):
-    """What can be done now, findable by typing a part of its title, its name or its help."""
+    """Actions, found by a part of their title, name or help."""
 
     async def discover(self) -> Hits:
         for entry in self._offered():

@@ -1,6 +1,6 @@
-"""The two themes of headrace. Water for what moves, wood for what marks; every text at least 4.5:1 on its ground.
+"""The two themes of headrace; all text has a contrast of at least 4.5:1.
 
-Two variables of our own, `$quiet` (labels) and `$faint` (what is not there yet), are made for any theme.
+Two variables of our own exist in any theme: `$quiet` (labels) and `$faint` (missing values).
 """
 
 import os
@@ -10,15 +10,15 @@ from textual.theme import Theme
 
 
 def own_variables(theme: Theme) -> dict[str, str]:
-    """`quiet` and `faint` for a theme: the foreground faded towards the ground; plain grey where colours are ANSI.
+    """Return `quiet` and `faint`: the foreground faded towards the background, plain grey with ANSI colours.
 
-    And a list's marked row underlined where colours are ANSI: whatever those colours are, that can be read.
+    With ANSI colours, the marked row of a list is underlined, which is readable on any of them.
     """
     if theme.ansi:
         return {
             "quiet": "ansi_default",
             "faint": "ansi_bright_black",
-            "border": "ansi_bright_black",  # the frame, not what is in it, was the loudest thing on the screen
+            "border": "ansi_bright_black",  # quieter than the text in the frame
             "border-blurred": "ansi_bright_black",
             "block-cursor-background": "ansi_default",
             "block-cursor-foreground": "ansi_default",
@@ -98,11 +98,11 @@ LIGHT = Theme(
 
 
 def terminal_theme() -> str:
-    """The theme that suits the terminal, as far as it says unasked (COLORFGBG: foreground;background, 0 to 15)."""
+    """Return the theme for the background in COLORFGBG (foreground;background, 0 to 15), else the dark one."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     return theme_for_background(light=ground in ("7", "15"))
 
 
 def theme_for_background(*, light: bool) -> str:
-    """The theme for a light ground, or for a dark one."""
+    """Return the theme for a light or a dark background."""
     return LIGHT.name if light else DARK.name

@@ -293,7 +293,7 @@ def test_parameters_by_command(play) -> None:
         await it.write("/set top_p 3")
         assert "top_p must be above 0, at most 1" in it.text()
         await it.write("/set warmth 3")
-        assert "there is no parameter 'warmth'" in it.text()
+        assert "parameter 'warmth': not found" in it.text()
 
     play(scenario)
 
@@ -365,7 +365,7 @@ def test_a_command_that_takes_nothing_swallows_no_text(play, name: str) -> None:
         await it.ask("first")
         session = it.state.conversation.session.id
         await it.write(f"/{name} smoking: give me tips")
-        assert f"/{name} takes nothing after it" in it.text()
+        assert f"/{name} takes no argument" in it.text()
         assert it.prompt.text == f"/{name} smoking: give me tips"
         assert (it.state.conversation.session.id, len(it.engine.commands)) == (session, 1)
         assert it.engine.state == "ready"

@@ -195,9 +195,9 @@ def test_what_cannot_be_compared_is_said(play) -> None:
         for command, problem in (
             ("/compare no-such-model", "no-such-model"),
             ("/compare temperature=hot", "temperature must be"),
-            ("/compare preset=none", "there is no preset none"),
-            ("/compare warmth=1", "there is no parameter"),
-            ('/compare system="half', "a quotation mark is missing"),
+            ("/compare preset=none", "preset none: not found"),
+            ("/compare warmth=1", "parameter 'warmth': not found"),
+            ('/compare system="half', "missing quotation mark"),
         ):
             await it.write(command)
             assert problem in it.text(), it.text()

@@ -77,6 +77,6 @@ def test_nothing_to_take(play) -> None:
             assert "there is no answer yet" in it.text()
         await it.ask("plain")
         await it.write("/links")
-        await it.until(lambda: "there is no link in this message" in it.text())
+        await it.until(lambda: "this message has no link" in it.text())
 
     play(scenario, ScriptedEngine().script(Script(["text"])))

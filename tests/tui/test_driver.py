@@ -29,14 +29,14 @@ class Keys(App):
     def compose(self):
         yield Label("here")
     def on_ready(self):
-        self.show("ready")
+        self.tell("ready")
     def on_key(self, event):
         self.query_one(Label).update(event.key)
         self.call_after_refresh(self.tell, event.key)
         if event.key == "q":
             self.exit()
     def on_paste(self, event):
-        self.show(f"pasted {event.text}")
+        self.tell(f"pasted {event.text}")
     def tell(self, what):
         os.write(int(sys.argv[1]), f"{what}\\n".encode())
 

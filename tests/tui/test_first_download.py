@@ -36,14 +36,14 @@ def test_a_download_says_what_how_much_and_how_fast(play, size: tuple[int, int])
 
     async def scenario(it: Driver) -> None:
         await it.until(lambda: "27.0 MiB of 108 MiB" in it.text())
-        assert "fetching" in it.text()
+        assert "downloading" in it.text()
         assert "25%" in it.text()
         await it.until(lambda: "to download" in it.text() or engine.here.append(28 * MIB))
         await it.press(*"hi")
         assert it.prompt.text == "hi"
         engine.arrived = True
         await it.until(lambda: "loaded in" in it.text())
-        assert "fetching" not in it.text()
+        assert "downloading" not in it.text()
 
     play(scenario, engine, size=size, ready=False)
 
@@ -86,9 +86,9 @@ def test_a_download_that_stands_still_says_so_and_no_speed() -> None:
     for second in range(4):
         download.add(LoadProgress("downloading", second * MIB, 98 * MIB), float(second))
     assert [download.tick(now) for now in (4.0, 10.9, 11.0, 11.5, 12.0)] == [False, False, True, False, True]
-    assert download.summary() == "downloading · 3.00 MiB of 98.0 MiB · nothing came for 9 s"
+    assert download.summary() == "downloading · 3.00 MiB of 98.0 MiB · no data for 9 s"
     download.add(LoadProgress("downloading", 3 * MIB, 98 * MIB), 13.0)  # a report, and still no byte
-    assert download.summary().endswith("nothing came for 10 s")
+    assert download.summary().endswith("no data for 10 s")
     download.add(LoadProgress("downloading", 4 * MIB, 98 * MIB), 14.0)
     assert "/s · about" in download.summary()
 

@@ -46,7 +46,7 @@ def test_ours_and_theirs_are_told_apart_without_colour() -> None:
 
 def test_one_look_is_no_crowd() -> None:
     assert not any("come slower" in line for line in _lines(CROWDED, 1))
-    assert _lines(CROWDED, 2, 70)[0].startswith("slowed down: others take 0.9 of 2 CPUs, cc1plus")
+    assert _lines(CROWDED, 2, 70)[0].startswith("CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus")
     assert "\x1b" not in contention_text(CROWDED)
     metrics = LiveMetrics()
     for load in (CROWDED, CROWDED, QUIET):
@@ -73,7 +73,7 @@ class Watch(MachineWatch):
 def test_the_chat_says_in_plain_words_that_others_take_the_machine(play) -> None:
     async def scenario(it: Driver) -> None:
         it.app.poller.watch = Watch([CROWDED, CROWDED])
-        await it.until(lambda: "slowed down: others take 0.9 of 2 CPUs, cc1plus" in it.text())
+        await it.until(lambda: "CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus" in it.text())
         it.app.poller.watch = Watch([QUIET])
         await it.until(lambda: "come slower" not in it.text())
 
@@ -86,7 +86,7 @@ def test_so_does_a_comparison_whose_figures_suffer(play) -> None:
         await it.write("/compare temperature=1.2")
         await it.until(lambda: isinstance(it.app.screen, CompareScreen))
         it.app.poller.watch = Watch([CROWDED, CROWDED])
-        await it.until(lambda: "slowed down: others take 0.9 of 2 CPUs" in it.text())
+        await it.until(lambda: "CPU busy: other programs use 0.9 of 2 cores" in it.text())
         it.app.poller.watch = Watch([QUIET])
         await it.until(lambda: "come slower" not in it.text())
 

@@ -20,7 +20,6 @@ from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
@@ -31,6 +30,7 @@ from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
+from tests.tui.conftest import Driver
 
 BLOCKS = st.sampled_from(
     ["A paragraph of words.", "# Title", "- one\n- two", "1. a\n2. b", "> quote", "```py\nx = 1\n\ny = 2\n```", "---"]
@@ -288,8 +288,13 @@ def test_phases_are_told_apart_without_colour() -> None:
     assert phases(metrics, 60).plain.startswith("✗")
 
 
-def test_every_command_is_carried_out_by_a_method() -> None:
-    assert {f"do_{command.name}" for command in COMMANDS} <= set(dir(ChatActions))
+def test_every_command_is_carried_out_by_a_method(play) -> None:
+    async def scenario(it: Driver) -> None:
+        chat = it.app.poller.chat
+        assert chat is not None
+        assert {command.name for command in COMMANDS} == set(chat.actions.commands)
+
+    play(scenario)
 
 
 @pytest.mark.parametrize(

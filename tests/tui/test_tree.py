@@ -45,7 +45,7 @@ def test_a_branch_is_gone_to_and_removed(play) -> None:
         await it.write("/tree")
         await it.press("up", "delete")
         await it.until(lambda: isinstance(it.app.screen, Choose))
-        assert "this message and the 1 that follow it" in it.text()
+        assert "this message and the 1 after it" in it.text()
         await it.press("y")
         assert "then" not in it.text()
         await it.press("escape")
@@ -70,7 +70,7 @@ def test_a_message_is_a_line_of_the_tree_however_long_it_is(play) -> None:
 def test_a_message_is_deleted_only_when_that_was_confirmed(play, home: Path) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/delete")
-        assert "no messages" in it.text()
+        assert "the conversation is empty" in it.text()
         await it.ask("question")
         await it.press("ctrl+up", "d", "escape")
         assert len(it.said) == 2

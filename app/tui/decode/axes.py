@@ -1,4 +1,4 @@
-"""Where a chart's axes have their ticks: round values, few enough for the room. Plain numbers, no drawing."""
+"""Chart axes: round tick values and their labels. No drawing."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Achieved bandwidth against the measured and the nominal peak, MBU, and what a step's bytes are made of."""
+"""Achieved bandwidth against its peaks, MBU, and the bytes of a step."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from headrace.runtime.metrics.units import format_bytes
 
 
 class BandwidthSection(Section):
-    """A gauge with the ceilings drawn into it; metrics are computed from shapes and latencies."""
+    """A gauge with the peaks marked in it; computed from shapes and latencies."""
 
     TITLE = "memory bandwidth (computed)"
 
@@ -66,7 +66,7 @@ def _bytes_per_step(metrics: LiveMetrics, width: int) -> list[Content]:
 
 
 def _growth(metrics: LiveMetrics, width: int) -> list[Content]:
-    """How a step's bytes moved over the turn."""
+    """Return the change of a step's bytes over the turn."""
     if len(metrics.steps) < 2:
         return []
     first, last = metrics.steps[0], metrics.steps[-1]

@@ -1,4 +1,4 @@
-"""How many sequences each pass was for, over time, and what that makes of the weights: read once for all of them."""
+"""Batch size of each pass over time, and the weight bytes per token that follow."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -40,7 +40,7 @@ class BatchSizeSection(Section):
 
 
 def squeezed(values: Sequence[float], most: int) -> list[float]:
-    """At most `most` values: the means of as many stretches, as even as can be."""
+    """Return at most `most` values: means of stretches as even as possible."""
     count = min(len(values), most)
     ends = [round(place * len(values) / count) for place in range(count + 1)]
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(ends)]

@@ -46,9 +46,9 @@ def bars(values: Sequence[float], top: float, width: int, height: int) -> list[s
 
 
 def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
-    """A level line through a drawing, `height` dots above its lowest: dark where a dot was lit, lit where none was.
+    """Draw a level dotted line through a drawing, `height` dots above its lowest; it inverts the dots it crosses.
 
-    rows: lines of a drawing, top first. every: 2 or 4, a dot of so many.
+    rows: lines of the drawing, top first. every: 2 or 4, the distance of the dots.
     """
     line = len(rows) - 1 - height // 4
     if not 0 <= line < len(rows):
@@ -63,7 +63,7 @@ def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _column(left: int, right: int, height: int) -> str:
-    """One cell wide, top first, filled so many dots high; an empty cell is a space."""
+    """Return one cell column, top first, filled to a height in dots; an empty cell is a space."""
     cells = []
     for floor in range(4 * (height - 1), -1, -4):
         lights = min(4, max(0, left - floor)), min(4, max(0, right - floor))
@@ -72,7 +72,7 @@ def _column(left: int, right: int, height: int) -> str:
 
 
 def dots_of(value: float, top: float, height: int) -> int:
-    """How many dots high a value stands in a chart of `height` lines."""
+    """Return the height of a value in dots, in a chart of `height` lines."""
     if value <= 0 or top <= 0:
         return 0
     return min(4 * height, max(1, round(value / top * 4 * height)))

@@ -61,7 +61,7 @@ def _legend(used: int, allocated: int, width: int) -> Content:
 
 
 def _until_full(metrics: LiveMetrics, width: int) -> Content:
-    """Tokens that the context still holds, and when it would be full if decoding went on as it did."""
+    """Return the free tokens of the context and the time until it is full at the current speed."""
     left = metrics.model.context_limit - metrics.fill.tokens
     if not metrics.model.context_limit or left <= 0:
         return Content.styled("the context is full" if metrics.model.context_limit else "", "bold $text-warning")
@@ -72,7 +72,7 @@ def _until_full(metrics: LiveMetrics, width: int) -> Content:
 
 
 def seconds_until_full(metrics: LiveMetrics) -> float | None:
-    """From here to the context limit, every step as decoding has been; None where that is not known."""
+    """Return the seconds of decoding up to the context limit; None if the speed is unknown."""
     cost, achieved = metrics.model.cost, metrics.history.token_gb_s
     if cost is None or not achieved:
         return None

@@ -1,8 +1,7 @@
-"""Speed against context: what was measured, and the curve that follows from this model's shapes.
+"""Speed by context length: measured points, and two curves computed from the model's shapes.
 
-Every token makes the next step read more of the KV cache, by how much is known exactly. So two curves can be drawn over
-all of the context: the roofline (every byte at the measured peak, a token a step) and what to expect (every byte at the
-bandwidth that decoding has had so far, as many tokens a step as came of it). The points are measured.
+The bytes that each token adds to a step are known. The roofline curve assumes the measured peak bandwidth and one token
+per step. The expected curve assumes the bandwidth and the tokens per step of recent decoding.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +25,12 @@ _ROWS_A_TICK, _CELLS_A_TICK = 1.5, 9
 
 
 class ContextSpeedSection(Section):
-    """One chart and a line of words."""
+    """A chart and a legend."""
 
     TITLE = "tok/s by context"
 
     def change_key(self, metrics: LiveMetrics) -> object:
-        """A few more tokens move nothing that can be seen, nor does a bandwidth that is nearly the same."""
+        """Ignore changes too small to see in the chart."""
         achieved, peak, model = metrics.history.token_gb_s, metrics.machine.measured_gb_s, metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None
         return id(metrics), metrics.fill.tokens // BUCKET, share, peak, model.name, model.context_limit, metrics.phase
@@ -47,7 +46,7 @@ class ContextSpeedSection(Section):
 
 
 def span_of(tokens: int, limit: int) -> int:
-    """How much context is worth looking at, in tokens: what there is and what is to come, up to the limit."""
+    """Return the context length that the chart covers, in tokens: present and near future, up to the limit."""
     span = _LEAST_SPAN
     while span < tokens * _AHEAD:
         span *= 2
@@ -55,7 +54,7 @@ def span_of(tokens: int, limit: int) -> int:
 
 
 def expected_rate(cost: StepCost, gb_s: float, context: int) -> float:
-    """Tokens per second with `context` cache entries where every byte of a step arrives at this bandwidth."""
+    """Return tokens per second with `context` cache entries, if every byte of a step arrives at this bandwidth."""
     return gb_s * 1e9 / cost.step_bytes(max(0, context - 1))
 
 
@@ -70,7 +69,7 @@ def context_chart(
 ) -> list[Content]:
     """`height` lines of `width` cells. measured: (context, tokens per second). span: tokens the chart is wide."""
     rows = height - 1
-    highest = max(peak_gb_s, achieved_gb_s or 0.0)  # guesses that are right go past the peak
+    highest = max(peak_gb_s, achieved_gb_s or 0.0)  # accepted draft tokens exceed the peak
     top = max([expected_rate(cost, highest, 0), *(rate for _, rate in measured)]) * _FULL
     places = ticks(0.0, top, max(1, int(rows / _ROWS_A_TICK)))
     names = [""] * rows
@@ -112,7 +111,7 @@ def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width:
 
 
 def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, width: int) -> Content:
-    """What the curves say at the right end."""
+    """Return the values of both curves at the right end."""
     pieces = [(f"at {span:,} ", "$quiet")]
     if achieved is not None:
         pieces += [

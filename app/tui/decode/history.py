@@ -43,9 +43,9 @@ class HistorySection(Section):
 def bar_chart(
     values: Sequence[float], top: float, name: str, width: int, height: int, style: str, *, whole: bool = False
 ) -> list[Content]:
-    """`height` lines of bars with round ticks at the left and, above the ticks, what is shown. top: above zero.
+    """Return `height` lines of bars with round ticks at the left. top: the full height, above zero.
 
-    name: "" leaves its place to a tick. whole: there is nothing between two whole numbers, of which `top` is one.
+    name: stands above the ticks; "" leaves its place to a tick. whole: all values are whole numbers, `top` too.
     """
     if whole:
         most = max(1, int((height - 1) / _ROWS_A_WHOLE_TICK))

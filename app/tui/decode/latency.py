@@ -95,7 +95,7 @@ def _milliseconds(value: float) -> str:
 
 
 def _step_lines(metrics: LiveMetrics, step: StepRecord, width: int) -> list[Content]:
-    """One step's record, as two lines."""
+    """Return one step's record as two lines."""
     share = step.achieved_gb_s / metrics.machine.measured_gb_s if metrics.machine.measured_gb_s else None
     first = Content.assemble(
         (f"step {step.index}", "bold $text-accent"),

@@ -1,8 +1,7 @@
-"""The chart of step latencies: bars on a zero baseline with axes, percentiles, and what does not fit marked.
+"""Chart of step latencies: bars on a zero baseline with axes and percentiles. No widget, no clock.
 
-Two steps a cell, the newest at the right. What stands far above the median is in another colour; a dotted line at p50
-and one with fewer dots at p95 run through bars and ground alike; `↑` stands on a bar that goes on above the chart.
-Pure: no widget, no clock.
+Two steps per cell, the newest at the right. Bars far above the median have another colour. A dotted line at p50 and a
+sparser one at p95 cross the chart; `↑` marks a bar cut off at the top.
 """
 
 from collections.abc import Sequence
@@ -65,14 +64,14 @@ def latency_chart(
 
 
 def colour(latency_s: float, p50: float) -> str:
-    """The style of what stands at this height, by its distance from the median."""
+    """Return the style for a latency, by its distance from the median."""
     if latency_s <= p50 * _NEAR:
         return "$primary"
     return "$accent" if latency_s <= p50 * _FAR else "$error"
 
 
 def _names(of: Percentiles, top: float, rows: int) -> list[str]:
-    """What stands left of each line: round milliseconds, and the percentiles where they are drawn."""
+    """Return the labels left of each line: round milliseconds and percentiles."""
     names = [""] * rows
     places = ticks(0.0, top * 1e3, max(1, rows // _ROWS_A_TICK))
     for value, label in zip(places, labels(places), strict=True):

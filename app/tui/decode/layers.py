@@ -10,9 +10,9 @@ _BLANK = 0x2800
 
 
 def layered(layers: Sequence[tuple[Sequence[str], str]]) -> list[Content]:
-    """The lines of all layers: (rows, style), the front one last.
+    """Draw layers, (rows, style) each with the front one last, over each other.
 
-    Where several have dots in a cell, all of them show, in the front one's style. What is no braille covers the cell.
+    Braille cells combine their dots in the front layer's style. Any other character covers the cell.
     """
     return [_line(texts, [style for _, style in layers]) for texts in zip(*(rows for rows, _ in layers), strict=True)]
 
@@ -27,7 +27,7 @@ def _line(texts: Sequence[str], styles: Sequence[str]) -> Content:
 
 
 def _cell(stack: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """One cell of all layers, the front one last."""
+    """Combine one cell of all layers."""
     shown = [(text, style) for text, style in stack if text != " "]
     if not shown:
         return " ", ""

@@ -1,4 +1,4 @@
-"""The machine beside the model: CPUs and GPU at work, memory, swap, power, temperature, and who else wants them."""
+"""Machine load: CPU, GPU, memory, swap, power, temperature, and other programs."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _NAME = 24  # characters of another program's name
 
 
 class MachineSection(Section):
-    """As many lines as there is room for, the most telling first."""
+    """As many lines as fit, the most important first."""
 
     TITLE = "machine"
 
@@ -40,10 +40,10 @@ class MachineSection(Section):
 
 
 def contention_text(load: Load) -> str:
-    """In plain words, that others take what decoding needs."""
-    who = sanitise(load.busiest)[:_NAME]
-    most = f", {who} most" if who else ""
-    return f"slowed down: others take {load.other_cpus:.1f} of {load.cpus} CPUs{most}"
+    """Return "CPU busy" with the cores that other programs use."""
+    busiest = sanitise(load.busiest)[:_NAME]
+    mostly = f" (mostly {busiest})" if busiest else ""
+    return f"CPU busy: other programs use {load.other_cpus:.1f} of {load.cpus} cores{mostly}"
 
 
 def _measured(load: Load, width: int) -> list[Content]:
@@ -80,7 +80,7 @@ def _two(label: str, share: float, others: float, text: str, width: int) -> Cont
 
 
 def _allocated(metrics: LiveMetrics) -> Content:
-    """What MLX's allocator holds."""
+    """Return the memory that MLX's allocator holds."""
     last = metrics.last
     if last is None:
         return Content("")

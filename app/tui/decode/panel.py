@@ -1,8 +1,7 @@
-"""The decode view beside the chat: the parts that fit its height, most telling first.
+"""The decode view beside the chat: the sections that fit its height, most important first.
 
-It is as wide as was asked for where the chat can spare that, narrower where it cannot, and hidden where what is left is
-too narrow to read. What was asked for is remembered: it comes back with the room. The first size of the window decides
-whether it is open, after that the user does.
+It takes the requested width if the chat keeps enough columns, less if not, and is hidden below its least width. The
+requested width is kept for a larger window. The first window size decides whether the panel opens.
 """
 
 from textual import events
@@ -32,7 +31,7 @@ _OPEN_FROM = 112  # columns of the window from which it is open at the start
 _CHAT = 60  # columns of the window that are never taken from the chat
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
-# The height from which a part is shown, in lines of the panel.
+# Least height of the panel, in lines, for each section.
 _FROM = {
     "latency": 0,
     "bandwidth": 0,
@@ -43,7 +42,7 @@ _FROM = {
     "history": 58,
     "roofline": 68,
 }
-# The same in a turn that guesses.
+# In a turn with draft tokens.
 _FROM_SPECULATING = {
     "latency": 0,
     "bandwidth": 0,
@@ -55,12 +54,12 @@ _FROM_SPECULATING = {
     "history": 64,
     "roofline": 74,
 }
-# The same after a turn of several answers side by side.
+# In a turn of parallel answers.
 _FROM_BATCH = {"sequences": 0, "batch-size": 0, "pool": 26, "turns": 37, "machine": 44}
 
 
 class DecodePanel(Vertical):
-    """`show` redraws every visible part, `fit` is told of every new size; the left edge can be dragged."""
+    """`show` redraws the visible sections, `fit` takes a new window size; the left edge can be dragged."""
 
     def __init__(self, metrics: LiveMetrics, settings: ScreenSettings, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -101,26 +100,26 @@ class DecodePanel(Vertical):
         self._choose()
 
     def _choose(self) -> None:
-        """Which parts show."""
+        """Show the sections that fit."""
         for name in {**_FROM_SPECULATING, **_FROM_BATCH}:
             self.query_one(f"#{name}").display = name in self._parts and self.size.height >= self._parts[name]
 
     def fit(self, window: int) -> None:
-        """Take what there is room for in a window of so many columns."""
+        """Take the width that fits in a window of `window` columns."""
         if not self._window and window >= _OPEN_FROM and self._settings.decode_view:
             self._asked = self._settings.decode_view_width
         self._window = window
         self._take_width()
 
     def step(self) -> None:
-        """Off, narrow, wide, and off again; not through widths that look the same in this window."""
+        """Step to the next width: off, narrow, wide. Skip widths that look the same in this window."""
         narrow = self._settings.decode_view_width
         wider = [cells for cells in (narrow, narrow + _WIDER) if self._shown(cells) > self._shown(self._asked)]
         self._asked = wider[0] if wider else 0
         self._take_width()
 
     def _shown(self, asked: int) -> int:
-        """Columns there are for it; 0: it does not show."""
+        """Return the width that is shown for a requested one; 0: hidden."""
         return min(asked, self._window - _CHAT) if self._window >= ROOM_FROM else 0
 
     def _take_width(self) -> None:

@@ -1,4 +1,4 @@
-"""The pool of K/V blocks as a map: which are shared, held by one, kept for whoever comes, and free."""
+"""Map of the K/V block pool: shared, used, cached and free blocks."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _LEGEND = 3  # lines below the map
 
 
 class PoolSection(Section):
-    """Blocks of 128 tokens, all layer groups: a cell a block, or one for several where there are more than cells."""
+    """Blocks of 128 tokens over all layer groups; a cell is a block, or several if they do not fit."""
 
     TITLE = "K/V pool, blocks"
 
@@ -31,10 +31,10 @@ class PoolSection(Section):
         batch = metrics.batch
         if batch is None:
             return []
-        room = f"{format_bytes(batch.kv_used_bytes)} promised of {format_bytes(batch.kv_room_bytes)}"
+        room = f"{format_bytes(batch.kv_used_bytes)} reserved of {format_bytes(batch.kv_room_bytes)}"
         if batch.blocks is None:
             return [
-                Content.styled("a cache for each: no pool", "$faint"),
+                Content.styled("one cache per sequence: no pool", "$faint"),
                 Content.styled(room, "$quiet").truncate(width),
             ]
         counts = parts(batch.blocks)
@@ -49,12 +49,12 @@ class PoolSection(Section):
 
 
 def parts(blocks: PoolStats) -> tuple[int, int, int, int]:
-    """Shared, held by one, cached, free."""
+    """Return the counts of shared, used, cached and free blocks."""
     return blocks.shared, blocks.used - blocks.shared, blocks.cached, blocks.free
 
 
 def pool_map(counts: Sequence[int], width: int, height: int) -> list[Content]:
-    """`height` lines at most; a kind that there is has a cell at least as long as there is room for all."""
+    """Return at most `height` lines; each kind that exists gets a cell, if there are enough."""
     total = sum(counts)
     cells = min(total, width * height)
     ends, so_far = [0], 0

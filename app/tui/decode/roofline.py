@@ -1,8 +1,8 @@
-"""The roofline: a log-log plot of FLOP/s over arithmetic intensity, with this model's decode and prefill points.
+"""Roofline plot: FLOP/s over arithmetic intensity, with points for decode and prefill.
 
-After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slope is the measured memory bandwidth; the flat
-roof is what this machine was measured to multiply, until then the vendor's half-precision peak where the chip table
-states one; with neither the plot ends beside its points. Points are computed from shapes and times.
+After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slope is the measured memory bandwidth. The roof is
+the measured compute peak, else the vendor's half-precision peak from the chip table; without either there is none.
+Points are computed from shapes and times.
 """
 
 import math
@@ -18,7 +18,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section
 
 _ROOMY = 52  # cells from which the legend says the intensities too
-_MARGIN = 10**0.4  # the plot reaches this many times beyond what is in it
+_MARGIN = 10**0.4  # factor around the points
 _ROWS_A_TICK, _CELLS_A_TICK = 2, 8
 
 
@@ -33,7 +33,7 @@ class Point:
 
 
 class RooflineSection(Section):
-    """Where decode and prefill stand under the machine's ceilings."""
+    """Decode and prefill under the machine's limits."""
 
     TITLE = "roofline, FLOP/s (computed)"
 
@@ -51,7 +51,7 @@ class RooflineSection(Section):
 
 
 def decode_point(metrics: LiveMetrics) -> Point | None:
-    """Decode of the last second; of the turn, once it is over."""
+    """Return the point of the last second of decoding; after a turn, of the turn."""
     last, rate, flops = metrics.last, metrics.rate_now or metrics.rate_average, metrics.model.flops_per_token
     if last is None or rate is None or not flops:
         return None
@@ -59,7 +59,7 @@ def decode_point(metrics: LiveMetrics) -> Point | None:
 
 
 def prefill_point(metrics: LiveMetrics) -> Point | None:
-    """The latest prefill worth the name: its tokens share one reading of the weights."""
+    """Return the point of the latest prefill long enough to measure; its tokens share one read of the weights."""
     rate, flops, weights = metrics.prefill_rate, metrics.model.flops_per_token, metrics.model.weight_bytes
     if rate is None or not flops or not weights:
         return None
@@ -67,7 +67,7 @@ def prefill_point(metrics: LiveMetrics) -> Point | None:
 
 
 def roof(metrics: LiveMetrics, points: Sequence[Point]) -> float | None:
-    """The compute ceiling in FLOP/s: what was measured, or reached if that was more; else what the vendor says."""
+    """Return the compute limit in FLOP/s: measured or reached, whichever is more, else the vendor's."""
     machine = metrics.machine
     if machine.compute_flops:
         return max(machine.compute_flops, *(point.flops for point in points))

@@ -1,4 +1,4 @@
-"""Answers that grow side by side: a row each, with a chart of the latency of its steps where there is room."""
+"""Sequences of a batch: a row each, with a chart of step latencies where it fits."""
 
 from collections.abc import Sequence
 

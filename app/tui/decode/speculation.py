@@ -1,6 +1,6 @@
-"""What guessing gives: accepted per step, tokens against steps per second, bytes per token, acceptance over time.
+"""Speculative decoding: accepted tokens per step, speed, bytes per token, acceptance over time.
 
-All of it is computed from the steps of the turn; a step says one token more than guesses of it were accepted.
+Computed from the steps of the turn. A step emits its accepted draft tokens and one more.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _SHARE = 6  # of its acceptance in all
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What the steps of a turn say of guesses, the first step (whose latency is not between tokens) left out."""
+    """Totals over the steps of a turn, without the first step."""
 
     steps: int
     tokens: int
@@ -48,7 +48,7 @@ class SpeculationStats:
 
 
 def speculation_stats(records: Sequence[StepRecord]) -> SpeculationStats | None:
-    """None where no step made guesses."""
+    """Return the totals; None if no step had draft tokens."""
     steps = [record for record in records if record.index > 0]
     proposed = sum(record.proposed for record in steps)
     if not proposed:
@@ -64,7 +64,7 @@ def speculation_stats(records: Sequence[StepRecord]) -> SpeculationStats | None:
 
 
 class SpeculationSection(Section):
-    """Three lines of figures and one of acceptance over time for every source of guesses."""
+    """Three lines of figures, and acceptance over time for each source of draft tokens."""
 
     TITLE = "speculation"
 
@@ -72,12 +72,12 @@ class SpeculationSection(Section):
         records = list(metrics.steps)
         found = speculation_stats(records)
         if found is None:
-            return [Content.styled("no guesses in this answer", "$faint")]
+            return [Content.styled("no draft tokens in this answer", "$faint")]
         share = f"{found.acceptance:.0%}" if found.acceptance is not None else "–"
         lines = [
             spread(
                 Content.assemble((f"{found.accepted_per_step:.2f}", "bold"), (" accepted per step", "$quiet")),
-                Content.assemble((share, "bold $text-primary"), (" right", "$quiet")),
+                Content.assemble((share, "bold $text-primary"), (" accepted", "$quiet")),
                 width,
             ),
             spread(
@@ -90,7 +90,7 @@ class SpeculationSection(Section):
             ),
             Content.assemble(
                 (format_bytes(round(found.nbytes / found.tokens)), "bold"),
-                (f" a token of {format_bytes(round(found.nbytes / found.steps))} a step", "$quiet"),
+                (f"/token, {format_bytes(round(found.nbytes / found.steps))}/step", "$quiet"),
             ).truncate(width),
         ]  # fmt: skip
         sources = dict.fromkeys(record.source for record in records if record.source)
@@ -100,7 +100,7 @@ class SpeculationSection(Section):
 
 
 def _over_time(source: str, records: Sequence[StepRecord], width: int) -> Content:
-    """Acceptance of one source over the turn, the newest step at the right; blank where it guessed nothing."""
+    """Return a source's acceptance over the turn, the newest step at the right; blank without draft tokens."""
     own = [record if record.source == source else None for record in records]
     proposed = sum(record.proposed for record in own if record)
     accepted = sum(record.accepted for record in own if record)
@@ -110,7 +110,7 @@ def _over_time(source: str, records: Sequence[StepRecord], width: int) -> Conten
 
 
 def acceptance_cells(steps: Sequence[StepRecord | None], width: int) -> str:
-    """`width` cells over the steps, None for one that is not counted: the height of each is what was accepted there."""
+    """Return `width` cells over the steps; the height of each is the acceptance. None: a step that is not counted."""
     said = []
     for cell in range(width):
         part = steps[cell * len(steps) // width : (cell + 1) * len(steps) // width]

@@ -1,4 +1,4 @@
-"""Tokens per second in large digits: now and average, and where the turn stands (the phase strip)."""
+"""Tokens per second in large digits, and the phase of the turn."""
 
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -50,8 +50,7 @@ class SpeedSection(Vertical):
 
 
 class BigRate(Lines):
-    """Tokens per second now, of the last answer while there is none. No Digits widget: one whose text gets longer lays
-    the screen out anew."""
+    """Tokens per second now, or of the last answer. A Digits widget would lay out the screen as it grows."""
 
     def change_key(self, metrics: LiveMetrics) -> object:
         return _big(metrics)
@@ -63,7 +62,7 @@ class BigRate(Lines):
 
 
 class SpeedFacts(Lines):
-    """What stands beside the digits."""
+    """Figures beside the digits."""
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         average, roofline = rate_digits(metrics.rate_average), rate_digits(metrics.roofline_rate)
@@ -72,7 +71,7 @@ class SpeedFacts(Lines):
         if metrics.speculating and metrics.steps_rate is not None:
             below = (rate_digits(metrics.steps_rate), " steps/s")
         if metrics.batch is not None:
-            now, below = " last answers" if last else " together", (rate_digits(metrics.batch.rate_each), " each")
+            now, below = " last answers" if last else " total", (rate_digits(metrics.batch.rate_each), " each")
         lines = (
             Content.assemble(("tok/s", "bold"), (now, "$quiet")),
             Content.assemble((average, "bold $text-primary"), (" average", "$quiet")),
@@ -86,14 +85,14 @@ def _big(metrics: LiveMetrics) -> str:
 
 
 class PhaseStrip(Lines):
-    """load → prefill → decode → idle: what is done, what goes on, and for how long."""
+    """Phases in order: done, current and to come; below, the current one's detail."""
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         return [phases(metrics, width), detail(metrics, width)]
 
 
 def phases(metrics: LiveMetrics, width: int) -> Content:
-    """The strip itself. A mark and a weight tell the states apart, not the colour alone."""
+    """Return the strip of phases. Marks and weights tell them apart, not colour alone."""
     if metrics.phase == "dead":
         return Content.styled("✗ the engine process is gone", "bold $text-error")
     if metrics.phase == "failed":
@@ -114,7 +113,7 @@ def phases(metrics: LiveMetrics, width: int) -> Content:
 
 
 def detail(metrics: LiveMetrics, width: int) -> Content:
-    """One line on what goes on: progress while loading or prefilling, times after."""
+    """Return a line on the current phase: progress while loading or in prefill, times after."""
     if metrics.phase == "load":
         share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
         return Content.styled(f"{metrics.load_stage}{share}", "$quiet")
@@ -126,7 +125,7 @@ def detail(metrics: LiveMetrics, width: int) -> Content:
         return spread(Content.styled(loaded, "$quiet"), Content.styled(weights, "$quiet"), width)
     if metrics.batch is not None:
         count, growing = len(metrics.batch.rows), metrics.batch.growing
-        said = f"{growing} of {count} growing" if growing else f"{count} answers"
+        said = f"{growing} of {count} running" if growing else f"{count} answers"
         return Content.styled(f"{said} · {metrics.batch.tokens:,} tokens", "$quiet").truncate(width, ellipsis=True)
     if metrics.phase == "prefill" and metrics.prefill_total:
         filled = round(metrics.prefill_done / metrics.prefill_total * 10)
@@ -138,5 +137,5 @@ def detail(metrics: LiveMetrics, width: int) -> Content:
     if metrics.prefill_s is not None and metrics.prefill_total:
         parts.append(f"prefill {metrics.prefill_total} tok {duration(metrics.prefill_s)}")
     if metrics.reused:
-        parts.append(f"reused {metrics.reused}")
+        parts.append(f"cached {metrics.reused}")
     return Content.styled(" · ".join(parts), "$quiet").truncate(width, ellipsis=True)

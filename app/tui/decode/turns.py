@@ -1,4 +1,4 @@
-"""The history of turns: what each answer cost, and what the one that is running has cost so far."""
+"""Turn history: the metrics of each answer, also of the running one."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from headrace.runtime.metrics.telemetry import mbu
 _COLUMNS = (
     ("turn", 4),
     ("prompt", 7),
-    ("reused", 7),
+    ("cached", 7),
     ("TTFT", 8),
     ("tok/s", 7),
     ("MBU", 6),
@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 class TurnsSection(Section):
-    """Newest last; columns that do not fit are left out from the right."""
+    """Newest last; columns that do not fit are dropped from the right."""
 
     TITLE = "turns"
 

@@ -1,1 +1,1 @@
-"""What is typed: the prompt, its fields, completion, slash commands, the clipboard."""
+"""Text input: the prompt, its fields, completion, slash commands, the clipboard."""

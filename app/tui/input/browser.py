@@ -1,4 +1,4 @@
-"""Handing a web address to the platform's browser. Never a browser for the terminal: the screen is taken."""
+"""Web addresses to the platform's browser; never to one that runs in the terminal."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ _TOOLS = (
 
 
 def open_address(address: str) -> bool:
-    """Whether something took it. Does not wait for the browser, which may live as long as the window."""
+    """Start the platform's browser without waiting for it; return whether one was started."""
     for tool, platform, variable in _TOOLS:
         if sys.platform == platform and (not variable or os.environ.get(variable)) and shutil.which(tool):
             try:

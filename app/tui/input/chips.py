@@ -1,4 +1,4 @@
-"""The files that go with what is being typed: each by name, with its tokens."""
+"""Attached files: name and tokens of each."""
 
 from textual.content import Content
 from textual.widgets import Static
@@ -18,7 +18,7 @@ class Chips(Static):
         self._shown: object = None
 
     def show(self, unsent: UnsentMessage | None) -> None:
-        """Called often: does nothing where nothing changed."""
+        """Draw the attachments if they changed."""
         names = tuple(file.name for file in unsent.files) if unsent is not None else ()
         tokens = tuple(unsent.file_tokens) if unsent is not None else ()
         problem = unsent.problem if unsent is not None else ""

@@ -1,4 +1,4 @@
-"""Handing text to the platform's clipboard tool, where there is one. The other way, OSC 52, is the terminal's own."""
+"""Text to the platform's clipboard tool. OSC 52, the other way, is the terminal's own."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ _PATIENCE_S = 2.0
 
 
 def platform_tool() -> tuple[str, ...] | None:
-    """The command that reads the clipboard's new text from its standard input, None where there is none."""
+    """Return the command that copies its standard input to the clipboard; None if there is none."""
     for command, platform, variable in _TOOLS:
         if sys.platform == platform and (not variable or os.environ.get(variable)) and shutil.which(command[0]):
             return command
@@ -24,7 +24,7 @@ def platform_tool() -> tuple[str, ...] | None:
 
 
 def copy_with_tool(text: str) -> bool:
-    """Hand the text to the platform's tool; False where there is none or it fails. Takes up to two seconds."""
+    """Copy text with the platform's tool; return False if there is none or it fails. Takes up to two seconds."""
     command = platform_tool()
     if command is None:
         return False

@@ -1,4 +1,4 @@
-"""The slash commands: their names, arguments and one-line help. The chat screen carries them out."""
+"""Slash commands: names, arguments, help lines, parsing."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from headrace.runtime.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`argument` is what stands after the name in the help; empty when the command takes none."""
+    """argument: shown after the name in the help; "" for a command without one."""
 
     name: str
     help: str
@@ -20,7 +20,7 @@ class Command:
 
     @property
     def needs_argument(self) -> bool:
-        """Whether it means nothing without one: optional ones stand in brackets."""
+        """Return True if the argument is required: optional ones stand in brackets."""
         return bool(self.argument) and not self.argument.startswith("[")
 
 
@@ -28,15 +28,15 @@ COMMANDS = (
     Command("help", "keys and commands", key="F1"),
     Command("model", "switch the model, or pick one", "[NAME]", key="F5"),
     Command("system", "the system prompt; alone: all parameters", "[TEXT]"),
-    Command("set", "a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
-    Command("queue", "take back what waits for the answer to end"),
-    Command("preset", "a system prompt with its settings; save NAME keeps one", "[NAME]"),
+    Command("set", "set a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
+    Command("queue", "edit the queued messages"),
+    Command("preset", "a system prompt with settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
     Command("regen", "answer the last question again", key="Ctrl+R"),
-    Command("again", "several more answers at once, 2 to 8; take one", "N"),
-    Command("continue", "go on with a stopped answer", key="Ctrl+G"),
+    Command("again", "2 to 8 more answers in one batch; take one", "N"),
+    Command("continue", "continue a stopped answer", key="Ctrl+G"),
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
-    Command("summary", "change what is sent for messages left out, or undo it", "[undo]"),
+    Command("summary", "edit the summary of messages left out, or undo", "[undo]"),
     Command("editor", "write in your editor ($VISUAL, $EDITOR)", key="F9"),
     Command("branch", "the next branch, or the one before", "[back]"),
     Command("tree", "all branches of this conversation"),
@@ -52,9 +52,9 @@ COMMANDS = (
     Command("export", "this session into a .md or .json file", "[FILE]"),
     Command("stats", "the decode view in full", key="F2"),
     Command("think", "show or hide thinking sections", key="Ctrl+T"),
-    Command("guesses", "mark what speculation guessed, or do not", key="F12"),
+    Command("guesses", "mark accepted draft tokens", key="F12"),
     Command("restart", "start the engine again", key="F8"),
-    Command("quit", "leave", key="Ctrl+Q"),
+    Command("quit", "quit", key="Ctrl+Q"),
 )
 
 _BY_NAME = {command.name: command for command in COMMANDS}
@@ -62,7 +62,7 @@ _BY_NAME = {command.name: command for command in COMMANDS}
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A command line, taken apart. `command` is None when there is no such command, rest: what stands after it."""
+    """A parsed command line. command: None if unknown. rest: the text after the name."""
 
     name: str
     rest: str
@@ -70,17 +70,17 @@ class Invocation:
 
     @property
     def argument(self) -> str:
-        """What the command is given. Raises UsageError where it takes nothing: that was meant as a message."""
+        """Return the argument. Raises UsageError for a command that takes none."""
         if self.rest and self.command is not None and not self.command.takes_argument:
-            raise UsageError(f"/{self.name} takes nothing after it; //{self.name} … is sent as a message")
+            raise UsageError(f"/{self.name} takes no argument; //{self.name} … is sent as a message")
         return self.rest
 
 
 def parse_command(text: str) -> Invocation | None:
-    """The command a message starts with, None for an ordinary message. `//` starts an ordinary message with a slash.
+    """Parse a command line; None for an ordinary message. `//` starts a message with one slash.
 
-    A path such as `/etc/hosts is empty` is no command: a command's name has letters only. Nor is a `/file` line with
-    more below it: that is a message with an attachment.
+    A path such as `/etc/hosts is empty` is no command: names have letters only. A `/file` line with more lines below it
+    is a message with an attachment.
     """
     if not text.startswith("/") or text.startswith("//") or (text.startswith("/file ") and "\n" in text):
         return None
@@ -92,12 +92,12 @@ def parse_command(text: str) -> Invocation | None:
 
 
 def message_text(text: str) -> str:
-    """What an ordinary message says: a leading `//` stands for one slash."""
+    """Return a message's text: a leading `//` is one slash."""
     return text[1:] if text.startswith("//") else text
 
 
 def matching(prefix: str) -> list[Command]:
-    """The command of that name, those whose name starts with `prefix`, then those that contain it."""
+    """Return the command of that name, then those that start with `prefix`, then those that contain it."""
     first = [command for command in COMMANDS if command.name.startswith(prefix)]
     first.sort(key=lambda command: command.name != prefix)
     return first + [command for command in COMMANDS if prefix in command.name and command not in first]

@@ -1,4 +1,4 @@
-"""What may be written after `/compare`, for the completion menu: installed models, presets, settings."""
+"""Completion of the arguments of `/compare`: installed models, presets, settings."""
 
 import shlex
 
@@ -9,7 +9,7 @@ _COMMAND = "/compare "
 
 
 def compare_arguments(before_cursor: str) -> tuple[str, list[str]] | None:
-    """The word before the cursor, and the words that it may become; None where this is no such command."""
+    """Return the word before the cursor and its completions; None for another command."""
     if not before_cursor.startswith(_COMMAND) or "\n" in before_cursor:
         return None
     word = before_cursor.rpartition(" ")[2]
@@ -22,7 +22,7 @@ def _known() -> list[str]:
 
     try:
         presets = [f"preset={shlex.quote(name)}" for name in load_presets()]
-    except HeadraceError:  # whoever takes one says so
+    except HeadraceError:  # reported when a preset is applied
         presets = []
     settings = [f"{name}=" for name in SAMPLING_ROWS]
     return [*Store().names(), *presets, *settings, "system=", "model="]

@@ -1,5 +1,4 @@
-"""The completion menu above the input: commands after `/`, what `/compare` takes, paths after `@` and
-`/file `. The input keeps the focus."""
+"""Completion menu above the prompt, for commands, arguments of `/compare`, and paths. The prompt keeps the focus."""
 
 from dataclasses import dataclass
 
@@ -14,10 +13,7 @@ from headrace.app.tui.input.paths import as_typed, completions, typed_path
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What taking an entry does: put `insert` where `replace` characters stood before the cursor.
-
-    run: Enter sends it at once, Tab only fills it in.
-    """
+    """An entry: `insert` replaces the `replace` characters before the cursor. run: Enter also sends it."""
 
     insert: str
     replace: int
@@ -39,11 +35,11 @@ class CompletionMenu(OptionList, can_focus=False):
 
     @property
     def takes_enter(self) -> bool:
-        """Whether Enter takes an entry: after a folder (`@src/`), which is sent as it stands, only one gone to."""
+        """Return True if Enter takes an entry: after a folder (`@src/`), only one that was moved to."""
         return self.is_open and (self._chosen or not (typed_path(self._for) or "").endswith("/"))
 
     def offer(self, before_cursor: str) -> None:
-        """Show what may follow the text before the cursor."""
+        """Show completions of the text before the cursor."""
         if before_cursor == self._for:
             return
         self._for, self._chosen = before_cursor, False
@@ -58,18 +54,17 @@ class CompletionMenu(OptionList, can_focus=False):
             self.highlighted = 0
 
     def close(self) -> None:
-        """Hide it until the text changes."""
         self._choices = []
         self.display = False
 
     def move(self, by: int) -> None:
-        """The entry above or below."""
+        """Highlight the entry above or below."""
         if self._choices:
             self._chosen = True
             self.highlighted = ((self.highlighted or 0) + by) % len(self._choices)
 
     def accept(self) -> Candidate | None:
-        """The highlighted entry; the menu closes."""
+        """Close the menu and return the highlighted entry."""
         if not self._choices:
             return None
         choice = self._choices[self.highlighted or 0]

@@ -14,9 +14,9 @@ _USUAL = ("nano", "vim", "vi")
 
 
 def edit_text(text: str) -> str:
-    """The text as it was saved, without the line break editors put at its end. The terminal must be free.
+    """Let the user edit text in an editor; return it without the final line break. The terminal must be free.
 
-    Raises UsageError where no editor can be run or it ends with an error; the text is then as it was.
+    Raises UsageError if no editor runs, or it ends with an error.
     """
     command = _command()
     handle, name = tempfile.mkstemp(prefix="headrace-", suffix=".md")
@@ -31,10 +31,10 @@ def edit_text(text: str) -> str:
         finally:
             signal.signal(signal.SIGINT, before)
         if code:
-            raise UsageError(f"{command[0]} ended with exit code {code}", "the text is as it was")
+            raise UsageError(f"{command[0]}: exit code {code}", "the text is unchanged")
         return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
     except OSError as error:
-        raise UsageError(f"{command[0]} cannot be run: {error.strerror}", "EDITOR names another editor") from None
+        raise UsageError(f"{command[0]}: {error.strerror}", "set EDITOR to another editor") from None
     finally:
         file.unlink(missing_ok=True)
 
@@ -45,8 +45,8 @@ def _command() -> list[str]:
             try:
                 return shlex.split(value)
             except ValueError:
-                raise UsageError(f"{variable} cannot be understood: {value}") from None
+                raise UsageError(f"{variable}: invalid command line: {value}") from None
     for name in _USUAL:
         if shutil.which(name):
             return [name]
-    raise UsageError("there is no editor", "EDITOR names one")
+    raise UsageError("no editor found", "set EDITOR to one")

@@ -1,11 +1,9 @@
-"""Text fields whose keys take effect in the order they were typed, however fast they come.
+"""Text fields that handle keys in the order they were typed and show no control characters.
 
-Textual hands a key to the widget with the focus first and runs the bindings only after the key has come back to the
-app; by then letters typed after it may already be in the text ("abc", Backspace, "d" becomes "abc"). These fields
-run the bindings themselves, when it is the key's turn.
+Textual hands a key to the focused widget first and runs bindings after the key came back to the app. Letters typed
+after it may be in the text by then ("abc", Backspace, "d" becomes "abc"). These fields run the bindings themselves.
 
-Textual draws a field's text as it is, escape sequences included; what stands in these is safe for the terminal, also
-where an answer is edited or something was pasted. What is seen is what is sent.
+Textual draws a field's text unchanged, escape sequences included. The text of these fields is sanitised.
 """
 
 import re
@@ -22,7 +20,7 @@ _JOINER = re.compile("[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
 class Field(Input):
-    """One line."""
+    """A field of one line."""
 
     def validate_value(self, value: str) -> str:
         return sanitise(value)
@@ -37,7 +35,7 @@ class Field(Input):
 
 
 class Area(TextArea):
-    """Several lines."""
+    """A field of several lines."""
 
     def __init__(self, text: str = "", **options: Any) -> None:
         super().__init__(sanitise(text), **options)
@@ -54,17 +52,17 @@ class Area(TextArea):
 
 
 def joiner(event: events.Key) -> str | None:
-    """The joiner or variation selector that was typed, which textual takes for a key and not for text."""
+    """Return a typed joiner or variation selector, which textual treats as a key without text."""
     return event.character if event.character is not None and _JOINER.fullmatch(event.character) else None
 
 
 def takes(text: str, character: str) -> bool:
-    """Whether it belongs after this text: it is part of the character before it, alone it is nothing."""
+    """Return True if the character belongs after this text, as part of its last character."""
     return sanitise(text + character) == text + character
 
 
 async def _run_binding(field: Widget, event: events.Key) -> None:
-    """Do what the key is bound to, if it is; Textual's own handler then sees only keys that are not."""
+    """Run the key's binding, if any; textual's own handler then sees only unbound keys."""
     if event.is_printable:
         return
     bound = field.screen.active_bindings.get(event.key)

@@ -1,4 +1,4 @@
-"""Ctrl+F: a line for words to look for in the conversation, above the input while it is open."""
+"""Find bar of Ctrl+F: a line for the words, above the prompt."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from headrace.app.tui.input.fields import Field
 
 
 class FindBar(Horizontal):
-    """Says what is looked for and in which direction; how many there are is told to it."""
+    """Posts the words and the direction; shows the number of matches."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,up", "seek(-1)", "Before", priority=True),
@@ -24,14 +24,14 @@ class FindBar(Horizontal):
 
     @dataclass
     class Sought(Event):
-        """by: 0 the newest place, -1 the one before what shows, 1 the one after."""
+        """by: 0 the newest match, -1 the one before the shown one, 1 the one after."""
 
         words: str
         by: int
 
     @dataclass
     class Closed(Event):
-        """Done."""
+        """The bar was closed."""
 
     def compose(self) -> ComposeResult:
         yield Static("find", id="find-label")
@@ -39,14 +39,14 @@ class FindBar(Horizontal):
         yield Static("", id="find-count")
 
     def open(self, words: str = "") -> None:
-        """Show it, the keys in it."""
+        """Show the bar with these words and focus it."""
         self.display = True
         field = self.query_one(Field)
         field.value = words
         field.focus()
 
     def show_count(self, number: int, count: int) -> None:
-        """Which place shows, of how many."""
+        """Show the match's number and their count."""
         words = self.query_one(Field).value.strip()
         text = f"{number} of {count}" if count else ("not found" if words else "")
         self.query_one("#find-count", Static).update(Content.styled(text, "$quiet" if count else "$text-error"))

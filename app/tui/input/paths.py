@@ -1,4 +1,4 @@
-"""Completing a path while it is typed after `@` or `/file `, in quotes too. Reads one directory, nothing else."""
+"""Path completion after `@` or `/file `, also in quotes. Reads one directory."""
 
 import os
 import re
@@ -10,20 +10,20 @@ _FILE = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')
 
 
 def typed_path(before_cursor: str) -> str | None:
-    """The unfinished path before the cursor, with the quote that it began with; None where none is being typed."""
+    """Return the unfinished path before the cursor, with its opening quote; None if there is none."""
     line = before_cursor.rpartition("\n")[2]
     match = _FILE.match(line) or _AT.search(line)
     return match[1] if match else None
 
 
 def as_typed(path: str, typed: str) -> str:
-    """How `path` is written where `typed` stands: quoted if that is or must be; open as long as more can follow."""
+    """Return `path` in the form of `typed`: quoted if needed, without the closing quote while it can continue."""
     quote = '"' if typed.startswith('"') or " " in path else ""
     return quote + path + ("" if path.endswith("/") else f"{quote} ")
 
 
 def completions(typed: str, limit: int = 8) -> list[str]:
-    """Paths that continue what `typed_path` gave: folders end with a slash, hidden files only when asked for."""
+    """Return paths that continue `typed_path`'s result. Folders end with a slash; hidden files need a dot."""
     head, tail = os.path.split(typed.removeprefix('"'))
     found: list[tuple[bool, str]] = []
     try:

@@ -1,8 +1,7 @@
-"""The input: several lines, grows to ten, Enter sends. Keeps a history and drives the completion menu.
+"""The prompt: several lines, a history, completion. Enter sends.
 
-Enter sends, Ctrl+J and Shift+Enter (where the terminal tells it apart) make a new line. Up on the first line and
-Down on the last walk through what was sent before. Everything a key does here is done before the next key: what
-Enter sends or completes is what stood there when it was pressed, even if the rest of the screen lags behind.
+Ctrl+J, and Shift+Enter where the terminal reports it, insert a line break. Up on the first line and Down on the last
+step through the history. Each key is handled before the next one: Enter sends the text of its own moment.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ _FOLDED = "[pasted text {number}: {lines}, {characters:,} characters]"
 
 
 class Prompt(Area):
-    """Where the user writes."""
+    """The input of the chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "send", "Send", priority=False),
@@ -40,9 +39,9 @@ class Prompt(Area):
 
     @dataclass
     class Sent(Event):
-        """Enter was pressed, and the input is empty again.
+        """Enter was pressed; the prompt is empty again.
 
-        `text` is whole, folded pastes included; `typed` is as it stood there: `restore` where it is refused.
+        text: whole, folded pastes included. typed: as it stood there, for `restore`.
         """
 
         text: str
@@ -66,14 +65,14 @@ class Prompt(Area):
         self._pastes: dict[str, str] = {}  # folded form -> text
 
     def render_line(self, y: int) -> Strip:
-        """Nothing where there is no column for text: Textual cannot wrap the placeholder to that."""
+        """Draw nothing without a column for text: textual cannot wrap the placeholder to that."""
         return super().render_line(y) if self.content_size.width > 0 else Strip.blank(0)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     @property
     def whole_text(self) -> str:
-        """What is sent: folded pastes in full."""
+        """Return the text with folded pastes in full."""
         text = self.text
         for folded, pasted in self._pastes.items():
             text = text.replace(folded, pasted)
@@ -87,7 +86,7 @@ class Prompt(Area):
         self.post_message(self.Sent(text, typed))
 
     def keep_draft(self) -> bool:
-        """Empty the input; Up brings back what stood there. False where that was nothing but space."""
+        """Empty the prompt and put its text into the history; return False if it was blank."""
         typed = self.text
         if typed.strip() and (not self._history or self._history[-1] != typed):
             self._history.append(typed)
@@ -96,7 +95,7 @@ class Prompt(Area):
         return bool(typed.strip())
 
     def restore(self, typed: str) -> None:
-        """What was sent was refused: it goes before what has been typed since."""
+        """Put a refused message back, before the text typed since."""
         self.put(typed + self.text)
 
     def put(self, text: str) -> None:
@@ -106,7 +105,7 @@ class Prompt(Area):
         self.focus()
 
     def remember(self, texts: list[str]) -> None:
-        """What was sent elsewhere, oldest first: it comes last in the history, so that Up finds it first."""
+        """Append texts, oldest first, to the history."""
         newest_first = dict.fromkeys(reversed([*self._history, *texts]))
         self._history, self._place = list(newest_first)[::-1], None
 
@@ -114,15 +113,15 @@ class Prompt(Area):
         self.type("\n")
 
     def action_stay(self) -> None:
-        """Tab completes while the menu is open, and does nothing else."""
+        """Do nothing: Tab completes while the menu is open."""
 
     def type(self, text: str) -> None:
-        """As if it were typed: in the place of what is selected, the cursor after it, the keys here from now on."""
+        """Insert text in place of the selection and focus the prompt."""
         self.replace(text, *self.selection, maintain_selection_offset=False)
         self.focus()
 
     def action_copy(self) -> None:
-        """Ctrl+C copies a selection; without one it is the screen's."""
+        """Copy a selection; without one, leave Ctrl+C to the screen."""
         if self.selected_text:
             super().action_copy()
         else:
@@ -135,11 +134,11 @@ class Prompt(Area):
             self.post_message(self.EndOfInput())
 
     def show_size(self, draft: PromptCounted | None) -> None:
-        """Below the text, while there is any: the tokens it has, as last counted, and how many there is room for."""
-        counted = draft is not None and draft.message and self.text.strip()  # 0: of what stood there before
+        """Show the counted tokens of the text and the room for them, below the text."""
+        counted = draft is not None and draft.message and self.text.strip()  # 0: the count of an earlier text
         size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""
         if draft is not None and size and draft.tokens > draft.longest:
-            size = f"▲ {size}: too long" if draft.room else "▲ the context is full: some of it has to go first"
+            size = f"▲ {size}: too long" if draft.room else "▲ the context is full: leave out messages first"
         if str(self.border_subtitle or "") != size:
             self.border_subtitle = Content(size)
 
@@ -158,7 +157,7 @@ class Prompt(Area):
             self._join(character)
 
     def _join(self, character: str) -> None:
-        """Write it after the text it belongs to; nothing where it belongs to none."""
+        """Insert a joiner after the text it belongs to, if there is any."""
         (row, column), end = sorted(self.selection)
         before = self.document.get_line(row)[:column]
         if takes(before, character):
@@ -187,7 +186,7 @@ class Prompt(Area):
         super().action_cursor_down(select)
 
     def _walk(self, by: int) -> bool:
-        """Show the entry before or after in the history; False where there is none."""
+        """Show the history entry before or after; return False at its end."""
         place = len(self._history) if self._place is None else self._place
         if not 0 <= place + by <= len(self._history) or (self._place is None and by > 0):
             return False
@@ -207,7 +206,7 @@ class Prompt(Area):
         self.paste(event.text)
 
     def paste(self, pasted: str) -> None:
-        """Type it. A lot of text is folded into one line, so that it can be worked around; it is sent whole."""
+        """Insert text; fold a long one into one line, which is sent whole."""
         text = sanitise(pasted)
         if len(text) > _BIG_PASTE:
             breaks = text.count("\n")
@@ -224,7 +223,7 @@ class Prompt(Area):
         self._offer()
 
     def _offer(self) -> None:
-        """Let the menu show what may follow the text before the cursor."""
+        """Let the menu show completions."""
         row, column = self.cursor_location
         lines = self.text.split("\n")
         self._menu.offer("\n".join([*lines[:row], lines[row][:column]]) if row < len(lines) else self.text)

@@ -1,7 +1,7 @@
-"""Several answers that grow side by side, in figures: one row each, and all of them together. Knows no widget.
+"""Metrics of parallel answers: a row for each, and totals.
 
-A pass reads the weights once for all sequences it is for, so a token's share of them is weight bytes / batch size.
-Seconds and bytes as in `runtime.metrics.telemetry`.
+A pass reads the weights once for all its sequences, so a token's share is weight bytes / batch size. Units are those of
+`runtime.metrics.telemetry`.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ _NOW_S = 1.0  # "now" is the last second, as far as looks reach back
 
 @dataclass(slots=True)
 class Row:
-    """One sequence. number: from 1, as it is called on the screen. tokens_per_second: 1 / TPOT."""
+    """One sequence. number: from 1, as on the screen. tokens_per_second: 1 / TPOT."""
 
     number: int
     phase: RowPhase = "waiting"
@@ -43,7 +43,7 @@ class Row:
         return Percentiles.of(self.latencies_s)
 
     def stepped(self, records: Iterable[StepRecord]) -> None:
-        """Steps of this sequence; the first is not between two tokens."""
+        """Add steps; the first one's latency is not between tokens."""
         for record in records:
             self.tokens += record.tokens
             if record.index:
@@ -53,7 +53,7 @@ class Row:
 
 
 class BatchMetrics:
-    """One turn of several answers. rows: in the order they were asked for. batches: sequences of each pass."""
+    """One turn of parallel answers. rows: in the order of their requests. batches: sequences of each pass."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._rows = {generation: Row(number) for number, generation in enumerate(ids, 1)}
@@ -67,7 +67,7 @@ class BatchMetrics:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The generations."""
+        """Ids of the generations."""
         return tuple(self._rows)
 
     @property
@@ -76,12 +76,12 @@ class BatchMetrics:
 
     @property
     def over(self) -> bool:
-        """Whether every answer has ended."""
+        """True once every answer has ended."""
         return all(row.phase in OVER for row in self._rows.values())
 
     @property
     def growing(self) -> int:
-        """How many have not."""
+        """Number of answers that have not ended."""
         return sum(row.phase not in OVER for row in self._rows.values())
 
     @property
@@ -90,31 +90,31 @@ class BatchMetrics:
 
     @property
     def rate_now(self) -> float | None:
-        """Tokens per second of all together, lately."""
+        """Total tokens per second over the last second."""
         return _rate(self._looks[0], self._looks[-1]) if self._looks else None
 
     @property
     def rate_average(self) -> float | None:
-        """The same over the turn, from its first token on."""
+        """Total tokens per second from the turn's first token on."""
         return _rate(self._began, self._looks[-1]) if self._began and self._looks else None
 
     @property
     def rate_each(self) -> float | None:
-        """Tokens per second of one of them: the mean of those that have decoded."""
+        """Mean tokens per second of one answer."""
         rates = [row.tokens_per_second for row in self._rows.values() if row.tokens_per_second is not None]
         return sum(rates) / len(rates) if rates else None
 
     @property
     def weight_bytes_per_token(self) -> float | None:
-        """What a token cost of the weights, over the turn."""
+        """Weight bytes read per token, over the turn."""
         return self._weights_read / self._said if self._said else None
 
     def has(self, event: Event) -> bool:
-        """Whether this is about one of the answers, or all."""
+        """Return True for an event about one of the answers, or about all."""
         return isinstance(event, BatchStatus | Died) or getattr(event, "id", None) in self._rows
 
     def take(self, event: Event) -> None:
-        """What the engine said of them."""
+        """Take in an event about the answers."""
         match event:
             case BatchStatus():
                 self._served(event)
@@ -159,7 +159,7 @@ class BatchMetrics:
             self._looks.popleft()
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a JSON document."""
         return {
             "sequences": [
                 {

@@ -1,4 +1,4 @@
-"""Turns engine events into the metrics of the decode view. Knows no widget."""
+"""Engine events into live metrics."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ from headrace.app.tui.metrics.live import CacheFill, LiveMetrics, MachineFacts, 
 
 
 def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
-    """Take in what the engine said, in order."""
+    """Take in events, in order."""
     for event in events:
         if metrics.batch is not None and metrics.batch.has(event):
             metrics.handle_batch_event(event)
@@ -57,7 +57,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
 
 
 def stored_turns(messages: Iterable[Message]) -> list[Turn]:
-    """The answers of a branch, as far as it is known how they went."""
+    """Return the turns of a branch's stored answers."""
     answers = [(message, message.metrics) for message in messages if message.metrics is not None]
     return [
         Turn.of(number, summary, message.finish_reason or "") for number, (message, summary) in enumerate(answers, 1)
@@ -65,13 +65,13 @@ def stored_turns(messages: Iterable[Message]) -> list[Turn]:
 
 
 def use_model(metrics: LiveMetrics, card: ModelCard, known: MachineFacts) -> None:
-    """The model of this card answers from now on. known: of the machine, perhaps measured since it was loaded."""
+    """Start the metrics of a loaded model. known: facts about the machine, perhaps measured since it was loaded."""
     model, machine = facts(card)
     metrics.ready(model, machine if machine.measured_gb_s is not None else known)
 
 
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
-    """What the decode view needs of a loaded model and its machine."""
+    """Return a loaded model's facts and its machine's."""
     machine, chip = card.machine, card.machine.chip
     model = ModelFacts(
         name=card.name,

@@ -1,6 +1,6 @@
-"""What decoding was like since the model was loaded: by time, and by what was in the cache.
+"""Decode speed since the model was loaded, by time and by context length. Bounded.
 
-Fed with every step, read by the charts; bounded. Seconds of decoding count, not those between answers.
+Only seconds of decoding count.
 """
 
 from collections import deque
@@ -19,15 +19,15 @@ _LEAST_STEPS = 8  # of an answer's last part, to be an entry too; tokens of a bu
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """About a second of decoding."""
+    """About one second of decoding."""
 
     tokens_per_second: float
     achieved_gb_s: float
-    tokens_per_step: float  # above one where guesses were right
+    tokens_per_step: float  # above one with accepted draft tokens
 
 
 class DecodeHistory:
-    """`add` steps, end an answer with `end_turn`."""
+    """`add` steps, close an answer with `end_turn`."""
 
     def __init__(self) -> None:
         self.samples: deque[Sample] = deque(maxlen=KEPT)
@@ -35,7 +35,7 @@ class DecodeHistory:
         self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0  # of the next sample
 
     def add(self, records: Iterable[StepRecord]) -> None:
-        """Steps of an answer; its first, whose latency is not between tokens, is left out."""
+        """Add steps of an answer; its first, whose latency is not between tokens, is left out."""
         for record in records:
             if record.index == 0 or record.latency_s <= 0:
                 continue
@@ -50,13 +50,13 @@ class DecodeHistory:
                 self._sample()
 
     def end_turn(self) -> None:
-        """The answer is over: its last part is an entry if it was long enough to say something."""
+        """Close the answer; its last part becomes a sample if it is long enough."""
         if self._steps >= _LEAST_STEPS:
             self._sample()
         self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0
 
     def speeds(self) -> list[tuple[int, float]]:
-        """(context in tokens, tokens per second there), the shortest context first; none of a few tokens alone."""
+        """Return (context tokens, tokens per second), the shortest context first; too few tokens are left out."""
         half = BUCKET // 2
         return [
             (bucket * BUCKET + half, tokens / seconds)
@@ -66,16 +66,14 @@ class DecodeHistory:
 
     @property
     def token_gb_s(self) -> float | None:
-        """The bandwidth at which tokens came of late if each had read all that a step reads; None before an entry.
+        """Recent bandwidth times tokens per step, in GB/s; None before the first sample.
 
-        Without guesses that is what steps achieved, computed. A guess that was right brings its token with the bytes
-        of another's step: so it is what says when the tokens to come will be there.
+        Tokens per second at a context length follow from this divided by the bytes of a step.
         """
         recent = list(self.samples)[-_RECENT:]
         return sum(sample.achieved_gb_s * sample.tokens_per_step for sample in recent) / len(recent) if recent else None
 
     def copy(self) -> "DecodeHistory":
-        """One that stays as it is."""
         return deepcopy(self)
 
     def _sample(self) -> None:

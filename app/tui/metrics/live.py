@@ -1,8 +1,7 @@
-"""The metrics of the decode view: what the engine's records say, gathered for drawing. Knows no widget.
+"""Live metrics of the decode view, gathered from engine events. No widgets.
 
-Fed by the chat as events come in, read by the view a few times a second. `version` grows with every change, so a
-view redraws only when there is news; `frozen()` is a copy that stays as it is. Bytes are computed from shapes
-(see `runtime.metrics.telemetry`), times are seconds.
+`version` grows with every change, so that views redraw only then; `frozen()` is a copy. Bytes are computed from shapes
+(see `runtime.metrics.telemetry`); times are seconds.
 """
 
 from collections import deque
@@ -21,8 +20,8 @@ from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary,
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
-NOW_S = 1.0  # "now" is what the steps of the last second say
-STEPS_KEPT = 4096  # what a view can look back on
+NOW_S = 1.0  # the span of current rates
+STEPS_KEPT = 4096  # in memory
 STALL = 3.0  # a step this many times slower than the median is a stall
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 _MIN_STEPS = 8  # before that many steps a median says little
@@ -48,7 +47,7 @@ class ModelFacts:
     name: str = ""
     context_limit: int = 0
     weight_bytes: int = 0
-    kv_format: str = ""  # what K/V are stored as; empty where only mlx-lm's classes know
+    kv_format: str = ""  # K/V format; "" if unknown (mlx-lm's classes)
     kv_bytes_per_token: int = 0
     kv_bytes_at_limit: int = 0  # a full cache; windowed layers keep only their window
     flops_per_token: float | None = None
@@ -131,7 +130,7 @@ class LiveMetrics:
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
         """What the machine does, at the latest look."""
-        self._contended_looks = 0  # looks in a row at which others took what decoding needs
+        self._contended_looks = 0  # samples in a row with contention
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
         self._rates_kept, self._rates_of = _Rates(), 0  # and the version they are of
@@ -139,12 +138,12 @@ class LiveMetrics:
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
     def loading(self, stage: str, share: float | None) -> None:
-        """The engine's process starts, or the model is being read (`share` 0 to 1, None unknown)."""
+        """Note load progress. share: 0 to 1, None if unknown."""
         self.phase, self.load_stage, self.load_share = "load", stage, share
         self._changed()
 
     def load_failed(self) -> None:
-        """No model is there: none of what was known of one holds."""
+        """Forget the model: none is loaded."""
         self.phase, self.model, self.fill = "failed", ModelFacts(), CacheFill()
         self._changed()
 
@@ -154,18 +153,18 @@ class LiveMetrics:
         self._changed()
 
     def submitted(self) -> None:
-        """A request is on its way: the next turn begins."""
+        """Begin the next turn."""
         self.phase = "prefill"
         self._forget_turn()
         self._changed()
 
     def begin_batch(self, ids: Sequence[int]) -> None:
-        """So many requests are on their way: the next turn is of answers side by side."""
+        """Begin a turn of parallel answers."""
         self.submitted()
         self.batch = BatchMetrics(ids)
 
     def handle_batch_event(self, event: Event) -> None:
-        """What the engine said of these."""
+        """Take in an event about the parallel answers."""
         assert self.batch is not None
         self.batch.take(event)
         decoding = any(row.phase == "decode" for row in self.batch.rows)
@@ -173,12 +172,12 @@ class LiveMetrics:
         self._changed()
 
     def set_turns(self, turns: Sequence[Turn]) -> None:
-        """Of several answers, one goes on to be talked about: these are the turns now."""
+        """Replace the turns, after one of several answers was taken."""
         self.turns = list(turns)
         self._changed()
 
     def session_changed(self, turns: Sequence[Turn]) -> None:
-        """Another session is talked to, and these were its answers: nothing that shows is of the one before."""
+        """Replace the turns and forget the current one, after another session was opened."""
         self.turns = list(turns)
         self.fill = CacheFill()
         self._forget_turn()
@@ -198,7 +197,7 @@ class LiveMetrics:
         self._changed()
 
     def stepped(self, records: Sequence[StepRecord]) -> None:
-        """Steps were made, one at least."""
+        """Add steps, at least one."""
         self.steps.extend(records)
         self.history.add(records)
         latencies = [record.latency_s for record in records if record.index > 0]
@@ -215,7 +214,7 @@ class LiveMetrics:
         self._changed()
 
     def prefix_cached(self, fill: CacheFill) -> None:
-        """The engine has read ahead."""
+        """Note the cache after a prefetch."""
         self.fill = fill
         self._changed()
 
@@ -232,7 +231,7 @@ class LiveMetrics:
         self._changed()
 
     def ended_early(self) -> None:
-        """The request ended without a summary (it was refused). A model that is being loaded goes on to be."""
+        """End the turn without a summary. A model that is being loaded stays so."""
         self.history.end_turn()
         if self.phase in ("prefill", "decode"):
             self.phase = "idle"
@@ -243,7 +242,7 @@ class LiveMetrics:
         self._changed()
 
     def set_load(self, load: Load) -> None:
-        """The machine was looked at."""
+        """Note the machine's load."""
         self.load = load
         self._contended_looks = self._contended_looks + 1 if load.contended else 0
 
@@ -258,14 +257,14 @@ class LiveMetrics:
 
     @property
     def rate_now(self) -> float | None:
-        """Tokens per second over the last second, of several together; None while nothing is decoded."""
+        """Tokens per second over the last second, in total for a batch; None outside decoding."""
         if self.batch is not None:
             return self.batch.rate_now if self.phase == "decode" else None
         return self._rates.now if self.phase == "decode" else None
 
     @property
     def rate_average(self) -> float | None:
-        """Tokens per second over the turn: 1 / TPOT, so the first step does not count. As stored, once it is over."""
+        """Tokens per second over the turn, 1 / TPOT: without the first step. As stored once the turn is over."""
         if self.batch is not None:
             return self.batch.rate_average
         if self._final_rate is not None:
@@ -274,7 +273,7 @@ class LiveMetrics:
 
     @property
     def steps_rate(self) -> float | None:
-        """Steps per second over the turn: fewer than tokens where guesses were right."""
+        """Steps per second over the turn: below tokens per second with accepted draft tokens."""
         return self._decoded_steps / self._decoding_s if self._decoding_s > 0 else None
 
     @property
@@ -284,7 +283,7 @@ class LiveMetrics:
 
     @property
     def achieved_gb_s(self) -> float | None:
-        """Bandwidth over the last second, over the turn once it is over; computed: bytes of steps / their time."""
+        """Bandwidth over the last second, over the turn once it is over; bytes of steps / their time."""
         if self.phase == "decode":
             return self._rates.achieved_gb_s
         return self._achieved_average
@@ -295,7 +294,7 @@ class LiveMetrics:
 
     @property
     def _rates(self) -> "_Rates":
-        """Worked out once for all who ask, as long as there is nothing new."""
+        """Rates of the current version, computed once."""
         if self._rates_of != self.version:
             self._rates_of, self._rates_kept = self.version, _rates(self.steps)
         return self._rates_kept
@@ -312,17 +311,17 @@ class LiveMetrics:
 
     @property
     def latencies(self) -> Percentiles | None:
-        """Step latency percentiles of the kept steps, the first (which is not between tokens) left out."""
+        """Step latency percentiles of the kept steps without the first."""
         return Percentiles.of(list(self.latencies_s))
 
     @property
     def contention(self) -> Load | None:
-        """The load while others take what decoding needs, for longer than a moment; else None."""
+        """The load, if other programs take CPUs that decoding needs; else None."""
         return self.load if self._contended_looks >= _CONTENDED_LOOKS else None
 
     @property
     def running(self) -> Turn | None:
-        """The turn that is not over, as far as it is known."""
+        """The turn in progress."""
         if self.phase not in ("prefill", "decode") or self.batch is not None:
             return None
         fed = self.prefill_total
@@ -344,11 +343,11 @@ class LiveMetrics:
         return self.last.context if self.last else 0
 
     def stall_s(self, median: float) -> float:
-        """A step that took longer has stalled; too few steps tell nothing."""
+        """Return the latency from which a step counts as stalled; infinite with too few steps."""
         return STALL * median if len(self.steps) >= _MIN_STEPS else inf
 
     def frozen(self) -> "LiveMetrics":
-        """A copy that later events leave alone."""
+        """Return a copy that later events do not change."""
         copy = LiveMetrics()
         copy.__dict__.update(self.__dict__)
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
@@ -359,7 +358,7 @@ class LiveMetrics:
         return copy
 
     def document(self) -> dict[str, Any]:
-        """Everything as one JSON-ready document. Bandwidth and MBU are computed, not read from a counter."""
+        """Return a JSON document. Bandwidth and MBU are computed, not read from a counter."""
         itl = self.latencies
         return {
             "phase": self.phase,
@@ -377,7 +376,7 @@ class LiveMetrics:
 
 
 def _rates(steps: Sequence[StepRecord]) -> _Rates:
-    """Of the last NOW_S seconds of decoding, one step at least."""
+    """Return the rates over the last NOW_S seconds, at least one step."""
     recent: list[StepRecord] = []
     span = 0.0
     for record in reversed(steps):

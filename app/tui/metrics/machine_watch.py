@@ -1,7 +1,6 @@
-"""Looks at the machine every two seconds, from the first model on. Knows no widget.
+"""Machine load, sampled every two seconds once a model is loaded.
 
-A look costs well under a thousandth of that. Where psutil does not load or the machine does not let it read, nothing
-is known and nothing else is lost.
+Without psutil, or without permission to read, there are no samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ LOOK_S = 2.0
 
 
 class MachineWatch:
-    """`begin` once it is known what decodes, then `look` as often as you like."""
+    """`begin` once the backend is known, then `look` at any interval."""
 
     def __init__(self, own: Callable[[], Sequence[int]]) -> None:
         """own: the processes of this program at this moment."""
@@ -24,7 +23,7 @@ class MachineWatch:
         self._due = 0.0
 
     def begin(self, backend: str) -> None:
-        """A model is loaded, on the device of this backend."""
+        """Start sampling for this backend."""
         if self._sampler is None:
             try:
                 from headrace.runtime.machine.load_sampler import (
@@ -36,7 +35,7 @@ class MachineWatch:
                 return
 
     def look(self, now: float) -> "Load | None":
-        """How the machine has been since the last look; None where none is due or nothing is known. now: monotonic."""
+        """Return the load since the last sample; None if none is due or known. now: monotonic seconds."""
         if self._sampler is None or now < self._due:
             return None
         self._due = now + LOOK_S

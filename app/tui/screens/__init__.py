@@ -1,1 +1,1 @@
-"""One file a screen or dialog, and what only screens use."""
+"""Screens and dialogs, one per file, and their shared parts."""

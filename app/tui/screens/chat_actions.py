@@ -20,7 +20,7 @@ class ChatActions:
         self._view, self._state = view, view.state
         self.messages = MessageActions(view)
         self._copying = CopyActions(view)
-        self._commands: dict[str, Callable[[str], None]] = {
+        self.commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self._run("app.show_keys"),
             "stats": lambda _: self._run("app.decode_view"),
             "quit": lambda _: self._run("app.quit"),
@@ -37,7 +37,7 @@ class ChatActions:
 
     def carry_out(self, name: str, argument: str) -> None:
         """Carry out the slash command of this name."""
-        self._commands[name](argument)
+        self.commands[name](argument)
 
     def act(self, action: str, message: Message) -> None:
         """Carry out a key on a selected message."""

@@ -1,4 +1,4 @@
-"""What stands after `/compare`: how the second side differs from the session. Knows no widget."""
+"""Arguments of `/compare`: the second answer's setup."""
 
 import shlex
 from dataclasses import replace
@@ -14,14 +14,14 @@ HINT = "as in /compare qwen3-0.6b, /compare temperature=0.2, /compare preset=NAM
 
 
 def read_setup(text: str, session: AnswerSetup) -> AnswerSetup:
-    """`MODEL`, `PRESET` and `NAME=VALUE` in any order; names are parameters, `model`, `preset` and `system`.
+    """Parse `MODEL`, `PRESET` and `NAME=VALUE` in any order; names are parameters, `model`, `preset` and `system`.
 
-    What is not named is as the session has it. Raises UsageError; not for a model that there is none of.
+    The rest is the session's. Raises UsageError, but not for an unknown model.
     """
     try:
         words = shlex.split(text)
     except ValueError:
-        raise UsageError("a quotation mark is missing", HINT) from None
+        raise UsageError("missing quotation mark", HINT) from None
     presets, setup = load_presets(), session
     if text.strip() in presets:
         words = [f"preset={text.strip()}"]
@@ -42,23 +42,22 @@ def _with(setup: AnswerSetup, name: str, value: str, presets: Any) -> AnswerSetu
         return replace(setup, system="" if value == "none" else value)
     if name == "preset":
         if value not in presets:
-            raise UsageError(f"there is no preset {value}", "one of " + ", ".join(presets) if presets else None)
+            raise UsageError(f"preset {value}: not found", "one of " + ", ".join(presets) if presets else None)
         return replace(setup, system=presets[value].system, sampling=dict(presets[value].sampling))
     changed = {**setup.sampling, name.replace("-", "_"): read_parameter(name, value)}
     return replace(setup, sampling={key: kept for key, kept in changed.items() if kept is not None})
 
 
 def installed_models() -> list[str]:
-    """Their names."""
     from headrace.models.registry.store import Store
 
     return list(Store().names())
 
 
 def suggestions(session: AnswerSetup, models: list[str], temperature: float) -> list[tuple[str, str]]:
-    """What to compare with, most telling first: in words, and as it would be written.
+    """Return suggestions, (text, arguments), most useful first.
 
-    models: the installed ones. temperature: the session's, in effect; set, the model's own or the chat's.
+    models: the installed ones. temperature: the one in effect.
     """
     other = [(f"another model: {name}", name) for name in models if name != session.model_name]
     presets = [(f"the preset {name}", f"preset={shlex.quote(name)}") for name in load_presets()]
@@ -67,4 +66,4 @@ def suggestions(session: AnswerSetup, models: list[str], temperature: float) -> 
         for value in (0.0, 0.7, 1.2)
         if value != temperature
     ]
-    return [*other, *presets, *warmth, ("the same once more", "")]
+    return [*other, *presets, *warmth, ("the same setup again", "")]

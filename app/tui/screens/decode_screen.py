@@ -1,4 +1,4 @@
-"""The decode view in full (F2): every part at once, a cursor over the steps, freeze and export."""
+"""Decode view of F2: all sections, a cursor over the steps, freeze and export."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ _TALL = 32  # lines from which every part has room
 
 
 class DecodeScreen(Screen[None]):
-    """Drawn from the metrics the app gives it; the app decides whether they are live or frozen."""
+    """Draws the metrics that the app passes in, live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f2,escape,q", "app.pop_screen", "Back", key_display="F2", priority=True),
@@ -79,7 +79,7 @@ class DecodeScreen(Screen[None]):
         self._draw()
 
     def show(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
-        """Draw these metrics; as soon as there is something to draw them on."""
+        """Draw these metrics, once the sections are mounted."""
         self.metrics, self._status, self._frozen = metrics, status, frozen
         if self._made:
             self._draw()
@@ -98,7 +98,7 @@ class DecodeScreen(Screen[None]):
         self.set_class(event.size.height >= _TALL, "-tall")
 
     def action_scroll(self, by: int) -> None:
-        """The one column, where it is taller than the window."""
+        """Scroll the one column of a narrow window."""
         self.query_one("#decode-columns").scroll_relative(y=by, animate=False)
 
     def action_cursor(self, by: int) -> None:

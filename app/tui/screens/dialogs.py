@@ -1,4 +1,4 @@
-"""Small questions in a box: type a line, say yes or no, choose one of a few."""
+"""Small dialogs: a line of text, a choice of a few."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -18,12 +18,12 @@ _FOOTER = 1  # line below a dialog's list that shows the keys
 
 
 def is_open(screen: Screen[Any]) -> bool:
-    """Whether its widgets are there: what waits for a refresh or a thread may come when the screen is being left."""
+    """Return True while the screen's widgets exist: a refresh or a thread may call back after it was left."""
     return screen.is_mounted and screen.display
 
 
 def fit_list(screen: Screen[Any]) -> None:
-    """Let a list be as long as what is in it, and no longer than its dialog has room for; after each change."""
+    """Fit a dialog's list to its content and to the window."""
     if not is_open(screen):
         return
     box, options = screen.query_one(".dialog"), screen.query_one(".dialog OptionList", OptionList)
@@ -34,7 +34,7 @@ def fit_list(screen: Screen[Any]) -> None:
 
 
 class Question(ModalScreen[str | None]):
-    """Answered once, however fast the keys come; None when the user turned away."""
+    """A dialog answered once, however fast keys come; None on Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "turn_away", "Cancel", priority=True)]
 
@@ -51,7 +51,7 @@ class Question(ModalScreen[str | None]):
 
 
 class AskText(Question):
-    """One line of text."""
+    """A line of text."""
 
     def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class AskText(Question):
 
 
 class Choose(Question):
-    """One of a few answers, each with a key of its own."""
+    """A choice of a few answers, each with a key."""
 
     def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]]) -> None:
-        """text: "" where the title says all. answers: (result, key, what it does)."""
+        """text: "" if the title is enough. answers: (result, key, description)."""
         super().__init__()
         self._title, self._text, self._answers = title, text, list(answers)
 
@@ -95,7 +95,7 @@ class Choose(Question):
         self.answer(event.option_id)
 
     def on_key(self, event: events.Key) -> None:
-        """Answer by letter."""
+        """Answer by key."""
         for result, letter, _ in self._answers:
             if event.key == letter:
                 event.stop()

@@ -1,4 +1,4 @@
-"""F1: every key and every command on one page."""
+"""Help screen of F1: all keys and commands."""
 
 from typing import ClassVar
 
@@ -20,23 +20,23 @@ _KEYS = (
         (
             ("Enter", "send"),
             ("Ctrl+J, Shift+Enter", "new line"),
-            ("Up, Down", "what you sent before (on the first, last line)"),
-            ("Enter, at an answer", "the message waits for its end"),
+            ("Up, Down", "history (on the first, last line)"),
+            ("Enter, at an answer", "queue the message"),
             ("Ctrl+_, Ctrl+Y", "undo, redo"),
             ("F9", "write in your editor"),
             ("/", "commands; Tab or Enter takes the marked one"),
             ("@path, /file path", "attach a text file"),
-            ("Esc, Ctrl+C", "stop the answer; what was said stays"),
-            ("Ctrl+C", "put the draft aside; ↑ brings it back"),
-            ("Ctrl+Q, Ctrl+D", "leave; so does Ctrl+C twice"),
+            ("Esc, Ctrl+C", "stop the answer; its text stays"),
+            ("Ctrl+C", "clear the prompt; ↑ brings it back"),
+            ("Ctrl+Q, Ctrl+D", "quit; so does Ctrl+C twice"),
         ),
     ),
     (
         "reading",
         (
-            ("PgUp, PgDn, wheel", "scroll; at the end the text is followed"),
+            ("PgUp, PgDn, wheel", "scroll; at the end, follow the text"),
             ("Ctrl+Home, Ctrl+End", "to the top, to the end"),
-            ("Ctrl+F", "find in the conversation; ↑ ↓ the place before, after"),
+            ("Ctrl+F", "find in the conversation; ↑ ↓ other matches"),
             ("Ctrl+Up", "select messages, then:"),
             ("↑ ↓", "another message"),
             ("c  b", "copy it, copy one of its code blocks"),
@@ -51,8 +51,8 @@ _KEYS = (
     (
         "comparing (Ctrl+S, /compare)",
         (
-            ("Enter", "the same question to both; A answers, then B"),
-            ("Esc", "stop the answer; at the end: go on with one"),
+            ("Enter", "ask both; A answers, then B"),
+            ("Esc", "stop the answer; then: take one"),
             ("Ctrl+R", "both answer again"),
             ("F3", "the other side, where one shows at a time"),
         ),
@@ -61,9 +61,9 @@ _KEYS = (
         "several answers (/again 4)",
         (
             ("1 to 8, ← →, a click", "choose one; ↑ ↓ scroll it"),
-            ("Enter", "go on with it; the others stay as branches"),
-            ("Esc, Ctrl+C", "stop all; Esc at the end: as it was before"),
-            ("F2", "a row for each, batch size, the pool of K/V"),
+            ("Enter", "take it; the others stay as branches"),
+            ("Esc, Ctrl+C", "stop all; then Esc: take none"),
+            ("F2", "sequences, batch size, K/V pool"),
         ),
     ),
     (
@@ -72,18 +72,18 @@ _KEYS = (
             ("F2", "decode view in full"),
             ("F3", "decode panel: off, narrow, wide (or drag its edge)"),
             ("F4  F5  F6", "sessions, models, settings of this session"),
-            ("F7", "freeze the metrics, let them go on"),
+            ("F7", "freeze the metrics, or unfreeze"),
             ("F8", "start the engine again"),
             ("Ctrl+P", "command palette, themes"),
             ("Ctrl+Z", "suspend; `fg` comes back"),
-            ("Ctrl+L", "draw the screen anew"),
+            ("Ctrl+L", "redraw the screen"),
         ),
     ),
 )
 
 
 class HelpScreen(ModalScreen[None]):
-    """Any of Esc, F1, q and Ctrl+C closes it."""
+    """Esc, F1, q and Ctrl+C close it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]
 
@@ -95,7 +95,7 @@ class HelpScreen(ModalScreen[None]):
             yield Static(id="help-commands", markup=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Two columns where there is room; what is said of a key wraps under itself."""
+        """Lay out two columns if they fit."""
         columns = event.size.width >= _SIDE_BY_SIDE
         self.query_one("#help").set_class(columns, "-columns")
         width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
@@ -119,7 +119,7 @@ def _commands(width: int) -> Content:
 
 
 def _entry(key: str, text: str, shortcut: str, width: int) -> Content:
-    """A key or command at the left, what it does at the right."""
+    """Return a key or command at the left and its description at the right."""
     about = Content.assemble(text, (f"  {shortcut}" if shortcut else "", "$quiet"))
     first, *rest = about.wrap(max(16, width - _KEY_CELLS))
     head = Content.assemble((f"{key:<{_KEY_CELLS}}", "bold $text-accent"), first)

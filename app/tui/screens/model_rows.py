@@ -1,6 +1,6 @@
-"""The model picker's rows: size, whether it fits this machine, and the speed the roofline allows. Knows no widget.
+"""Rows of the model picker: size, fit in memory, and speed limit by the roofline.
 
-Predictions are computed: measured bandwidth over the bytes of weights a step reads, the KV cache left out.
+The speed is computed: measured bandwidth / weight bytes of a step, without the KV cache.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from headrace.app.engine.model_card import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model. Bytes; `fits` None where the machine does not say, `context_fits` empty then."""
+    """One model; sizes in bytes. fits: None and context_fits: empty if the machine's memory is unknown."""
 
     name: str
     title: str
@@ -28,9 +28,9 @@ class ModelRow:
 
 
 def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[ModelRow]:
-    """Installed models first, then the rest of the catalog. Reads files: call it in a thread.
+    """Return installed models, then the rest of the catalog. Reads files: call it in a thread.
 
-    card: the loaded model's; measured_gb_s: this machine's bandwidth, which is measured after the first load.
+    card: the loaded model's. measured_gb_s: this machine's bandwidth, measured after the first load.
     """
     from headrace.app.model_info.kv_fits import fits_text
     from headrace.app.model_info.report import overview

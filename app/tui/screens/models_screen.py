@@ -1,4 +1,4 @@
-"""The model picker: what is installed, what the catalog offers, whether it fits and how fast it can be. Pulls, too."""
+"""Model picker: installed models and the catalog, fit in memory, speed, downloads."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -20,8 +20,7 @@ from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
-# What stands beside a name, cells of it with the gap before it, and on which side of them; from the right, what does
-# not fit goes.
+# Columns beside the name: title, cells with the gap before them, alignment. Dropped from the right.
 _COLUMNS = (
     ("size", 9, ">"),
     ("memory", 10, ">"),
@@ -36,11 +35,11 @@ _MARK, _DEFAULT = 2, " default"
 
 
 class ModelsScreen(ModalScreen[str | None]):
-    """Enter uses an installed model (the result) or asks whether to fetch one, which goes on when this is closed."""
+    """Enter returns an installed model, or asks whether to download one. Downloads outlive the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "take", "Use or fetch", priority=True),
-        Binding("delete,x", "cancel_pull", "Stop fetching", key_display="x"),
+        Binding("enter", "take", "Use or download", priority=True),
+        Binding("delete,x", "cancel_pull", "Stop download", key_display="x"),
         Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
@@ -67,7 +66,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self.set_interval(0.5, self._follow)
 
     def _load(self) -> None:
-        """Read the store and the catalog beside the event loop."""
+        """Read the store and the catalog in a thread."""
         card = self._card = self._state.engine.card
         measured_gb_s = self._measured_gb_s = self._state.metrics.machine.measured_gb_s
 
@@ -85,7 +84,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self.call_after_refresh(self._fill, self._rows)
 
     def _fill(self, rows: list[ModelRow]) -> None:
-        """The list, in columns for the width there is."""
+        """Fill the list with as many columns as fit."""
         if not is_open(self) or not rows:
             return
         models = self.query_one("#models", OptionList)
@@ -119,7 +118,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._show_fits()
 
     def _show_fits(self) -> None:
-        """How much context the highlighted model has room for, in each format of K/V."""
+        """Show the context lengths that fit in memory for the highlighted model, by K/V format."""
         at = self.query_one("#models", OptionList).highlighted
         fits = self._rows[at].context_fits if at is not None and at < len(self._rows) else ""
         line = self.query_one("#fits", Static)
@@ -127,14 +126,14 @@ class ModelsScreen(ModalScreen[str | None]):
         line.update(Content.assemble(("context that fits: ", "$quiet"), fits))
 
     def _follow(self) -> None:
-        """What fits and how fast is known once a model was loaded, and better once the bandwidth was measured."""
+        """Reload the list after a model was loaded or the bandwidth was measured; show the download."""
         measured_gb_s = self._state.metrics.machine.measured_gb_s
         if self._state.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
             self._load()
         self._show_pull()
 
     def _show_pull(self) -> None:
-        """How far fetching is; the list anew when it is done."""
+        """Show the progress of a download; reload the list after it."""
         line, pulls = self.query_one("#pull", Static), self._state.pulls
         if line.display != bool(pulls):
             self.refresh_bindings()
@@ -183,7 +182,7 @@ class ModelsScreen(ModalScreen[str | None]):
         except HeadraceError as error:
             self._state.show_error(error)
             return
-        self._state.notify(f"fetching {row.name}, {format_bytes(row.bytes)}, in the background")
+        self._state.notify(f"downloading {row.name}, {format_bytes(row.bytes)}, in the background")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         return action != "cancel_pull" or bool(self._state.pulls)
@@ -196,16 +195,18 @@ class ModelsScreen(ModalScreen[str | None]):
 
 
 def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:
-    """Whether to fetch it; the answer is `fetch` or None. fits: in this machine's memory, as far as known."""
+    """Return the dialog whether to download a model; its result is `fetch`, `leave` or None. fits: in memory; None:
+    unknown.
+    """
     facts = [f"{wanted.download}; {wanted.room}."]
     if fits is False:
-        facts.append("It is too big for this machine's memory.")
-    answers = [("fetch", "y", "fetch it"), ("leave", "n", "leave it")]
-    return Choose(sanitise(f"fetch {wanted.name}?"), sanitise(" ".join(facts)), answers)
+        facts.append("It does not fit in this machine's memory.")
+    answers = [("fetch", "y", "download"), ("leave", "n", "cancel")]
+    return Choose(sanitise(f"download {wanted.name}?"), sanitise(" ".join(facts)), answers)
 
 
 def _line(row: ModelRow, current: bool, name_cells: int, shown: int) -> Content:
-    """One model; ● is loaded, ✓ installed, ↓ can be fetched. shown: how many of `_COLUMNS` there is room for."""
+    """Return a model's line. ● loaded, ✓ installed, ↓ can be downloaded. shown: number of `_COLUMNS`."""
     mark = ("●", "bold $text-success") if current else ("✓", "$text-success") if row.installed else ("↓", "$quiet")
     if row.problem:
         return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(row.problem)}")
@@ -226,7 +227,7 @@ def _line(row: ModelRow, current: bool, name_cells: int, shown: int) -> Content:
 
 
 def _cells(texts: Sequence[str | Content], shown: int) -> list[Content]:
-    """The first `shown` of these, each in the cells of its column."""
+    """Return the first `shown` texts, each padded to its column."""
     made = []
     for text, (_, cells, side) in zip(texts[:shown], _COLUMNS, strict=False):
         content = text if isinstance(text, Content) else Content(text)

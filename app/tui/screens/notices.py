@@ -1,4 +1,4 @@
-"""The lines between the transcript and the input: what the user should see, and the messages that wait."""
+"""Lines between the transcript and the prompt: a notice and the queued messages."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ _NOTICE_LINES = 5  # more are cut off, which shows
 
 
 class Notice(Static):
-    """A few lines, of which there are none where nothing is to be said."""
+    """A few lines, hidden without text."""
 
     def show(self, text: str, *, error: bool = False) -> None:
-        """Show this, cut for the width there is."""
+        """Show a text, wrapped for the width."""
         self.display = bool(text)
         self.set_class(error, "-error")
         width = max(2, _size_around(self).width - 6)
@@ -30,24 +30,24 @@ class Notice(Static):
 
 
 def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[str, bool]:
-    """What the notice says of a conversation, and whether it is an error."""
+    """Return the notice for a conversation, and whether it is an error."""
     state = conversation.engine.state
     down = state in ("dead", "failed")
     text = conversation.notice or ("the engine is not running" if down else "")
     if not text and conversation.branch.shared:
-        text = "this session is open in another terminal, too: what is said there and here becomes branches"
+        text = "this session is also open in another terminal: messages from there become branches"
     if down:
         way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
         text = f"✗ {text.rstrip('.')}. {way_out}."
     elif state == "loading" and download.active and conversation.messages:
-        text = f"fetching {conversation.session.model or 'the default model'}: {download.summary()}"
+        text = f"downloading {conversation.session.model or 'the default model'}: {download.summary()}"
     if state == "failed" and not conversation.messages:  # the whole of it stands in the transcript's place
         text = ""
     return text, down
 
 
 class QueuedMessages(Static):
-    """The messages that are asked when the answer has ended."""
+    """Messages that are sent after the answer."""
 
     def show(self, texts: Sequence[str]) -> None:
         """Show these, a line each."""
@@ -56,7 +56,7 @@ class QueuedMessages(Static):
         lines = [Content(f"⧗ {sanitise(' '.join(text.split()))}").truncate(width, ellipsis=True) for text in texts]
         if len(lines) > _QUEUE_LINES:
             lines[_QUEUE_LINES - 1 :] = [Content(f"⧗ and {len(lines) - _QUEUE_LINES + 1} more")]
-        hint = Content.styled("asked when this answer has ended; /queue takes them back", "$quiet")
+        hint = Content.styled("sent after this answer; /queue edits them", "$quiet")
         hint = hint.truncate(width, ellipsis=True)
         self.update(Content("\n").join([*lines, hint]) if lines else "")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ParallelScreen(Screen[None]):
     """A head, one pane per answer, and a notice; the app polls the answers.
 
-    Subclasses arrange the panes and say what the head shows (`head`) and which panes scroll (`scrolled`).
+    Subclasses arrange the panes and define `head`, `busy`, `scrolled` and `sync_panes`.
     """
 
     def __init__(self, state: ChatState, answers: "ParallelAnswers", panes: Sequence[AnswerPane]) -> None:
@@ -43,7 +43,7 @@ class ParallelScreen(Screen[None]):
 
     @property
     def busy(self) -> object:
-        """What the keys depend on."""
+        """State that the available keys depend on."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,7 @@
-"""Parameters of a session as text: the answer options that a session stores. Knows no widget."""
+"""Session parameters: parsing, formatting and checks. No widgets.
+
+The ranges are those of the settings file, all of which `runtime.sampling.sampler` takes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the t
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """range: the values it takes, in words."""
+    """read: parses text. holds: tests the range. range: describes it."""
 
     name: str
     help: str
@@ -38,10 +41,10 @@ _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
 
 def read_parameter(name: str, text: str) -> Any:
-    """Return a value as a session stores it; None for empty text, `default` or `auto`. Raises UsageError."""
+    """Return a parameter's value; None for empty text or `default`. Raises UsageError."""
     parameter = _BY_NAME.get(name.replace("-", "_"))
     if parameter is None:
-        raise UsageError(f"there is no parameter {name!r}", "one of " + ", ".join(_BY_NAME))
+        raise UsageError(f"parameter {name!r}: not found", "one of " + ", ".join(_BY_NAME))
     text, kind = text.strip(), OPTIONS[parameter.name].kind
     if text in ("", "default") or (text == "auto" and isinstance(kind, Flag)):
         return None

@@ -1,4 +1,4 @@
-"""This session's parameters: system prompt and sampling. Empty means what the model recommends, else the chat's own."""
+"""Screen of a session's parameters. An empty field takes the model's value, or the chat's."""
 
 from typing import Any, ClassVar
 
@@ -19,11 +19,11 @@ from headrace.runtime.errors import SessionError, UsageError
 
 
 class ParametersScreen(ModalScreen[None]):
-    """Ctrl+S keeps what is written here, Esc does not."""
+    """Ctrl+S saves, Esc discards."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Keep", key_display="^S", priority=True),
-        Binding("escape,f6", "dismiss", "Leave as it was", key_display="Esc", priority=True),
+        Binding("ctrl+s", "save", "Save", key_display="^S", priority=True),
+        Binding("escape,f6", "dismiss", "Discard", key_display="Esc", priority=True),
     ]
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012 - as textual declares it
@@ -57,18 +57,18 @@ class ParametersScreen(ModalScreen[None]):
         yield Footer()
 
     def _default(self, name: str) -> str:
-        """What holds where the field is empty."""
+        """Return the value in effect for an empty field."""
         if name in self._recommended:
             return f"model: {self._recommended[name]:g}"
         return f"chat: {self._defaults[name]:g}" if name in self._defaults else "default"
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        """The line at the bottom says in full what the field is, or why its value was refused."""
+        """Show the field's full description at the bottom, or its error."""
         if self._refused is not None and event.widget.id == self._refused[0]:
             self._say(self._refused[1])
             return
         about = next((_about(parameter) for parameter in PARAMETERS if parameter.name == event.widget.id), "")
-        self._say(Content.styled(about or "what the model is told before the conversation", "$quiet"))
+        self._say(Content.styled(about or "system prompt: instructions before the conversation", "$quiet"))
 
     def _say(self, line: Content) -> None:
         self.query_one("#line", Static).update(line)
@@ -77,7 +77,7 @@ class ParametersScreen(ModalScreen[None]):
         self.action_save()
 
     def action_save(self) -> None:
-        """All or nothing: the first value that cannot be is named and nothing changes."""
+        """Save all values, or none if one is invalid."""
         self._refused = None
         values: dict[str, Any] = {}
         for parameter in PARAMETERS:

@@ -1,4 +1,4 @@
-"""When the engine is asked to count, and when to read, what is being typed: nobody waits for an answer then."""
+"""Prompt prefetch: token counts while the user types, prefill in pauses."""
 
 import time
 from collections.abc import Callable
@@ -6,40 +6,40 @@ from collections.abc import Callable
 from textual.screen import Screen
 from textual.timer import Timer
 
-_COUNT_S = 0.3  # between two counts of its tokens while keys come
-_PAUSE_S = 0.25  # without a key, after which what stands in the input is worth reading
-_HANDS_OFF_S = 1.0  # without a key, after which a question with answers by letter may come up
+_COUNT_S = 0.3  # between token counts while the user types
+_PAUSE_S = 0.25  # without a key, until the prompt is prefilled
+_HANDS_OFF_S = 1.0  # without a key, until a dialog with letter keys may open
 
 
 class PromptPrefetch:
-    """ask: called while keys come with `pause` False, and with True once none came for a while."""
+    """ask: called with False while the user types, with True in a pause."""
 
     def __init__(self, screen: Screen[None], ask: Callable[[bool], None]) -> None:
         self._screen, self._ask = screen, ask
-        self._typed = float("-inf")  # when, last
+        self._typed = float("-inf")  # time of the last key
         self._pause: Timer | None = None
         self._counting: Timer | None = None
 
     @property
     def typing(self) -> bool:
-        """Whether someone typed only just now."""
+        """True shortly after a key."""
         return time.monotonic() < self._typed + _HANDS_OFF_S
 
     def typed(self) -> None:
-        """The text in the input is another one."""
+        """Note that the prompt's text changed."""
         self._typed = time.monotonic()
         self.wait_for_pause()
         if self._counting is None:
             self._counting = self._screen.set_timer(_COUNT_S, self._count)
 
     def wait_for_pause(self) -> None:
-        """Ask when nothing happened for a while, from now."""
+        """Restart the wait for a pause."""
         if self._pause is not None:
             self._pause.stop()
         self._pause = self._screen.set_timer(_PAUSE_S, self._paused)
 
     def _paused(self) -> None:
-        if self._counting is not None:  # what is read is counted, too
+        if self._counting is not None:  # the prefill counts, too
             self._counting.stop()
             self._counting = None
         self._ask(True)

@@ -1,6 +1,6 @@
-"""The sessions: all of them, or those whose messages hold some words. Resume, rename, delete, export.
+"""Session list with search: resume, rename, delete, export.
 
-Another headrace may change the store at any moment: what cannot be done any more is said, and the list made anew.
+Another process may change the store at any time: a failed action shows its error and reloads the list.
 """
 
 import time
@@ -30,7 +30,7 @@ _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60
 
 
 class SessionsScreen(ModalScreen[tuple[int, str] | None]):
-    """The field on top searches as one types; the list below has the keys."""
+    """A search field above the list. Resuming a search hit returns its message id and the words."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "resume", "Resume", priority=True),
@@ -64,7 +64,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
         return self.query_one("#sessions", OptionList)
 
     def _fill(self) -> None:
-        """List what there is, or what the words find."""
+        """List all sessions, or the search hits."""
         words, store = self.query_one(Input).value.strip(), self._state.store
         nothing = "nothing found" if words else "no sessions yet"
         try:
@@ -78,7 +78,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
 
     @contextmanager
     def _up_to_date(self) -> Iterator[None]:
-        """Around everything that is done with a listed session, which may be there no longer."""
+        """Show an error of the wrapped action and reload the list."""
         try:
             yield
         except HeadraceError as error:
@@ -87,7 +87,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
 
     @property
     def _chosen(self) -> tuple[str, int | None] | None:
-        """Ids of the highlighted session and, of a hit, its message."""
+        """Id of the highlighted session, and of the message of a hit."""
         at = self._list.highlighted
         option = self._list.get_option_at_index(at) if at is not None else None
         if option is None or not option.id:
@@ -102,7 +102,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
         self.action_resume()
 
     def on_key(self, event: events.Key) -> None:
-        """Up and down move in the list while the field has the focus."""
+        """Move in the list while the field has the focus."""
         if event.key in ("up", "down", "pageup", "pagedown") and self.query_one(Input).has_focus:
             event.stop()
             event.prevent_default()
@@ -116,7 +116,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
                 self._list.action_page_down()  # type: ignore[no-untyped-call]
 
     def action_resume(self) -> None:
-        """Go on with the session; at a hit, on a branch that has it."""
+        """Open the session; for a hit, on a branch with its message."""
         if (listed := self._chosen) is None:
             return
         chosen, hit = listed
@@ -126,7 +126,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
             open_already = chosen == talk.session.id
             if hit is not None and not (open_already and any(message.id == hit for message in talk.messages)):
                 if open_already and talk.phase != "idle":
-                    raise EngineError("that is on another branch, and an answer is being written; Esc stops it")
+                    raise EngineError("this message is on another branch and an answer is in progress; Esc stops it")
                 session, open_already = store.reveal(store.message(hit)), False
             if not open_already:
                 self._state.open_session(session)
@@ -155,7 +155,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
             return
         chosen, _ = listed
         if chosen == self._state.conversation.session.id:
-            self._state.notify("this session is open; start another one first (/new)", problem=True)
+            self._state.notify("this session is open: start another one first (/new)", problem=True)
             return
 
         def answered(answer: str | None) -> None:
@@ -173,7 +173,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
             self.app.push_screen(question, answered)
 
     def action_export(self) -> None:
-        """Ask for the file's name first: nothing is written by a key alone."""
+        """Ask for the file's name and export the session."""
         if (listed := self._chosen) is None:
             return
         chosen, _ = listed
@@ -197,14 +197,14 @@ def _listed(entry: SessionEntry) -> Option:
 
 
 def _found(hit: Hit) -> Option:
-    """A hit: the words found stand between « and », as the store gives them."""
+    """Return a hit's option; the store marks found words with « and »."""
     snippet = " ".join(sanitise(hit.snippet).split())
     head = Content.assemble((sanitise(hit.title), "bold"), (f"  {hit.role} · {ago(hit.created_at)}", "$quiet"))
     return Option(Content.assemble(head, "\n", (snippet, "$quiet")), id=f"{hit.session_id}/{hit.message_id}")
 
 
 def ago(moment: float) -> str:
-    """How long ago, in one unit."""
+    """Return the age of a moment in one unit."""
     seconds = max(0.0, time.time() - moment)
     for size, unit in _UNITS:
         if seconds >= size:

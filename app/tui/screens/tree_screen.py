@@ -1,4 +1,4 @@
-"""The whole tree of a conversation: every branch, every message. Go to one, or remove it."""
+"""Tree of all branches of a conversation: show or remove a message."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ _DEEPEST = 24  # cells that forks may take
 
 
 class TreeScreen(ModalScreen[int | None]):
-    """Enter shows the branch with the marked message, Delete removes the message and what follows it."""
+    """Enter shows the branch of the marked message and returns its id; Delete removes it and its followers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "go", "Show", priority=True),
@@ -38,7 +38,7 @@ class TreeScreen(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
-            box.border_title = Content("the whole conversation")
+            box.border_title = Content("branches of this conversation")
             yield OptionList(id="tree")
         yield Footer()
 
@@ -72,7 +72,7 @@ class TreeScreen(ModalScreen[int | None]):
         self.action_go()
 
     def action_go(self) -> None:
-        """Show the branch with the marked message."""
+        """Show the branch of the marked message."""
         if (message := self._marked) is None:
             return
         try:
@@ -83,13 +83,13 @@ class TreeScreen(ModalScreen[int | None]):
         self.dismiss(message.id)
 
     def action_remove(self) -> None:
-        """Ask, then remove the marked message and all that follow it."""
+        """Ask, then remove the marked message and its followers."""
         if (message := self._marked) is not None:
             ask_to_remove(self.app, self._state, message, self._fill)
 
 
 def ask_to_remove(app: App[Any], state: ChatState, message: Message, then: Callable[[], None]) -> None:
-    """Ask whether a message may go for good, with all below it on every branch; remove it and call `then` if so."""
+    """Ask, then remove a message and its followers on all branches, and call `then`."""
 
     def answered(answer: str | None) -> None:
         if answer == "yes":
@@ -100,13 +100,13 @@ def ask_to_remove(app: App[Any], state: ChatState, message: Message, then: Calla
             then()
 
     followers = state.store.below(message)
-    what = "this message" + (f" and the {followers:,} that follow it, on every branch" if followers else "")
-    question = Choose("remove for good?", f"Removes {what}. It cannot be undone.", [("yes", "y", "remove")])
+    removed = "this message" + (f" and the {followers:,} after it, on every branch" if followers else "")
+    question = Choose("remove for good?", f"Removes {removed}. This cannot be undone.", [("yes", "y", "remove")])
     app.push_screen(question, answered)
 
 
 def _drawn(line: TreeLine) -> Content:
-    """One line: the graph, who says it, how it begins."""
+    """Return a line: graph, role, beginning of the text."""
     message = line.message
     lead = line.lead if len(line.lead) <= _DEEPEST else "…" + line.lead[1 - _DEEPEST :]
     mark, style = ("❯ ", "$text-accent") if message.role == "user" else ("◆ ", "$text-primary")

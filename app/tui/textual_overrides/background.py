@@ -1,7 +1,7 @@
-"""What ground the terminal draws on, asked by OSC 11 and answered among the keys, whenever the terminal gets to it.
+"""Background colour of the terminal, queried by OSC 11.
 
-Terminals that do not know the question say nothing. The answer, `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` and an end (BEL or
-`ESC \\`), is taken out of what is read: textual would pass it on as keys.
+The reply arrives among the keys: `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` and an end (BEL or `ESC \\`). It is taken out of the
+input, because textual would treat it as keys. Terminals without OSC 11 do not reply.
 """
 
 import os
@@ -18,7 +18,7 @@ _MIDDLE = 0.5  # of the way from black to white, as bright as it looks
 
 
 class BackgroundColour(Message):
-    """The terminal said what it draws on."""
+    """Posted when the terminal replied."""
 
     def __init__(self, light: bool) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class BackgroundColour(Message):
 
 
 class BackgroundReply:
-    """Finds the one answer in what is read, however it is cut; from then on everything is keys."""
+    """Finds the reply in the input, however it is split."""
 
     def __init__(self) -> None:
         self.awaited = False
         self._held = ""
 
     def take(self, data: str) -> tuple[str, BackgroundColour | None]:
-        """What of `data` is keys, and the answer where it is complete."""
+        """Return the keys in `data`, and the reply once it is complete."""
         if not self.awaited:
             return data, None
         data, self._held = self._held + data, ""
@@ -45,13 +45,13 @@ class BackgroundReply:
         return data, None
 
     def give_up(self) -> str:
-        """What was held back for an answer of which no more came: it was keys."""
+        """Return the bytes held back for a reply that did not continue: they are keys."""
         held, self._held = self._held, ""
         return held
 
 
 def can_query() -> bool:
-    """Whether asking does no harm: a console without OSC would show the question."""
+    """Return False for terminals that would print the query."""
     return os.environ.get("TERM", "dumb") not in ("dumb", "linux")
 
 

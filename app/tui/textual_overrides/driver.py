@@ -1,8 +1,7 @@
-"""Textual's driver for Unix terminals with another reading of the input.
+"""Textual's Unix driver with another input thread.
 
-A paste stays text (see `paste`). Bytes that are no UTF-8 are replaced: textual's thread ends with an exception, and the
-keyboard with it. A terminal that is gone is not read over and over until somebody notices. While no key is pressed, the
-thread that reads does not wake up.
+Pastes stay text (see `paste`). Bytes that are not UTF-8 are replaced; they would end textual's thread. A closed
+terminal is not read in a loop. The thread sleeps while no key is pressed.
 """
 
 import os
@@ -23,7 +22,7 @@ _WATCHFUL_S = max(ESCAPE_DELAY, PATIENCE_S) + 3 * _LOOK_S  # after the last byte
 
 
 class TerminalDriver(LinuxDriver):
-    """A LinuxDriver to which a paste is text."""
+    """A LinuxDriver with PasteParser."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,7 +30,7 @@ class TerminalDriver(LinuxDriver):
         self._wake = os.pipe()  # ends a wait for keys
 
     def run_input_thread(self) -> None:
-        """Pass on what is read, until `disable_input`."""
+        """Read input and post its events until `disable_input`."""
         parser, decode = PasteParser(self._debug, self._ground), getincrementaldecoder("utf-8")("replace").decode
         watchful_until = time.monotonic() + _WATCHFUL_S
         while not self.exit_event.is_set():
@@ -51,7 +50,7 @@ class TerminalDriver(LinuxDriver):
                 self.process_message(event)
 
     def disable_input(self) -> None:
-        """Ends the thread that reads, at once."""
+        """End the input thread at once."""
         os.write(self._wake[1], b"\0")
         super().disable_input()
         os.read(self._wake[0], 1)

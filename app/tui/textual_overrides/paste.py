@@ -1,8 +1,8 @@
-"""A paste is one piece of text, whatever is in it, and nothing in it is a key.
+"""Bracketed paste as one piece of text, whatever it contains.
 
-Textual's parser takes escape sequences within a bracketed paste apart and passes those that it does not know on as
-keys: a log with colours in it pressed Enter, a Ctrl+Q in it left the app. Here everything between `ESC [ 200 ~` and the
-first `ESC [ 201 ~` after it is kept from that parser, however the terminal's bytes are cut into reads.
+Textual's parser handles escape sequences within a paste and passes unknown ones on as keys: a Ctrl+Q in pasted text
+would leave the app. Here everything between `ESC [ 200 ~` and the next `ESC [ 201 ~` bypasses that parser, however the
+input is split into reads.
 """
 
 import time
@@ -14,23 +14,23 @@ from textual.message import Message
 
 from headrace.app.tui.textual_overrides.background import BackgroundReply
 
-_NO_KEY = len("\x1b[2")  # hardly anybody types that much of the mark
-PATIENCE_S = 0.6  # with the rest of it: a slow connection's reads are further apart than a key's bytes
+_NO_KEY = len("\x1b[2")  # bytes of a mark that nobody types
+PATIENCE_S = 0.6  # for the rest of a mark on a slow connection
 
 
 class PasteParser(XTermParser):
-    """An XTermParser that sees a paste's two marks and nothing between them. ground: whether that was asked for."""
+    """An XTermParser that sees a paste's marks only. ground: finds a background reply."""
 
     def __init__(self, debug: bool = False, ground: BackgroundReply | None = None) -> None:
         super().__init__(debug)
         self._ground = ground or BackgroundReply()
-        self._pasted: list[str] | None = None  # what came of a paste that has not ended
-        self._tail = ""  # the end of what came, where the next mark may have begun
-        self._tail_at = 0.0  # when that came
-        self._gave_up = False  # textual took that beginning for keys, because the rest was long in coming
+        self._pasted: list[str] | None = None  # text of an unfinished paste
+        self._tail = ""  # end of the input that may begin a mark
+        self._tail_at = 0.0  # time of that input
+        self._gave_up = False  # textual treated the beginning as keys after a time-out
 
     def feed(self, data: str) -> Iterable[Message]:
-        """Events of what was read; the empty text is the end of the input."""
+        """Yield the events of the input; "" is its end."""
         if not data:
             yield from super().feed(data)
         while data:
@@ -49,7 +49,7 @@ class PasteParser(XTermParser):
             yield message
 
     def _feed_keys(self, data: str) -> Generator[Message, None, str]:
-        """Up to the beginning of a paste; returns what is left."""
+        """Handle input up to the start of a paste; return the rest."""
         seen = self._tail + data
         found = seen.find(BRACKETED_PASTE_START)
         if found < 0:
@@ -71,7 +71,7 @@ class PasteParser(XTermParser):
             yield from super().feed(keys)
 
     def _feed_paste(self, data: str) -> Generator[Message, None, str]:
-        """Up to the end of the paste; returns what is left."""
+        """Handle input up to the end of the paste; return the rest."""
         assert self._pasted is not None
         seen = self._tail + data
         found = seen.find(BRACKETED_PASTE_END)
@@ -88,5 +88,5 @@ class PasteParser(XTermParser):
 
 
 def _beginning(text: str, mark: str) -> str:
-    """The longest end of `text` that `mark` begins with, not all of it."""
+    """Return the longest proper prefix of `mark` that `text` ends with."""
     return next((mark[:size] for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), "")

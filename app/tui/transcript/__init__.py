@@ -1,1 +1,1 @@
-"""The conversation on the screen: messages, Markdown, rows and what an empty one shows."""
+"""The transcript: messages, Markdown, rows, and the welcome text."""

@@ -1,4 +1,4 @@
-"""An answer as it was said, with what had been guessed of it underlined: no Markdown, which has other characters."""
+"""An answer's raw text with accepted draft tokens underlined."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ _STYLE = "underline $text-accent"
 
 
 def accepted_lines(text: str, spans: Iterable[tuple[int, int]], width: int) -> list[Content]:
-    """Lines of at most `width` cells, safe to show. spans: (begin, end) of characters of `text`, in order."""
+    """Return lines of at most `width` cells, sanitised. spans: (begin, end) in characters of `text`, in order."""
     safe = Sanitiser()
     pieces: list[Content | str] = []
     at = 0

@@ -1,7 +1,6 @@
-"""How code is coloured: textual's themes, quieter. Imports Pygments, so it is imported with the first code block.
+"""Code colours: textual's themes, quieter. Imports Pygments: import it with the first code block.
 
-What a language does not know is no error here: code that is being written has a string that does not end yet, and
-models put one language into a block of another.
+Unknown tokens are no errors here: growing code has unfinished strings, and models mix languages.
 """
 
 from pygments.token import Token
@@ -9,7 +8,7 @@ from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, H
 
 
 class CodeTheme(HighlightTheme):
-    """No underlines; a name that is defined is bold instead."""
+    """No underlines; defined names are bold."""
 
     STYLES = {  # noqa: RUF012 (the base class declares it so)
         **HighlightTheme.STYLES,
@@ -35,12 +34,12 @@ _MENDED: dict[tuple[str, ...], str] = {
 
 
 class AnsiDarkCodeTheme(ANSIDarkHighlightTheme):
-    """In the terminal's own colours."""
+    """For ANSI colours."""
 
     STYLES = {**ANSIDarkHighlightTheme.STYLES, **_MENDED}  # noqa: RUF012
 
 
 class AnsiLightCodeTheme(ANSILightHighlightTheme):
-    """In the terminal's own colours."""
+    """For ANSI colours."""
 
     STYLES = {**ANSILightHighlightTheme.STYLES, **_MENDED}  # noqa: RUF012

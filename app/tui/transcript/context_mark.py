@@ -1,6 +1,6 @@
-"""The mark between messages that are no longer sent and those that are, with the summary that stands in for the former.
+"""Mark between messages left out of the context and those sent, with the summary of the former.
 
-It takes a place among the messages under an id of its own. Knows no widget.
+It stands among the messages under an id of its own.
 """
 
 from textual.content import Content
@@ -12,18 +12,18 @@ Lines = list[tuple[Content, bool]]
 
 
 def mark_message(session_id: str, summary: str) -> Message:
-    """The stand-in: what it says is the summary, empty where there is none."""
+    """Return the placeholder message with the summary, "" if there is none."""
     return Message(MARK, session_id, None, "assistant", summary, 0.0)
 
 
 def mark_lines(text: list[Content], words: int, left_out: int, width: int, *, unfolded: bool) -> Lines:
-    """The mark's lines, and whether each is the head that folds it.
+    """Return the mark's lines, each with True for the head that folds it.
 
-    text: the summary laid out for `width` less two cells. left_out: how many messages stand above.
+    text: the summary, laid out for `width` - 2 cells. left_out: number of messages above.
     """
     above = "the message above" if left_out == 1 else f"the {left_out} messages above"
     if not text:
-        alone = f"─── {above} {'is' if left_out == 1 else 'are'} no longer sent · /summary undo sends all again"
+        alone = f"─── {above} {'is' if left_out == 1 else 'are'} not sent · /summary undo sends all"
         return [(Content.styled(alone, "$text-warning").truncate(width, ellipsis=True), False)]
     head = Content.assemble(
         (f"{'▾' if unfolded else '▸'} summary, sent in place of {above}", "$text-warning"),
@@ -32,6 +32,6 @@ def mark_lines(text: list[Content], words: int, left_out: int, width: int, *, un
     lines: Lines = [(head.truncate(width, ellipsis=True), True)]
     if unfolded:
         lines += [(Content.assemble(("┊ ", "$text-warning"), line), False) for line in text]
-        hint = "/summary edits it · /summary undo sends all again"
+        hint = "/summary edits it · /summary undo sends all"
         lines.append((Content.styled(hint, "$quiet").truncate(width, ellipsis=True), False))
     return lines

@@ -1,7 +1,4 @@
-"""A model that is fetched before it can be loaded: what, from where, how much of it is here, how fast, how long yet.
-
-Fed with the engine's progress; knows no widget.
-"""
+"""Progress of a model's download: size, speed, time left."""
 
 from collections import deque
 from dataclasses import replace
@@ -26,7 +23,7 @@ _BAR = 24
 
 
 class DownloadProgress:
-    """`take` what the engine says, `look` at the clock; `facts` are what the catalog knows, once somebody looked."""
+    """`add` load events, `tick` with the clock. facts: the catalog's download plan, once it was looked up."""
 
     def __init__(self) -> None:
         self.facts: DownloadPlan | None = None
@@ -36,7 +33,7 @@ class DownloadProgress:
         self._at = 0.0
 
     def add(self, event: LoadProgress, now: float) -> None:
-        """The engine is so far; `now`: seconds of a clock that only goes on."""
+        """Take in progress; `now`: monotonic seconds."""
         if self._now is None or event.stage != self._now.stage:
             self._seen.clear()
             self._first = event.done
@@ -48,13 +45,13 @@ class DownloadProgress:
         self.tick(now)
 
     def tick(self, now: float) -> bool:
-        """It is `now`. Whether a silence became long enough to say, or a second longer."""
+        """Set the clock; return whether the shown stall time changed."""
         before, self._at = self.silent_s, now
         return (before and int(before)) != (self.silent_s and int(self.silent_s))
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds in which nothing of the download came; None where some does, or nothing is downloaded."""
+        """Seconds without a byte; None while bytes arrive or nothing is downloaded."""
         if self._now is None or self._now.stage != "downloading":
             return None
         silent = self._at - self._seen[-1][0]
@@ -66,14 +63,14 @@ class DownloadProgress:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Of the download; None while it is not known, or none comes."""
+        """Download speed; None while unknown or stalled."""
         if self._now is None or self._now.stage != "downloading" or self.silent_s is not None:
             return None
         (began, first), (last, here) = self._seen[0], self._seen[-1]
         return (here - first) / (last - began) if last - began >= _LEAST_S else None
 
     def summary(self) -> str:
-        """One line: the stage, how much, how fast, how long yet."""
+        """Return one line: stage, size, speed, time left."""
         if self._now is None:
             return ""
         parts = [self._now.stage]
@@ -82,7 +79,7 @@ class DownloadProgress:
         elif self._now.done:
             parts.append(format_bytes(self._now.done))
         if self.silent_s is not None:
-            parts.append(f"nothing came for {_span(self.silent_s)}")
+            parts.append(f"no data for {_span(self.silent_s)}")
         elif speed := self.bytes_per_second:
             parts.append(f"{format_bytes(round(speed))}/s")
             if self._now.total:
@@ -90,8 +87,10 @@ class DownloadProgress:
         return " · ".join(parts)
 
     def lines(self, name: str) -> list[Content]:
-        """What the first minute shows."""
-        lines = [Content.assemble("fetching ", (sanitise(self.facts.name if self.facts else name), "bold"), ", once")]
+        """Return the lines shown in place of an empty conversation."""
+        lines = [
+            Content.assemble("downloading ", (sanitise(self.facts.name if self.facts else name), "bold"), ", once")
+        ]
         if self.facts is not None:
             facts = self.facts
             if facts.bytes is None and self._now is not None and self._now.total:  # only the hub knew
@@ -111,14 +110,14 @@ class DownloadProgress:
         lines += [
             Content(self.summary()),
             Content(""),
-            Content.styled("type on: it is sent as soon as the model is there", "$quiet"),
+            Content.styled("you can type: it is sent once the model is loaded", "$quiet"),
             Content.styled("F5 picks another model, Ctrl+Q leaves", "$quiet"),
         ]
         return lines
 
 
 def failure_lines(name: str, why: str) -> list[Content]:
-    """What is said, and what can be done, where no model could be loaded."""
+    """Return the lines for a model that could not be loaded."""
     lines = [
         Content.assemble(("✗ ", "$text-error"), (f"{sanitise(name)} could not be loaded", "bold $text-error")),
         Content(sanitise(why)),
@@ -127,13 +126,13 @@ def failure_lines(name: str, why: str) -> list[Content]:
     ways = (
         ("F8", "tries again"),
         ("F5", "picks another; installed ones need no network"),
-        ("Ctrl+Q", "leaves; `headrace -m FILE.gguf` needs no hub"),
+        ("Ctrl+Q", "quits; `headrace -m FILE.gguf` needs no hub"),
     )
     return lines + [Content.assemble((f"{key:>6}", "bold $text-accent"), (f" {text}", "$quiet")) for key, text in ways]
 
 
 def _span(seconds: float) -> str:
-    """`12 s`, `3 min`, `2 h`."""
+    """Format seconds as `12 s`, `3 min`, `2 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

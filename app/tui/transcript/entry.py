@@ -1,7 +1,6 @@
-"""One message as lines of the transcript: what was said, safe to show, and below an answer what it cost: in plain
-words, and with all that is known while it is selected.
+"""One message as rows of the transcript: sanitised text, and an answer's metrics below it.
 
-An answer that grows is sanitised and laid out piece by piece; nothing already laid out is touched again.
+A growing answer is sanitised and laid out incrementally.
 """
 
 import re
@@ -25,7 +24,7 @@ Row = tuple[Content, RowKind]
 
 BLANK: Row = (Content(""), "blank")
 _LONGEST_SYSTEM = 200  # characters of a system prompt that are looked at
-_PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # what changes nothing that stands before it
+_PLAIN = re.compile(r"[^\n`*_~\[\]<>&\\|]*")  # text that changes nothing before it
 _NEXT_LINE = re.compile(r"[^\W\d_][^\n`*_~\[\]<>&\\|]*")  # a line in words below such a one
 _BLANK_LINES = re.compile(r"\n{3,}")
 _LEAD = re.compile(r" *(?:[•◦▪☐☑▎]|\d+\.)? +")  # of a line in a list or a quotation
@@ -40,7 +39,7 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
-    """What the layout depends on besides the message."""
+    """Everything the layout depends on besides the message."""
 
     width: int
     ansi: bool = False
@@ -51,19 +50,19 @@ class LayoutOptions:
 
 @dataclass(frozen=True, slots=True)
 class MessageState:
-    """Where a message stands in the conversation: its branch among its siblings, and whether it is sent."""
+    """A message's place among its branches, and whether it is sent or growing."""
 
     branch: int = 0
     branches: int = 1
     sent: bool = True
     growing: bool = False
-    waiting: str = ""  # what to show while there is no text yet
+    waiting: str = ""  # text shown before the first token
     accepted: tuple[tuple[int, int], ...] = ()  # spans of accepted draft tokens, if they are to be marked
-    left_out: int = 0  # of the mark between what is sent and what is not: the messages above it
+    left_out: int = 0  # of the context mark: number of messages above it
 
 
 class Entry:
-    """A message and its rows. `update` with the same message grown costs only what is new."""
+    """A message and its rows. `update` with a grown message costs only the new part."""
 
     def __init__(self, message: Message, state: MessageState | None = None) -> None:
         self.message = message
@@ -81,7 +80,7 @@ class Entry:
         self._take(message.content)
 
     def update(self, message: Message, state: MessageState) -> bool:
-        """Whether anything changed."""
+        """Take a new version of the message; return whether anything changed."""
         if message == self.message and state == self.state:
             return False
         self.message, self.state = message, state
@@ -90,22 +89,22 @@ class Entry:
         return True
 
     def highlight_code(self) -> bool:
-        """Give what was laid out in a hurry its colours; whether there was any."""
+        """Give code its colours; return whether there was uncoloured code."""
         rough = self._answer.highlight_code() | self._thinking.highlight_code()
         if rough:
             self._rows = None
         return rough
 
     def extend_last_line(self, message: Message) -> tuple[int, list[Row]] | None:
-        """Rows for the same answer grown by a few plain words, and from which row on they replace those before.
+        """Return new rows for a few plain words appended to the answer, and the row from which they replace the old
+        ones.
 
-        For a quick look between two updates, which lay out what this leaves as it is written: None where more than the
-        last line would be different.
+        None if more than the last line would change. The next `update` lays the text out exactly.
         """
         if self._open is None or self._look is None or message.id != self.message.id:
             return None
         place, line, written = self._open
-        added = message.content[written:].rstrip("\n")  # what comes after a line's end may change it
+        added = message.content[written:].rstrip("\n")  # later text may change it
         first, *others = _BLANK_LINES.sub("\n\n", added).split("\n")
         if not message.content.startswith(self._raw) or not _PLAIN.fullmatch(first):
             return None
@@ -127,14 +126,14 @@ class Entry:
         return place, [*((part, "body") for part in _with_caret(lines, self._look.width)), BLANK]
 
     def detail(self, wanted: bool) -> bool:
-        """Whether to say all that is known of what it cost; returns whether that is different from before."""
+        """Show all known metrics, or a short form; return whether that changed."""
         if wanted == self._detailed:
             return False
         self._detailed, self._rows = wanted, None
         return True
 
     def rows(self, look: LayoutOptions) -> list[Row]:
-        """The message at this look, top to bottom, a blank line at the end."""
+        """Return the rows of the message, a blank one at the end."""
         if self._rows is None or look != self._look:
             self._look = look
             if self.state.left_out:
@@ -201,7 +200,7 @@ class Entry:
         return [*rows, *self._foot(look, apart=bool(body)), BLANK]
 
     def _foot(self, look: LayoutOptions, *, apart: bool) -> list[Row]:
-        """What stands below an answer."""
+        """Return the rows below an answer."""
         rows: list[Row] = []
         if meta := self._meta():
             rows += [BLANK] if apart else []
@@ -228,7 +227,7 @@ class Entry:
         return [*rows, BLANK]
 
     def _meta(self) -> str:
-        """How it ended, which branch it is, what it cost; what matters most first, the line may be cut."""
+        """Return ending, branch and metrics, most important first: the line may be cut."""
         if self.state.growing:
             return ""
         reason = self.message.finish_reason
@@ -239,7 +238,7 @@ class Entry:
         return " · ".join([*parts, *self._notes(), *self._costs()])
 
     def _made(self) -> list[str]:
-        """By which model, with which sampling and system prompt, as far as that was stored."""
+        """Return model, sampling and system prompt, as far as stored."""
         system = " ".join(sanitise((self.message.system or "")[:_LONGEST_SYSTEM]).split())
         return [*made_with(self.message), *([f"system prompt: {system}"] if system else [])]
 
@@ -256,21 +255,20 @@ class Entry:
         if self.state.branches > 1:
             notes.append(f"‹{self.state.branch + 1}/{self.state.branches}›")
         if not self.state.sent:
-            notes.append("no longer sent")
+            notes.append("not sent")
         return notes
 
 
 def metrics_text(metrics: Summary) -> list[str]:
-    """All that is known of what an answer cost."""
+    """Return all metrics of an answer."""
     parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
     if metrics.reused_tokens:
-        parts.append(f"reused {metrics.reused_tokens:,} of {metrics.prompt_tokens:,}")
+        parts.append(f"{metrics.reused_tokens:,} of {metrics.prompt_tokens:,} prompt tokens cached")
     return parts
 
 
 def _wrapped(text: str, width: int) -> list[Content]:
-    """A line of a message in lines of the screen. A pasted file has many, and most of them fit: to find that out costs
-    a tenth of wrapping them."""
+    """Wrap a line; most lines of a pasted file fit, and measuring is cheaper than wrapping."""
     line = Content(text)
     return [line] if line.cell_length <= width else line.wrap(width)
 
@@ -283,7 +281,7 @@ def _grown(markdown: GrowingMarkdown, text: str) -> GrowingMarkdown:
 
 
 def _with_caret(lines: list[Content], width: int) -> list[Content]:
-    """The growing end marked."""
+    """Append the caret of a growing answer."""
     caret = ("▍", "$text-accent")
     if lines and lines[-1].cell_length < width:
         return [*lines[:-1], Content.assemble(lines[-1], caret)]

@@ -1,4 +1,4 @@
-"""Finding words in the rows of the transcript. Knows no widget: rows are texts, a find is where it shows on them."""
+"""Text search in the rows of the transcript."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """One place. `spans`: for each row it touches its number and the characters there, first row first."""
+    """One match. number: from 1. spans: characters by row, first row first."""
 
     number: int  # among all, from 1
     count: int
@@ -16,16 +16,15 @@ class Find:
 
     @property
     def begins(self) -> tuple[int, int]:
-        """Row, character."""
+        """Row and character of the start."""
         row, (start, _) = next(iter(self.spans.items()))
         return row, start
 
 
 def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int) -> Find | None:
-    """A place where `words` stand, whatever their case, also where a line was broken between them.
+    """Find `words`, ignoring case and line breaks between them; None if there is no match.
 
-    last: where the one before began. by: -1 the one above it, 1 the one below; at an end it goes on at the other. The
-    last of all where `last` is None; None where there is none.
+    last: start of the previous match; None: return the last match. by: -1 the match above it, 1 below, cyclically.
     """
     wanted = words.split()
     if not wanted:

@@ -1,8 +1,7 @@
-"""Markdown that grows: only its last block is parsed and laid out again when text arrives, of a list the last items.
+"""Incremental Markdown: only the last block, and the last items of a list, are parsed again when text arrives.
 
-A top-level block is finished once another one has begun after it; its lines are kept until the width or the theme
-changes. So a long answer costs no more per update than its last block. Nor does code: what is added to a block of it is
-shown without colours until `highlight_code`.
+A top-level block is finished once another one has begun; its lines are kept until the width or theme changes. Code
+added to a block has no colours until `highlight_code`.
 """
 
 import re
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 
 
 _IN_WORDS = re.compile(r" {0,3}(?:(?:[-*+>]|\d+[.)]) +)?[*_\"'(]*[^\W\d_]")  # no heading, no code
-_OPEN = "`*_~[]<>&\\!"  # what is after them may change what they are
+_OPEN = "`*_~[]<>&\\!"  # characters whose meaning later ones may change
 _CLOSES_CODE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenCode:
-    """A block of code at the end of the text, coloured as far as it has whole lines."""
+    """A code block at the end of the text, coloured up to its last whole line."""
 
     source: str
     lines: list[Content]
@@ -51,13 +50,12 @@ class GrowingMarkdown:
         self._tail = ""
         self._tail_lines: list[Content] | None = None
         self._before: list[Content] = []  # the tail's lines as they were laid out last
-        self._list: OpenList | None = None  # whose last items the tail begins with
+        self._list: OpenList | None = None  # the list that the tail continues
         self._code: _OpenCode | None = None  # which the tail is
-        self._rough = False  # the tail's lines are not what they will be
+        self._rough = False  # the tail has code without colours
         self.append(text)
 
     def append(self, text: str) -> None:
-        """More text."""
         if text:
             self.text += text
             self._tail += text
@@ -65,19 +63,19 @@ class GrowingMarkdown:
 
     @property
     def in_words(self) -> bool:
-        """Whether the text ends in a line of a paragraph that a few words more leave one."""
+        """True if the text ends in a paragraph line that stays one when words follow."""
         line = self._tail.rpartition("\n")[2]
         return not self._code and _IN_WORDS.match(line) is not None and "|" not in line and line[-1] not in _OPEN
 
     def highlight_code(self) -> bool:
-        """Let `lines` be exact next time; whether they are not yet."""
+        """Let the next `lines` colour all code; return whether any has no colours."""
         rough = self._rough
         if rough or self._tail_lines is None:
             self._code, self._tail_lines = None, None
         return rough
 
     def lines(self, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
-        """Everything laid out at this width. The list is the caller's to keep, not to change."""
+        """Return all lines at this width. The caller may keep the list, but not change it."""
         if (width, (ansi, dark)) != (self._width, self._look):
             self._width, self._look = width, (ansi, dark)
             self._reopen_list()
@@ -86,14 +84,14 @@ class GrowingMarkdown:
                 self._finish(parser().parse(source))
             self._tail_lines = None
         if self._tail_lines is None:
-            lines = self._with_code_added() or self._tail_laid_out()  # which finishes what was laid out before
+            lines = self._with_code_added() or self._tail_laid_out()
             self._before = self._tail_lines = _reusing(self._before, lines)
         between = [BLANK] if self._finished_lines and self._tail_lines and self._apart else []
         return [*self._finished_lines, *between, *self._tail_lines]
 
     @property
     def _apart(self) -> bool:
-        """Whether a blank line stands between what is finished and what follows."""
+        """True if a blank line separates finished lines from the rest."""
         return self._list is None or not self._list.tight
 
     def _tail_laid_out(self) -> list[Content]:
@@ -109,7 +107,7 @@ class GrowingMarkdown:
         return lines
 
     def _with_code_added(self) -> list[Content] | None:
-        """The tail's lines without colouring it all again, where it is a block of code that has grown."""
+        """Return the tail's lines without colouring a grown code block again; None if it is no such block."""
         if self._code is None or not self._tail.startswith(self._code.source):
             return None
         added = self._tail[len(self._code.source) :]
@@ -119,11 +117,11 @@ class GrowingMarkdown:
         return [*self._code.lines, *code_lines(added, self._width)]
 
     def _settled(self, tokens: list["Token"]) -> list["Token"]:
-        """Move finished blocks from the tail, which parses as `tokens`, to where they stay; the tokens of the rest.
+        """Move finished blocks of the tail, parsed as `tokens`, to the finished lines; return the remaining tokens.
 
-        The last block is never finished. Nor is one before it that it may turn out to belong to: a list, or whatever
-        stands right above the last line, or above the two that make a table's head, as long as that line may grow
-        (`#` begins a heading, `#tag` does not).
+        The last block is never finished. Neither is one that it may still join: a list, or the block right above the
+        last line (or above the two lines of a table's head) while that line may grow (`#` begins a heading, `#tag` does
+        not).
         """
         if self._list is not None:
             if tokens[0].type not in LISTS or (self._list.tight and not is_tight(tokens, self._tail)):
@@ -148,10 +146,10 @@ class GrowingMarkdown:
         return self._items_settled(tokens)
 
     def _items_settled(self, tokens: list["Token"]) -> list["Token"]:
-        """The same with the items of a list at the tail's beginning, all but the last whose first line is whole.
+        """Move finished items of a list at the tail's start: all but the last whose first line is complete.
 
-        One that begins on the last line may turn out to be none (`-` begins an item, `--` goes on with the one before),
-        and then nothing makes a list loose that it alone did.
+        An item on the last line may turn out not to be one (`-` begins an item, `--` continues the one before). Then
+        blank lines before it do not make the list loose.
         """
         if not tokens or tokens[0].type not in LISTS:
             return tokens
@@ -170,7 +168,7 @@ class GrowingMarkdown:
         if len(items) < 2:
             return tokens
         begin = first_line(tokens[items[-1]])
-        if source[0][:1].isspace() or source[begin][:1].isspace():  # then what it belongs to depends on both
+        if source[0][:1].isspace() or source[begin][:1].isspace():  # the nesting depends on both
             return tokens
         number = int(head.attrs.get("start", 1)) + len(items) - 1 if head.type == "ordered_list_open" else None
         done = "\n".join(source[:begin]) + "\n"
@@ -184,7 +182,7 @@ class GrowingMarkdown:
         return tokens
 
     def _reopen_list(self) -> None:
-        """Have the tail begin with the whole list again."""
+        """Let the tail begin with the whole list again."""
         if (opened := self._list) is not None:
             between = [BLANK] if self._apart else []
             self._before = [*self._finished_lines[opened.begins :], *between, *self._before]
@@ -194,12 +192,12 @@ class GrowingMarkdown:
             self._tail, self._list = opened.source + self._tail, None
 
     def _move(self, tokens: list["Token"], *, blank: bool) -> None:
-        """Lay the tail's first blocks out for good. blank: whether a blank line follows them."""
+        """Finish the tail's first blocks. blank: a blank line follows them."""
         count = self._finish(tokens)
         self._before = self._before[count + blank :]
 
     def _finish(self, tokens: list["Token"]) -> int:
-        """Lay these blocks out for good; how many lines they are."""
+        """Finish blocks; return their number of lines."""
         lines = _reusing(self._before, self._laid_out(tokens))
         if self._finished_lines and lines and self._apart:
             self._finished_lines.append(BLANK)
@@ -212,7 +210,7 @@ class GrowingMarkdown:
 
 
 def _reusing(old: list[Content], new: list[Content]) -> list[Content]:
-    """`new`, with the very objects of `old` where nothing changed: what was drawn from them stays good."""
+    """Return `new` with the objects of `old` for equal lines, so that their drawings stay valid."""
     for place, (before, line) in enumerate(zip(old, new, strict=False)):
         if before.is_same(line):
             new[place] = before

@@ -1,8 +1,7 @@
-"""Markdown as lines of text for a terminal: blocks in, styled lines of a given width out.
+"""Markdown as styled lines of a given width.
 
-Parsing is markdown-it's, highlighting Pygments' through textual. What a model says is text and nothing else: a link
-or image shows its whole address beside its text and cannot be clicked, HTML shows as written, and no line is ever
-parsed as markup. A line break in the source is a line break on the screen.
+markdown-it parses, Pygments highlights through textual. Model text is only text: a link or image shows its whole
+address and cannot be clicked, HTML shows as written, and no line is parsed as markup. Line breaks are kept.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ _MIN_WIDTH = 12  # nesting stops narrowing the text here
 
 @lru_cache(maxsize=1)
 def parser() -> "MarkdownIt":
-    """The one parser: CommonMark with tables, strikethrough and links to web addresses, without HTML."""
+    """Return the shared parser: CommonMark with tables, strikethrough and web links, without HTML."""
     from markdown_it import MarkdownIt  # with the first answer, not with the first frame
 
     class WebLinks(MarkdownIt):
@@ -40,17 +39,17 @@ def parser() -> "MarkdownIt":
 
 
 def is_web_address(address: str) -> bool:
-    """Whether this is what a browser is for; anything else that looks like a link stays text."""
+    """Return True for an address of the web; other links stay text."""
     return address.startswith(("http://", "https://")) and address.isprintable() and address.isascii()
 
 
 def render(source: str, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
-    """All of `source` as lines of at most `width` cells, a blank line between blocks."""
+    """Return `source` as lines of at most `width` cells, a blank line between blocks."""
     return render_tokens(parser().parse(source), width, ansi=ansi, dark=dark)
 
 
 def render_tokens(tokens: Sequence["Token"], width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
-    """Parsed blocks as lines; see `render`."""
+    """Return parsed blocks as lines; see `render`."""
     return _Renderer(ansi, dark).blocks(list(tokens), max(width, _MIN_WIDTH))
 
 
@@ -59,7 +58,7 @@ class _Renderer:
         self._ansi, self._dark = ansi, dark
 
     def blocks(self, tokens: list["Token"], width: int, depth: int = 0, tight: bool = False) -> list[Content]:
-        """Sibling blocks, one after the other."""
+        """Return sibling blocks as lines."""
         lines: list[Content] = []
         position = 0
         while position < len(tokens):
@@ -94,7 +93,7 @@ class _Renderer:
         return Content(head.content).wrap(width) if head.content else []
 
     def _list(self, head: "Token", tokens: list["Token"], width: int, depth: int) -> list[Content]:
-        """Items with a hanging indent; a list without blank lines in its source stays without."""
+        """Return items with a hanging indent, without blank lines if the list is tight."""
         tight = all(
             token.hidden for token in tokens if token.type == "paragraph_open" and token.level == head.level + 2
         )
@@ -116,7 +115,7 @@ class _Renderer:
         return lines
 
     def _code(self, code: str, language: str, width: int) -> list[Content]:
-        """A code block, its language above it."""
+        """Return a code block, its language above it."""
         head = Content.assemble(("▏", "$foreground 40%"), (f" {language}" if language else "", "italic $quiet"))
         body = self._highlighted(code.rstrip("\n").expandtabs(4), language)
         return [*([head] if language else []), *_barred(body, width)]
@@ -133,12 +132,12 @@ class _Renderer:
 
 
 def code_lines(code: str, width: int) -> list[Content]:
-    """Lines of code as they stand in a block of it, without colours and without a head."""
+    """Return code without colours and head."""
     return _barred(Content.styled(code.rstrip("\n").expandtabs(4), "$text"), width)
 
 
 def _barred(code: Content, width: int) -> list[Content]:
-    """Code with a bar at its left; lines too long are folded, never lost."""
+    """Return code with a bar at its left; long lines are folded."""
     lines = []
     for line in code.split("\n", allow_blank=True):
         for part in line.fold(width - 2) if line.cell_length > width - 2 else [line]:
@@ -147,7 +146,7 @@ def _barred(code: Content, width: int) -> list[Content]:
 
 
 def _task(item: list["Token"]) -> str:
-    """The box of a list item that is a task, which is taken out of its text; empty for any other item."""
+    """Take the box of a task out of a list item and return it; "" for another item."""
     if len(item) < 2 or item[0].type != "paragraph_open" or not item[1].children:
         return ""
     first = item[1].children[0]
@@ -158,7 +157,7 @@ def _task(item: list["Token"]) -> str:
 
 
 def _inline(token: "Token") -> Content:
-    """The text of a paragraph, heading or cell with its emphasis; a link is followed by its address."""
+    """Return the text of a paragraph, heading or cell with its emphasis; an address follows its link."""
     text: list[str] = []
     spans: list[Span] = []
     open_styles: list[tuple[int, str]] = []
@@ -186,16 +185,16 @@ def _inline(token: "Token") -> Content:
 
 
 def _piece(child: "Token") -> str:
-    """What a part of a line says."""
+    """Return the text of an inline token."""
     if child.type in ("softbreak", "hardbreak"):
         return "\n"
     return f"▨ {child.content} ⟨{child.attrs['src']}⟩" if child.type == "image" else child.content
 
 
 def _table(tokens: list["Token"], width: int) -> list[Content]:
-    """Columns as wide as their widest cell where that fits, else shares of the width; cells wrap."""
+    """Return a table: columns as wide as their cells if that fits, else shares of the width."""
     rows: list[list[Content]] = []
-    sides: list[str] = []  # of the columns: what their alignment is in the head
+    sides: list[str] = []  # alignment of each column
     for token in tokens:
         if token.type == "tr_open":
             rows.append([])
@@ -227,14 +226,14 @@ def _table(tokens: list["Token"], width: int) -> list[Content]:
 
 
 def _aligned(cell: Content, size: int, side: str) -> Content:
-    """Padded to `size` cells; side: left, right, center, or empty for left."""
+    """Pad to `size` cells. side: left, right, center, or "" for left."""
     spare = max(0, size - cell.cell_length)
     left = {"right": spare, "center": spare // 2}.get(side, 0)
     return cell.pad_left(left).pad_right(spare - left)
 
 
 def _end_of(tokens: list["Token"], start: int) -> int:
-    """The index of the token that closes the block opened at `start` (itself, for a block of one token)."""
+    """Return the index of the token that closes the block opened at `start`."""
     depth = 0
     for position in range(start, len(tokens)):
         depth += tokens[position].nesting

@@ -1,4 +1,4 @@
-"""What can be taken out of a message: its code blocks and the web addresses in it."""
+"""Code blocks and web addresses of a message."""
 
 import re
 from collections.abc import Iterator
@@ -14,15 +14,12 @@ _TRAILING = ".,;:!?)]*_"
 
 
 def code_blocks(text: str) -> list[str]:
-    """The fenced and indented code of a Markdown text, in order."""
+    """Return the fenced and indented code of a Markdown text, in order."""
     return [token.content for token in parser().parse(text) if token.type in ("fence", "code_block")]
 
 
 def web_addresses(text: str) -> list[str]:
-    """Every address of a Markdown text that a browser can open, links and those written out, each once, in order.
-
-    Not those in code: they are not for reading.
-    """
+    """Return the web addresses of a Markdown text, links and plain ones, each once, in order; none in code."""
     found = (address for token in parser().parse(text) for child in token.children or [] for address in _in(child))
     return list(dict.fromkeys(address for address in found if is_web_address(address)))
 

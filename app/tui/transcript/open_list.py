@@ -1,4 +1,4 @@
-"""A list whose first items are finished while it grows: what its last items, parsed alone, do not know of the list."""
+"""State of a growing list whose first items are finished: number, tightness, source."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ LISTS = ("bullet_list_open", "ordered_list_open")
 
 @dataclass(frozen=True, slots=True)
 class OpenList:
-    """A list at the end of the text, its first items finished."""
+    """A list at the end of the text with finished items."""
 
     source: str  # of those items
     begins: int  # the first of their lines among all finished ones, be it the blank one above the list
@@ -20,9 +20,10 @@ class OpenList:
 
 
 def is_tight(tokens: list["Token"], source: str) -> bool | None:
-    """Whether the list that `source` begins with has no blank lines between its parts; None where only more can tell.
+    """Return whether the list at the start of `source` has no blank lines between its parts; None if that is still
+    open.
 
-    The parser says so by hiding the paragraphs of a tight one: there may be none, but blank lines.
+    The parser hides the paragraphs of a tight list; there may be none.
     """
     end = tokens.index(end_of_list(tokens))
     paragraphs = [token for token in tokens[:end] if token.type == "paragraph_open" and token.level == 2]
@@ -33,12 +34,12 @@ def is_tight(tokens: list["Token"], source: str) -> bool | None:
 
 
 def end_of_list(tokens: list["Token"]) -> "Token":
-    """The token that closes the list that these begin with."""
+    """Return the token that closes the list at the start."""
     return next(token for token in tokens[1:] if token.level == 0)
 
 
 def continue_list(opened: OpenList, tokens: list["Token"]) -> None:
-    """Number and space the items of a list that these tokens begin with as those before them."""
+    """Number and space a list's items like those before them."""
     if opened.number is not None:
         tokens[0].attrs["start"] = opened.number
     if not opened.tight:
@@ -48,7 +49,7 @@ def continue_list(opened: OpenList, tokens: list["Token"]) -> None:
 
 
 def shift_lines(tokens: list["Token"], by: int) -> list["Token"]:
-    """The same tokens for a source that begins so many lines later."""
+    """Return the tokens with their line numbers reduced by `by`."""
     for token in tokens:
         if token.map:
             token.map = [line - by for line in token.map]
@@ -56,5 +57,5 @@ def shift_lines(tokens: list["Token"], by: int) -> list["Token"]:
 
 
 def first_line(block: "Token") -> int:
-    """The line of the source that it begins on."""
+    """Return the block's first source line."""
     return block.map[0] if block.map else 0

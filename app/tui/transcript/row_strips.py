@@ -1,4 +1,4 @@
-"""The transcript's rows as strips: gutter, text, scroll bar. A row is drawn once, wherever it scrolls after that."""
+"""Strips of the transcript's rows: gutter, text, scroll bar. Each row is drawn once."""
 
 from textual.color import Color
 from textual.content import Content
@@ -15,7 +15,7 @@ _THUMB = Content.styled("▐", "$scrollbar")
 
 
 class RowStrips:
-    """Draws rows in the style of a widget and keeps them until `clear`."""
+    """Draws rows in a widget's style and keeps them until `clear`."""
 
     def __init__(self, widget: Widget) -> None:
         self._widget = widget
@@ -27,7 +27,7 @@ class RowStrips:
         self._ground: Color | None = None
 
     def clear(self) -> None:
-        """The widget's width or style changed."""
+        """Forget all strips: the widget's width or style changed."""
         self._style_cache.clear()
         self._plain.clear()
         self._beside_thumb.clear()
@@ -35,7 +35,7 @@ class RowStrips:
         self._ground = None
 
     def strip(self, line: int, row: Row, *, thumb: bool) -> Strip:
-        """Row number `line`, as it goes to the terminal; `thumb` where the scroll bar's thumb shows."""
+        """Return the strip of row number `line`. thumb: the scroll bar's thumb shows beside it."""
         if row is BLANK:
             return self.below(thumb=thumb)
         kept = self._plain.get(line)
@@ -52,30 +52,30 @@ class RowStrips:
         return beside[1]
 
     def marked(self, row: Row, *, thumb: bool, marked: bool, span: tuple[int, int] | None) -> Strip:
-        """The same with the mark of the selected message, or with the selected characters `span` (-1: to the end)."""
+        """Return a row with the mark of the selected message, or with selected characters (-1: to the end)."""
         text = self._finished(self._text(row, marked=marked, span=span))
         return self._with_thumb(text) if thumb else text
 
     def located(self, line: int, row: Row) -> Strip:
-        """Row number `line` with the place of every character in its style: textual asks when the mouse selects."""
+        """Return a row with the position of every character, for selection with the mouse."""
         return self._text(row).apply_offsets(0, line)
 
     def below(self, *, thumb: bool) -> Strip:
-        """An empty line, such as those past the last row."""
+        """Return an empty line."""
         if self._blank is None:
             blank = self._finished(self._text(BLANK))
             self._blank = blank, self._with_thumb(blank)
         return self._blank[thumb]
 
     def banner(self, text: str, *, thumb: bool) -> Strip:
-        """A line that stands over the text, at the right."""
+        """Return a right-aligned line over the text."""
         width = self._widget.size.width - 1
         label = Content.styled(f" {text} ", "bold $text-accent on $surface").truncate(max(0, width), ellipsis=True)
         drawn = self._finished(self._style_cache.strip(label.pad_left(max(0, width - label.cell_length)), width + 1))
         return self._with_thumb(drawn) if thumb else drawn
 
     def _text(self, row: Row, *, marked: bool = False, span: tuple[int, int] | None = None) -> Strip:
-        """A line with its gutter and, at the right, an empty scroll bar."""
+        """Return a line with its gutter and an empty scroll bar."""
         content, kind = row
         width = self._widget.size.width - 1
         whole = Content.assemble(("▌".ljust(GUTTER), "$accent") if marked else " " * GUTTER, content)
@@ -95,7 +95,7 @@ class RowStrips:
         return Strip.join([text.crop(0, text.cell_length - 1), self._thumb])
 
     def _finished(self, strip: Strip) -> Strip:
-        """With the terminal's colours in place of those it does not have."""
+        """Apply the terminal's colour filters."""
         if self._ground is None:
             self._ground = self._widget.background_colors[1]
         for line_filter in self._widget.get_line_filters():

@@ -1,7 +1,6 @@
-"""The branch as the transcript shows it: messages, stand-ins for an answer without text and for what is left out, and
-where each stands.
+"""The branch as the transcript shows it: messages, placeholders and their states.
 
-Knows no widget. The store is asked for branches only when the branch changed, not with every poll.
+The store is asked for branches only after the branch changed.
 """
 
 from dataclasses import replace
@@ -16,7 +15,7 @@ _PENDING = -1  # id of the stand-in
 
 
 class ShownBranch:
-    """`look`, then `message_states` of what was seen."""
+    """Call `messages`, then `message_states` for the result."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -25,7 +24,7 @@ class ShownBranch:
         self._standings: list[MessageState] = []
 
     def messages(self, conversation: Conversation) -> list[Message]:
-        """What is to be shown now, first to last."""
+        """Return the messages to show, first to last."""
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, conversation.session.id, None, "assistant", "", 0.0, partial=True))
@@ -45,7 +44,7 @@ class ShownBranch:
     def message_states(
         self, conversation: Conversation, metrics: LiveMetrics, *, accepted: bool = False
     ) -> list[MessageState]:
-        """Where every message stands, the growing one with what goes on while it has no text.
+        """Return the messages' states; the growing one has a progress text until its first token.
 
         accepted: mark the accepted draft tokens.
         """
@@ -70,12 +69,12 @@ def _place(conversation: Conversation, number: int, message: Message) -> Message
 
 
 def _waiting(conversation: Conversation, metrics: LiveMetrics) -> str:
-    """What goes on while there is no text yet."""
+    """Return the progress text of an answer without text."""
     if conversation.phase == "summarising":
-        return "summarising what was said so far …"
+        return "summarising older messages …"
     if conversation.phase == "waiting" and conversation.engine.state == "loading":
         return "waiting for the model to load …"
     if metrics.phase == "prefill" and metrics.prefill_total:
-        reused = f", {metrics.reused:,} reused" if metrics.reused else ""
-        return f"reading the prompt: {metrics.prefill_done:,} of {metrics.prefill_total:,} tokens{reused}"
+        reused = f", {metrics.reused:,} cached" if metrics.reused else ""
+        return f"prefill: {metrics.prefill_done:,} of {metrics.prefill_total:,} tokens{reused}"
     return "▍"

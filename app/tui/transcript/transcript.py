@@ -1,8 +1,7 @@
-"""The conversation on the screen: one widget that draws lines and scrolls itself, whatever the number of messages.
+"""The transcript: one widget that draws lines and scrolls itself, for any number of messages.
 
-It follows the tail while it stands at the end and stays put when it was scrolled up. It is no ScrollView, because
-that lays the whole screen out anew with every line that is added; this draws the lines that changed. A message can
-be selected with the keys; what can be done with it is the chat screen's business (see the messages below).
+It follows the end until it is scrolled up. A ScrollView would lay out the screen with every new line; this draws
+changed lines only. Messages can be selected by key; the chat's screen carries out actions on them.
 """
 
 import sys
@@ -38,7 +37,7 @@ _MORE_BELOW = "↓ new text below: Ctrl+End"
 
 
 class Transcript(Widget, can_focus=True):
-    """Shows entries; `show` brings it up to date."""
+    """Shows messages; `show` brings it up to date."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "select(-1)", "Message up"),
@@ -66,14 +65,14 @@ class Transcript(Widget, can_focus=True):
 
     @dataclass
     class Act(Event):
-        """Something is to be done with a message."""
+        """Posted for an action on a message."""
 
         action: str
         message: Message
 
     @dataclass
     class Left(Event):
-        """The keys go back to the input."""
+        """Posted when the keys go back to the prompt."""
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -86,7 +85,7 @@ class Transcript(Widget, can_focus=True):
         """At the end, and to stay there."""
         self.more_below = False
         """Text came below what is in view since it was scrolled up."""
-        self._room = 0  # lines left free below a growing answer, for what comes before it is laid out again
+        self._room = 0  # free lines below a growing answer, for text before the next layout
         self._laid_out = 0  # lines there were then
         self._found: Find | None = None
         self._starts: list[int] = []  # first line of every entry
@@ -114,7 +113,7 @@ class Transcript(Widget, can_focus=True):
         self._lay_out(min(first, keep if keep < len(messages) else first))
 
     def extend_last_line(self, message: Message) -> bool:
-        """Show what the growing answer has more, if that is a few plain words with room below; `show` has the rest."""
+        """Draw a few plain words appended to the answer, if they fit below; `show` draws everything else."""
         if not self.entries or not self.following or self._found is not None or self.text_selection is not None:
             return False
         typed = self.entries[-1].extend_last_line(message)
@@ -129,12 +128,12 @@ class Transcript(Widget, can_focus=True):
         return put(self, Region(0, first - self.top, width, seen))
 
     def highlight_code(self) -> None:
-        """Give what has grown its colours, if they were left out to be quick."""
+        """Give the growing answer's code its colours."""
         if self.entries and self.entries[-1].highlight_code():
             self._lay_out(len(self.entries) - 1)
 
     def welcome(self, lines: Sequence[Content]) -> None:
-        """What stands here while nothing has been said."""
+        """Set the text of an empty conversation."""
         self._welcome = list(lines)
         if not self.entries:
             self._lay_out(0)
@@ -146,7 +145,7 @@ class Transcript(Widget, can_focus=True):
         return max(0, len(self._rows) + self._room - self.size.height)
 
     def scroll_lines(self, by: int) -> None:
-        """Down by so many lines, up where negative; reaching the end means following it."""
+        """Scroll down by lines, up if negative; at the end, follow it."""
         top = min(self._last_top, max(0, self.top + by))
         self.following = top == self._last_top
         if top != self.top or (self.following and self.more_below):
@@ -154,16 +153,16 @@ class Transcript(Widget, can_focus=True):
             self.refresh()
 
     def scroll_pages(self, by: int) -> None:
-        """A page less two lines, for orientation."""
+        """Scroll by pages of the height less two lines."""
         self.scroll_lines(by * max(1, self.size.height - 2))
 
     def to_end(self) -> None:
-        """Go to the end and follow it from now on."""
+        """Go to the end and follow it."""
         self._room = 0
         self.scroll_lines(len(self._rows))
 
     def go_to(self, message_id: int, words: str) -> None:
-        """Bring a message into view: the line with most of the words, or its first."""
+        """Scroll to the line of a message with most of the words, or to its first."""
         place = next((n for n, entry in enumerate(self.entries) if entry.message.id == message_id), None)
         if place is None:
             return
@@ -173,7 +172,7 @@ class Transcript(Widget, can_focus=True):
             self.scroll_lines(found - self.size.height // 3 - self.top)
 
     def find(self, words: str, by: int) -> tuple[int, int]:
-        """Bring the place before (-1) or after (1) the last one found into view, or the newest (0); (which, of)."""
+        """Show the match before (-1) or after (1) the last one, or the newest (0); return its number and the count."""
         last = self._found.begins if self._found is not None and by else None
         self._found = seek([content.plain for content, _ in self._rows] if self.entries else [], words, last, by)
         if self._found is None:
@@ -195,7 +194,7 @@ class Transcript(Widget, can_focus=True):
 
     @property
     def has_thinking(self) -> bool:
-        """Whether there is a section to fold."""
+        """True if there is a thinking section."""
         return any(kind == "thinking" for _, kind in self._rows)
 
     @property
@@ -211,7 +210,7 @@ class Transcript(Widget, can_focus=True):
         )
 
     def _lay_out(self, first: int) -> None:
-        """Recompute the rows from entry `first` on, keep the tail in view if it is followed."""
+        """Make the rows again from entry `first` on; repaint those that changed."""
         if not self.size.width:
             return
         kept = self._starts[first] if first < len(self._starts) else len(self._rows)
@@ -284,7 +283,7 @@ class Transcript(Widget, can_focus=True):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The lines of a part of the widget. Past the styles' own cache, which costs more than drawing a line anew."""
+        """Return the strips of a region, bypassing the style cache of textual."""
         rows, thumb, marked, selection = self._rows, self._thumb, self._marked, self.text_selection
         size = self.size
         found = (
@@ -310,20 +309,20 @@ class Transcript(Widget, can_focus=True):
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """Not for drawing: where the mouse is in the text."""
+        """Return a line with character positions, for the mouse only."""
         line = min(y + self.top, len(self._rows) - 1)
         return self._strips.located(line, self._rows[line] if self._rows else BLANK)
 
     @property
     def _marked(self) -> range:
-        """The lines of the selected message while the keys are here."""
+        """Lines of the selected message while the transcript has the focus."""
         if self.selected is None or self.selected >= len(self._starts) or not self.has_focus:
             return range(0)
         return self._lines_of(self.selected)
 
     @property
     def _thumb(self) -> range:
-        """The lines of the view in which the scroll bar's thumb shows; none while everything is in view."""
+        """Lines beside which the scroll bar's thumb shows; none if everything is in view."""
         height, total = self.size.height, len(self._rows) + self._room
         if total <= height or not self.entries:
             return range(0)
@@ -332,7 +331,7 @@ class Transcript(Widget, can_focus=True):
         return range(start, start + length)
 
     def _lines_of(self, place: int) -> range:
-        """Where the rows of an entry are."""
+        """Return the rows of an entry."""
         return range(self._starts[place], self._starts[place + 1] if place + 1 < len(self._starts) else len(self._rows))
 
     def _entry_at(self, line: int) -> int:
@@ -349,7 +348,7 @@ class Transcript(Widget, can_focus=True):
     # -- keys and mouse --------------------------------------------------------------------------------------------
 
     def action_select(self, by: int) -> None:
-        """Select the message above or below, and bring it into view."""
+        """Select the message above or below, and scroll to it."""
         if not self.entries:
             return
         at = self.selected if self.selected is not None else len(self.entries) - (0 if by < 0 else 1)
@@ -363,14 +362,14 @@ class Transcript(Widget, can_focus=True):
         self.refresh()
 
     def _show_details(self) -> None:
-        """All that is known of the selected message, plain words below every other."""
+        """Show all metrics of the selected message, short ones of the others."""
         self.refresh_bindings()
         different = [place for place, entry in enumerate(self.entries) if entry.detail(place == self.selected)]
         if different:
             self._lay_out(different[0])
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Letters are commands for a message that was selected on purpose, and text otherwise."""
+        """Treat letters as commands only while a message is selected."""
         if action in ("act", "select") and self.selected is None:
             return False
         if action == "fold":
@@ -379,7 +378,7 @@ class Transcript(Widget, can_focus=True):
 
     @property
     def _section(self) -> str | None:
-        """What of the selected message can be folded."""
+        """Kind of the selected message's section that can be folded."""
         if self.selected is None or self.selected >= len(self._starts):
             return None
         kinds = {self._rows[line][1] for line in self._lines_of(self.selected)}
@@ -392,7 +391,7 @@ class Transcript(Widget, can_focus=True):
             self.show_summary = not self.show_summary
 
     def action_fold(self) -> None:
-        """Fold or unfold the section of the selected message."""
+        """Fold or unfold the selected message's section."""
         self._fold(self._section)
         self.action_select(0)
 
@@ -413,7 +412,7 @@ class Transcript(Widget, can_focus=True):
         self.post_message(self.Left())
 
     def on_click(self, event: events.Click) -> None:
-        """Where messages are being selected, select what was clicked; fold or unfold a section at its head."""
+        """Select the clicked message if the transcript has the focus; fold a section at its head."""
         line = event.y + self.top
         if 0 <= line < len(self._rows) and self.entries:
             if self.has_focus:

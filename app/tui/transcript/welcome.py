@@ -1,4 +1,4 @@
-"""What an empty conversation shows: where you are, and the three keys worth knowing."""
+"""Welcome text of an empty conversation: model, machine, first keys."""
 
 from textual.content import Content
 
@@ -15,7 +15,7 @@ _WATER = ("≈≈≈≈≈≈≈≈≈≈≈≈≈≈≈╮", "               �
 def welcome_lines(
     engine: ChatEngine, session: Session, download: DownloadProgress, problem: str | None = None
 ) -> list[Content]:
-    """Drawn anew when the engine's state changes. problem: why no model could be loaded."""
+    """Return the welcome text for the engine's state. problem: the error of a failed load."""
     card = engine.card
     name = session.model or "the default model"
     if engine.state == "failed":
@@ -37,7 +37,7 @@ def welcome_lines(
         lines.append(Content.styled("the engine is not running: F8 starts it again", "$text-error"))
     else:
         lines.append(Content.styled(f"loading {sanitise(name)} …", "$quiet"))
-        lines.append(Content.styled("type on: it is sent as soon as the model is there", "$quiet"))
+        lines.append(Content.styled("you can type: it is sent once the model is loaded", "$quiet"))
     lines.append(Content(""))
     for key, text in (
         ("Enter", "sends"),

@@ -1,7 +1,6 @@
-"""The keys that matter now, in one line at the bottom; a click on one presses it.
+"""Key bar: the available keys in one line; a click on one presses it.
 
-Looks like textual's Footer, but is one widget instead of one a key: when an answer begins or ends the keys change,
-and nothing has to be mounted, styled and laid out for that while the model decodes.
+It looks like textual's Footer, but is one widget: a change of keys mounts, styles and lays out nothing.
 """
 
 from textual import events
@@ -19,7 +18,7 @@ _DISABLED = "dim"
 
 
 class KeyBar(Widget, can_focus=False):
-    """Drawn anew when the bindings of its screen changed."""
+    """Redrawn when the screen's bindings change."""
 
     ALLOW_SELECT = False
 
@@ -40,7 +39,7 @@ class KeyBar(Widget, can_focus=False):
         self._take()
 
     def _take(self) -> None:
-        """Lay out what the bindings are now: keys from the left, the palette's at the right."""
+        """Lay out the keys from the left, the palette's at the right."""
         if not self.is_attached:  # the screen was left before its refresh
             return
         width, bindings = self.size.width, self.screen.active_bindings

@@ -1,7 +1,6 @@
-"""One framed part of the decode view: a title, and lines drawn from the metrics at whatever size it has.
+"""Widgets that draw lines made from live metrics.
 
-Lines are made when the metrics change, and nothing above the first and below the last that came out different is drawn
-again.
+Lines are made when the metrics change. Only the range from the first to the last different line is repainted.
 """
 
 from collections.abc import Sequence
@@ -36,12 +35,12 @@ class Lines(Widget):
         self._frame: list[Strip] = []  # the whole widget without its lines
         self._sides: list[tuple[Strip, Strip]] = []  # of the frame, left and right of a line
         self._inner = (0, 0)  # the columns between them
-        self._framed: object = None  # what the frame was drawn for
+        self._framed: object = None  # size and titles of the drawn frame
         self._ground = Color(0, 0, 0)
         self._drawn: dict[int, tuple[Content, Strip]] = {}  # finished lines, without the frame
 
     def show(self, metrics: LiveMetrics) -> None:
-        """Draw these metrics from now on, if there is anything new in them."""
+        """Draw these metrics if their change key is different."""
         self.metrics = metrics
         news = self.change_key(metrics)
         if news != self._shown:
@@ -49,7 +48,7 @@ class Lines(Widget):
             self.redraw()
 
     def redraw(self) -> None:
-        """Make the lines anew, draw those that are different."""
+        """Make the lines again and repaint those that changed."""
         width, height = self.content_size
         old, new = self._lines, []
         if width >= 4 and height >= 1:
@@ -62,15 +61,15 @@ class Lines(Widget):
             repaint(self, Region(0, changed[0], width, changed[-1] + 1 - changed[0]))
 
     def change_key(self, metrics: LiveMetrics) -> object:
-        """What has to differ for making the lines again to be worth it."""
+        """Return a value that differs if the lines have to be made again."""
         return id(metrics), metrics.version
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        """At most `height` lines of at most `width` cells."""
+        """Return at most `height` lines of at most `width` cells."""
         raise NotImplementedError
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Lines with the frame around them, which is textual's; it costs more than they do and hardly ever changes."""
+        """Return the strips of a region within textual's frame, which is cached: it costs more than the lines."""
         framed = self.outer_size, self.border_title, self.border_subtitle
         if framed != self._framed:
             self._framed = framed
@@ -86,7 +85,7 @@ class Lines(Widget):
             if inside[0] <= y < inside[1]
             else self._frame[y]
             if y < len(self._frame)
-            else Strip.blank(self.outer_size.width)  # a window made smaller: what is asked for is of its old size
+            else Strip.blank(self.outer_size.width)  # asked for at the old size of a shrunk window
             for y in crop.line_range
         ]
         if crop.column_span == (0, self.outer_size.width):
@@ -94,7 +93,7 @@ class Lines(Widget):
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
     def _line(self, place: int) -> Strip:
-        """A line as it goes to the terminal, without the frame around it, as wide as that leaves it."""
+        """Return the strip of a line without the frame."""
         content = self._lines[place]
         kept = self._drawn.get(place)
         if kept is None or kept[0] is not content:
@@ -134,13 +133,13 @@ def row(*pieces: Piece) -> Content:
 
 
 def spread(left: Content, right: Content, width: int) -> Content:
-    """`left` and `right` at the two ends of a line; the right end gives way where both do not fit."""
+    """Return `left` and `right` at the ends of a line; without room, `left` alone."""
     gap = width - left.cell_length - right.cell_length
     return Content.assemble(left, " " * gap, right) if gap >= 1 else left.truncate(width)
 
 
 def bar(share: float, width: int, style: str, rest: str = "$foreground 20%") -> Content:
-    """A horizontal bar filled from the left in eighths of a cell."""
+    """Return a horizontal bar filled from the left, in eighths of a cell."""
     share = min(1.0, max(0.0, share))
     eighths = round(share * width * 8)
     full, part = divmod(eighths, 8)

@@ -1,7 +1,4 @@
-"""The line at the top: which model, which session, how fast, and how full the context is. Always visible.
-
-How fast is left out where the decode view says it.
-"""
+"""Status bar: model, session, speed and context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ _LEAST_TITLE = 12  # cells of a title that are worth showing
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Model and title are safe to show; `limit` None until a model is loaded; `sampling`: in words, longest first."""
+    """Sanitised texts. limit: None until a model is loaded. sampling: texts, longest first."""
 
     model: str = ""
     title: str = ""
@@ -29,7 +26,7 @@ class Status:
 
 
 class StatusBar(Lines):
-    """`set_status` sets what the metrics do not know."""
+    """`set_status` sets the part that is not in the metrics."""
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(metrics, id)
@@ -37,7 +34,7 @@ class StatusBar(Lines):
         self._with_speed = True
 
     def set_status(self, status: Status, *, with_speed: bool) -> None:
-        """New values; draws only if something is different. with_speed: nothing else on the screen says it."""
+        """Set the values; redraw if they changed. with_speed: nothing else on the screen shows the speed."""
         self._status, self._with_speed = status, with_speed
         self.show(self.metrics)
 
@@ -56,7 +53,7 @@ class StatusBar(Lines):
         return [Content.assemble(left, " " * max(1, width - left.cell_length - right.cell_length), right)]
 
     def _left(self, room: int) -> Content:
-        """Who speaks comes before what the program is called, and both before a title cut down to nothing."""
+        """Return model, sampling, title: the model before the program's name, both before a short title."""
         name = Content.styled("▚ headrace", "bold $text-primary")
         model = Content.styled(f"  {self._status.model}" if self._status.model else "", "bold")
         short = Content.styled("▚", "bold $text-primary")
@@ -80,7 +77,7 @@ class StatusBar(Lines):
 
 
 def context_meter(tokens: int, limit: int | None) -> Content:
-    """`context ▕███───▏ 812 / 8,192`; a mark and bold where it is nearly full."""
+    """Return `context ━━───── 812 / 8,192`; bold with a mark if it is nearly full."""
     if not limit:
         return Content.styled("context –", "$quiet")
     share = tokens / limit

@@ -1,6 +1,6 @@
-"""Draws lines of text in a widget's style: what textual does for any widget, without wrapping, aligning and measuring.
+"""Drawing of text lines in a widget's style, without textual's wrapping, aligning and measuring.
 
-For widgets that make their lines themselves, each no wider than they are, and redraw while an answer streams.
+For widgets that make their own lines and redraw while an answer streams.
 """
 
 from rich.segment import Segment
@@ -11,18 +11,17 @@ from textual.widget import Widget
 
 
 class StyleCache:
-    """Remembers what the names of styles mean; to be told with `clear` when the widget's style or theme changed."""
+    """Caches parsed style names; `clear` it after the widget's style or theme changed."""
 
     def __init__(self, widget: Widget) -> None:
         self._widget = widget
         self._named: dict[str | Style, Style] = {}
 
     def clear(self) -> None:
-        """Names may mean something else from now on."""
         self._named.clear()
 
     def strip(self, content: Content, width: int) -> Strip:
-        """One line of exactly `width` cells: filled up where it is shorter, cut where it is longer."""
+        """Return one line of exactly `width` cells, padded or cut."""
         base = self._widget.visual_style
         segments = [Segment(text, style.rich_style) for text, style in content.render(base, "", self._meaning)]
         cells = content.cell_length
