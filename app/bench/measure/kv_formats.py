@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from headrace.app.bench.measure.ratios import paired_ratio
 from headrace.app.bench.measure.result import Result
-from headrace.app.bench.stats import geometric_ratio
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,14 +75,8 @@ def kv_ratios(results: Sequence[Result], models: Sequence["LoadedModel"]) -> lis
             first = entries.get((models[0].name, _test(entry)))
             if entry["engine"] != "headrace" or entry["model"] != model.name or first is None:
                 continue
-            pairs = list(zip(entry["samples"], first["samples"], strict=False))  # an interrupted round is not paired
-            ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
-            rows.append(
-                {
-                    "test": entry["test"], "depth": entry["depth"], "model": model.name, "over": models[0].name,
-                    "ratio": ratio, "low": low, "high": high, "pairs": len(pairs),
-                }
-            )  # fmt: skip
+            named = {"test": entry["test"], "depth": entry["depth"], "model": model.name, "over": models[0].name}
+            rows.append(named | paired_ratio(entry, first))
     return rows
 
 

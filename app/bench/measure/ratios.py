@@ -14,15 +14,16 @@ def ratios(results: Sequence[Result], peer: str) -> list[dict[str, Any]]:
     for entry in results:
         if entry["engine"] != peer or (own := ours.get(_key(entry))) is None:
             continue
-        pairs = list(zip(own["samples"], entry["samples"], strict=False))  # an interrupted round is not paired
-        ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
-        rows.append(
-            {
-                "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer,
-                "ratio": ratio, "low": low, "high": high, "pairs": len(pairs),
-            }
-        )  # fmt: skip
+        named = {"test": entry["test"], "depth": entry["depth"], "model": entry["model"], "peer": peer}
+        rows.append(named | paired_ratio(own, entry))
     return rows
+
+
+def paired_ratio(entry: Result, base: Result) -> dict[str, Any]:
+    """Return the speed of a test over that of another by round, with its 95 % interval, and the number of pairs."""
+    pairs = list(zip(entry["samples"], base["samples"], strict=False))  # an interrupted round is not paired
+    ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
+    return {"ratio": ratio, "low": low, "high": high, "pairs": len(pairs)}
 
 
 def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -36,15 +37,14 @@ def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
         batch = entry["batch"]
         if batch == 1 or entry["prompt_tokens"] or (one := alone.get(_alone(entry))) is None:
             continue
-        pairs = list(zip(entry["samples"], one["samples"], strict=False))
-        ratio, (low, high) = geometric_ratio([a for a, _ in pairs], [b for _, b in pairs])
+        ratio, low, high, pairs = paired_ratio(entry, one).values()
         rows.append(
             {
                 "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "engine": entry["engine"],
                 "batch": batch,
                 "speedup": {"mean": ratio, "low": low, "high": high},
                 "step_time": {"mean": batch / ratio, "low": batch / high, "high": batch / low},
-                "pairs": len(pairs),
+                "pairs": pairs,
             }
         )  # fmt: skip
     return rows
