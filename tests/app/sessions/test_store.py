@@ -118,6 +118,22 @@ def test_list_find_rename_delete(store: SessionStore) -> None:
             store.find(missing)
 
 
+def test_an_ambiguous_id_is_refused(store: SessionStore) -> None:
+    firsts = [store.create().id[0] for _ in range(40)]
+    with pytest.raises(SessionError):
+        store.find(max(firsts, key=firsts.count))
+
+
+def test_one_process_continues_an_answer(store: SessionStore) -> None:
+    session = store.create()
+    question = store.add(session.id, None, "user", "q")
+    answer = store.begin_answer(session.id, question.id, "m")
+    seen = store.finish(answer.id, "cancelled", partial=True)
+    store.reopen(seen)
+    with pytest.raises(SessionError):
+        store.reopen(seen)
+
+
 def test_empty_sessions_are_nobodys_last_and_go_away_in_time(store: SessionStore) -> None:
     spoken = store.create()
     answered(store, spoken.id, "q", "a")

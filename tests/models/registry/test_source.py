@@ -89,7 +89,7 @@ def test_lone_weights_point_at_their_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "a b", "org/", "a/b/c", "org/na me", "org/name@", "org/name@a b", "org/name@..", "org/a..b",
+    ["", " ", "a b", "org/", "a/b/c", "org/na me", "org/name@", "org/name@a b", "org/name@..", "org/a..b", "org/a--b",
      "org/-name", "org/na\x1b[2Jme", "x\0y", "-rf", "org/" + "x" * 300, "https://example.com/org/name",
      "~nobody-has-this-name/x"],
 )  # fmt: skip

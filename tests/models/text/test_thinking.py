@@ -21,6 +21,7 @@ pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", 
         ("Say <think>no</think>.", Parts(None, "Say <think>no</think>.")),
         ("<think>a</think>b<think>c</think>", Parts("a", "b<think>c</think>")),
         ("<thinker>", Parts(None, "<thinker>")),
+        ("<thi", Parts(None, "<thi")),
     ],
 )
 def test_whole_texts(text: str, parts: Parts) -> None:
