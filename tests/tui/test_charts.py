@@ -18,9 +18,10 @@ from headrace.app.tui.decode.latency_chart import colour, latency_chart
 from headrace.app.tui.decode.layers import layered
 from headrace.app.tui.decode.roofline import Point, plot, roof
 from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.metrics.facts import MachineFacts
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.history import DecodeHistory
-from headrace.app.tui.metrics.live import LiveMetrics, MachineFacts
+from headrace.app.tui.metrics.live import LiveMetrics
 from tests.app.scripted_engine import CARD, COST, record, summary
 
 SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.metrics.live import LiveMetrics, moving_share
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.rates import moving_share
 from headrace.app.tui.widgets.lines import Section, bar, spread
 from headrace.runtime.metrics.units import format_bytes
 

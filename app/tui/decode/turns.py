@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from headrace.app.answer.phrases import duration, rate_digits
-from headrace.app.tui.metrics.live import LiveMetrics, Turn
+from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section
 from headrace.runtime.metrics.telemetry import mbu
 

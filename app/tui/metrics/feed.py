@@ -18,7 +18,8 @@ from headrace.app.engine.events import (
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
-from headrace.app.tui.metrics.live import CacheFill, LiveMetrics, MachineFacts, ModelFacts, Turn, with_peaks
+from headrace.app.tui.metrics.facts import CacheFill, MachineFacts, ModelFacts, Turn, with_peaks
+from headrace.app.tui.metrics.live import LiveMetrics
 
 
 def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:

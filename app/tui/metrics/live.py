@@ -7,97 +7,24 @@
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from math import inf
 from typing import Any, Literal
 
 from headrace.app.engine.events import Event
 from headrace.app.tui.metrics.batch import BatchMetrics
+from headrace.app.tui.metrics.facts import CacheFill, MachineFacts, ModelFacts, Turn
 from headrace.app.tui.metrics.history import DecodeHistory
+from headrace.app.tui.metrics.rates import Rates, current_rates
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
-NOW_S = 1.0  # the span of current rates
 STEPS_KEPT = 4096  # in memory
 STALL = 3.0  # a step this many times slower than the median is a stall
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 _MIN_STEPS = 8  # before that many steps a median says little
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """What a step is measured against. None where the machine does not say."""
-
-    name: str = ""
-    backend: str = ""
-    memory_bytes: int | None = None
-    measured_gb_s: float | None = None
-    nominal_gb_s: float | None = None
-    compute_flops: float | None = None  # FLOP/s, measured
-    peak_flops: float | None = None  # dense half-precision, by the vendor
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """The loaded model's sizes. `flops_per_token` leaves out attention, which grows with the context."""
-
-    name: str = ""
-    context_limit: int = 0
-    weight_bytes: int = 0
-    kv_format: str = ""  # K/V format; "" if unknown (mlx-lm's classes)
-    kv_bytes_per_token: int = 0
-    kv_bytes_at_limit: int = 0  # a full cache; windowed layers keep only their window
-    flops_per_token: float | None = None
-    cost: StepCost | None = None
-    load_s: float = 0.0
-    kernels: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One answer in the history of turns."""
-
-    number: int
-    prompt_tokens: int
-    reused_tokens: int
-    completion_tokens: int
-    ttft_s: float | None
-    prefill_tokens_per_second: float | None
-    tokens_per_second: float | None
-    achieved_gb_s: float | None
-    finish_reason: str
-
-    @classmethod
-    def of(cls, number: int, summary: Summary, reason: str) -> "Turn":
-        return cls(
-            number,
-            summary.prompt_tokens,
-            summary.reused_tokens,
-            summary.completion_tokens,
-            summary.ttft_s,
-            summary.prefill_tokens_per_second,
-            summary.decode_tokens_per_second,
-            summary.achieved_gb_s,
-            reason,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CacheFill:
-    """What the KV cache holds."""
-
-    tokens: int = 0
-    used_bytes: int = 0
-    allocated_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    now: float | None = None
-    achieved_gb_s: float | None = None
 
 
 class LiveMetrics:
@@ -133,7 +60,7 @@ class LiveMetrics:
         self._contended_looks = 0  # samples in a row with contention
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
-        self._rates_kept, self._rates_of = _Rates(), 0  # and the version they are of
+        self._rates_kept, self._rates_of = Rates(), 0  # and the version they are of
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
@@ -293,10 +220,10 @@ class LiveMetrics:
         return self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
 
     @property
-    def _rates(self) -> "_Rates":
+    def _rates(self) -> Rates:
         """Rates of the current version, computed once."""
         if self._rates_of != self.version:
-            self._rates_of, self._rates_kept = self.version, _rates(self.steps)
+            self._rates_of, self._rates_kept = self.version, current_rates(self.steps)
         return self._rates_kept
 
     @property
@@ -373,36 +300,3 @@ class LiveMetrics:
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],
         }
-
-
-def _rates(steps: Sequence[StepRecord]) -> _Rates:
-    """Return the rates over the last NOW_S seconds, at least one step."""
-    recent: list[StepRecord] = []
-    span = 0.0
-    for record in reversed(steps):
-        recent.append(record)
-        span += record.latency_s
-        if span >= NOW_S:
-            break
-    return _Rates(
-        now=_rate([record for record in recent if record.index > 0]),
-        achieved_gb_s=sum(record.step_bytes for record in recent) / span / 1e9 if span > 0 else None,
-    )
-
-
-def _rate(steps: list[StepRecord]) -> float | None:
-    seconds = sum(record.latency_s for record in steps)
-    return sum(record.tokens for record in steps) / seconds if seconds > 0 else None
-
-
-def with_peaks(machine: MachineFacts, measured_gb_s: float, compute_flops: float | None) -> MachineFacts:
-    """The same machine once it has been measured."""
-    return replace(machine, measured_gb_s=measured_gb_s, compute_flops=compute_flops or machine.compute_flops)
-
-
-def moving_share(steps: Sequence[StepRecord]) -> float | None:
-    """How much of the last step's bytes are KV, 0 to 1."""
-    if not steps or not steps[-1].step_bytes:
-        return None
-    last = steps[-1]
-    return (last.kv_bytes_read + last.kv_bytes_written) / last.step_bytes
