@@ -1,19 +1,16 @@
-"""What the engine needs of a model. `models/` provides it; the runtime never learns which architecture it is."""
+"""The model as the engine sees it, whatever its architecture. `models/` implements it."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import mlx.core as mx
 
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.ops import Phase
 from headrace.runtime.ops.kv_format import KVFormat
 
-C = TypeVar("C", bound=Cache)
 
-
-class Network(Protocol[C]):
+class Network(Protocol):
     """Stages 1 to 4 of a decode step. B = sequences, T = new tokens, V = vocabulary."""
 
     @property
@@ -26,48 +23,26 @@ class Network(Protocol[C]):
 
     @property
     def kv_format(self) -> KVFormat | None:
-        """How its caches store K/V; None where that is theirs to know."""
+        """Storage format of K/V; None if the model class decides."""
         ...
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Every array it holds, to load before the first step and to count."""
+        """All weights, to load before the first step and to count."""
         ...
 
-    def make_cache(self, limit: int) -> C:
-        """An empty cache for one sequence of at most `limit` tokens."""
-        ...
-
-    @property
-    def joins(self) -> bool:
-        """Whether several sequences can share a pass. Where they cannot, they take turns."""
-        ...
-
-    @property
-    def rolls_back(self) -> bool:
-        """Whether its caches can take back what was appended last, so that guesses can be verified."""
-        ...
-
-    def make_pool(self, entries: int, kept: int, key: bytes = b"") -> Any:
-        """A `KVPool` that makes caches for `join`, of at most so many entries together; None where there is none."""
-        ...
-
-    def shares_pass(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> bool:
-        """Where it `joins`: whether a pass of so many rows of each, of the phase named, is to be shared."""
-        ...
-
-    def join(self, caches: Sequence[C], rows: Sequence[tuple[int, Phase]], /) -> Any:
-        """The caches of several sequences as one, for a pass (1, N) of so many rows of each, of the phase named."""
+    def kv_backend(self, options: KVOptions, /) -> KVBackend:
+        """Return a new K/V backend for one engine: the kind that this network's layers attend with."""
         ...
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Token ids (B, T) -> what `layers` takes."""
+        """Token ids (B, T) -> the input of `layers`."""
         ...
 
-    def layers(self, x: mx.array, cache: C) -> mx.array:
-        """All layers, each appending T keys and values to `cache` and attending over all of it."""
+    def layers(self, x: mx.array, kv: KVPass, /) -> mx.array:
+        """Run all layers; each appends K/V through `kv`, and attends over all entries."""
         ...
 
     def logits(self, x: mx.array) -> mx.array:
-        """Logits of the last position: what `layers` gave -> (B, V)."""
+        """Logits of the last position: output of `layers` -> (B, V)."""
         ...

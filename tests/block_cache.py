@@ -1,26 +1,27 @@
-"""A second KV cache, independent of the first but for the protocols: blocks of a few entries, out of order.
+"""A second KV cache that shares nothing with the first but the protocols: blocks of a few entries, out of order.
 
-Slow on purpose: every pass gathers a sequence's blocks into fresh buffers, has the operations append to them, and
-writes the new entries back, all evaluated at once. Networks or engines that assume more than `runtime.kv.cache`
-(`Cache`, `LayerCache`) fail here.
+Slow on purpose: every pass gathers a sequence's blocks into fresh buffers, has the operations append to them, and puts
+what was appended back, all of it evaluated at once. A network or an engine that assumes more than
+`runtime.kv` (`KVCache`, `KVPass`, `KVBackend`) breaks here.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv.cache import KVShape, Lengths
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.cache import CacheLengths, KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.kept_cache import KeptCache
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
 BLOCK = 5  # entries; no divisor of anything
 NOTHING = float("nan")  # whoever reads too far will notice
 
 
-class BlockCache(Lengths):
-    """One sequence. A block has BLOCK entries of every layer; `table` lists its blocks."""
-
-    runs_fused = True
+class BlockCache(CacheLengths):
+    """One sequence. A block holds BLOCK entries of every layer; `table` says which blocks hold the sequence."""
 
     def __init__(self, shape: KVShape, *, limit: int, ops: Ops) -> None:
         super().__init__(limit)
@@ -82,13 +83,13 @@ class BlockCache(Lengths):
         return self._pool
 
     def _release(self) -> None:
-        """Free unused blocks."""
+        """Blocks that hold nothing any more go back."""
         used = -(-self.length // BLOCK)
         self._free = self.table[used:] + self._free
         del self.table[used:]
 
     def _gathered(self, layer: int, tokens: int) -> tuple[mx.array, mx.array]:
-        """Return keys and values of all entries with room for `tokens` more: (1, Hkv, length + tokens, D) each."""
+        """Keys and values of all entries, room for `tokens` more behind them: (1, Hkv, length + tokens, D) each."""
         end = self.length + tokens
         whole = mx.concatenate([self._pool[block][layer] for block in self.table], axis=-2)  # (2, Hkv, capacity, D)
         keys, values = mx.contiguous(whole[0:1, :, :end]), mx.contiguous(whole[1:2, :, :end])
@@ -103,8 +104,60 @@ class BlockCache(Lengths):
         mx.eval(self._pool)
 
 
+class BlockPass:
+    """A pass of one sequence."""
+
+    runs_fused = True
+
+    def __init__(self, row: PassRow) -> None:
+        self.rows: Sequence[PassRow] = [row]
+        self._cache = cast(BlockCache, row.cache)
+        self._cache.reserve(row.count, row.phase)
+        self.attend, self.run_fused = self._cache.attend, self._cache.run_fused
+
+    def advance(self) -> None:
+        self._cache.advance(self.rows[0].count)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self._cache.arrays
+
+
+class BlockBackend:
+    """Each sequence has blocks of its own, and passes of its own."""
+
+    pool = None
+    rolls_back = True
+
+    def __init__(self, network: "WithBlocks", options: KVOptions) -> None:
+        self._network, self._options = network, options
+        self._last = KeptCache()
+
+    def acquire(self, prompt: Sequence[int]) -> KVCache:
+        return self._last.take(prompt) or self._network.new_cache(self._options.limit)
+
+    def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        if self._options.keep_prefix:
+            self._last.keep(cache, tokens)
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        return [BlockPass(row) for row in rows]
+
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        pass
+
+    def evict(self) -> None:
+        pass
+
+    def trim(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        self._last.clear()
+
+
 class WithBlocks:
-    """A decoder with block caches."""
+    """A decoder whose caches are made of blocks."""
 
     def __init__(self, network: Decoder) -> None:
         self._network = network
@@ -113,10 +166,10 @@ class WithBlocks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
-    def make_pool(self, *_: Any) -> None:
-        """Return a pool whose sequences have separate blocks."""
+    def kv_backend(self, options: KVOptions) -> BlockBackend:
+        return BlockBackend(self, options)
 
-    def make_cache(self, limit: int) -> BlockCache:
+    def new_cache(self, limit: int) -> BlockCache:
         cache = BlockCache(self._network.kv_shape, limit=limit, ops=self._network.ops)
         self.caches.append(cache)
         return cache

@@ -1,4 +1,4 @@
-"""A decoder with K/V in blocks of one pool, out of order, and hand-made passes."""
+"""A decoder whose sequences have their K/V in blocks of one pool, out of order; passes made by hand."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,29 +6,40 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv.paged_cache import KVPool, PagedCache
+from headrace.runtime.kv.block_table import BlockTable
+from headrace.runtime.kv.paged import make_pool
+from headrace.runtime.kv.paged_arrays import PagedArrays
+from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK
+from tests.alone import Alone
+
+
+def pool_of(network: Decoder, entries: int, key: bytes = b"") -> BlockPool:
+    return make_pool(PagedArrays(network.kv_shape, network.ops), entries, key)
+
+
+def table(pool: BlockPool, limit: int) -> Any:
+    """An empty cache in blocks."""
+    return Alone(BlockTable(pool, limit))
 
 
 class WithPool:
-    """The network with other caches."""
+    """The network, with a pool beside it."""
 
     def __init__(self, network: Decoder, entries: int = 32 * BLOCK) -> None:
         self._network = network
-        self.pool = KVPool(network.kv_shape, network.ops, entries)
-        self.caches: list[PagedCache] = []
+        self.pool = pool_of(network, entries)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
-    def make_cache(self, limit: int) -> PagedCache:
-        """Return a cache whose first block is not the pool's first."""
-        other = self.pool.make_cache(3 * BLOCK)
+    def new_cache(self, limit: int) -> Any:
+        """A cache whose first block is not the first of the pool: what comes after it is."""
+        other = table(self.pool, 3 * BLOCK)
         other.reserve(3 * BLOCK)
-        cache = self.pool.make_cache(limit)
+        cache = table(self.pool, limit)
         cache.reserve(1)
         other.close()
-        self.caches.append(cache)
         return cache
 
 
@@ -43,7 +54,7 @@ def feed(network: Any, cache: Any, tokens: Sequence[int], chunk: int = 64) -> No
 
 
 def say(network: Any, cache: Any, tokens: Sequence[int]) -> mx.array:
-    """Return logits (steps, V) of steps that feed `tokens`, queued one step ahead as in the engine."""
+    """Logits (steps, V) of steps that feed `tokens`, one step ahead of the reader as the engine is."""
     seen = []
     for token in tokens:
         cache.reserve(1, "decode")

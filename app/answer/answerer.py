@@ -9,7 +9,6 @@ that loaded its model.
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions
@@ -38,7 +37,7 @@ class Answerer:
         self,
         model: LoadedModel,
         *,
-        draft: Network[Any] | None = None,
+        draft: Network | None = None,
         keep_prefix: bool = False,
         max_running: int = MAX_RUNNING,
         kv_key: bytes = b"",

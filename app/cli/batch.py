@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -153,7 +153,7 @@ def _raise_known_damage(resolved: "ResolvedModel") -> None:
 def _answer(
     arguments: BatchArguments,
     loaded: "LoadedModel",
-    draft: "Network[Any] | None",
+    draft: "Network | None",
     lines: "list[Line | BadLine]",
     file: "ResultFile | None",
     tally: "Tally",

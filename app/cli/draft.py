@@ -31,7 +31,7 @@ def chosen_draft(given: str | None, usual: str, speculate: str | None) -> str | 
     return None if speculate is not None else given if given is not None else usual or None
 
 
-def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Network[Any] | None":
+def load_draft(name: str | None, model: "LoadedModel", *, quiet: bool) -> "Network | None":
     """Load the network of a draft model, fetched if need be; None for no name.
 
     Raises UsageError for another vocabulary, and the errors of loading a model.

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answerer import Answerer
@@ -48,7 +47,7 @@ class EngineHost:
     """One loaded model, its answers and its idle work."""
 
     def __init__(
-        self, loaded: LoadedModel, resolved: ResolvedModel, load_s: float, draft: Network[Any] | None = None
+        self, loaded: LoadedModel, resolved: ResolvedModel, load_s: float, draft: Network | None = None
     ) -> None:
         self._loaded = loaded
         self._resolved = resolved
@@ -207,7 +206,7 @@ def _spare_cpus(host: Machine) -> int:
     return max(0, (host.usable_cores if limited else scheduled) - busy)
 
 
-def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network[Any] | None:
+def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network | None:
     """Return the draft's network, or add a note to the model if it does not fit."""
     if spec.draft is None:
         return None

@@ -7,7 +7,6 @@ computed again. Deleting a session clears the whole cache (`app.sessions.kv_cach
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from headrace.app.config.settings import ChatSettings, load_settings
 from headrace.app.versions import versions
@@ -15,7 +14,7 @@ from headrace.runtime import ops
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.kv import kept_chats
+from headrace.runtime.kv import disk_cache
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.network import Network
 
@@ -33,8 +32,8 @@ class KVDiskCache:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Queue the tokens of an answered conversation."""
-        if self._max_bytes and (pool := self._engine.caches.pool) is not None:
-            fitting = self._max_bytes // pool.slabs.shape.bytes_per_token
+        if self._max_bytes and (pool := self._engine.kv.pool) is not None:
+            fitting = self._max_bytes // pool.storage.shape.bytes_per_token
             self._pending = [*self._pending[1 - _MAX_PENDING :], list(tokens[:fitting])]
 
     @property
@@ -43,8 +42,8 @@ class KVDiskCache:
 
     def write(self, stop: Callable[[], bool]) -> None:
         """Write the queue until `stop()`, which is called before every block; the rest stays queued."""
-        while self._pending and (pool := self._engine.caches.pool) is not None:
-            kept_chats.keep(pool, self._pending[-1], self._store, stop)
+        while self._pending and (pool := self._engine.kv.pool) is not None:
+            disk_cache.store_blocks(pool, self._pending[-1], self._store, stop)
             if stop():
                 return
             self._pending.pop()
@@ -52,8 +51,8 @@ class KVDiskCache:
 
     def load(self, prompt: Sequence[int]) -> None:
         """Load the cached prefix of a prompt into the engine's pool."""
-        if self._max_bytes and (pool := self._engine.caches.pool) is not None:
-            kept_chats.bring_back(pool, prompt[:-1], self._store)
+        if self._max_bytes and (pool := self._engine.kv.pool) is not None:
+            disk_cache.load_blocks(pool, prompt[:-1], self._store)
 
 
 def disk_cache_bytes() -> int:
@@ -65,7 +64,7 @@ def disk_cache_bytes() -> int:
     return int(chat.kept_gb * 1e9)
 
 
-def kv_key(model: Path, network: Network[Any]) -> bytes:
+def kv_key(model: Path, network: Network) -> bytes:
     """Return a digest of everything that K/V depend on: the model's files, kernels and versions."""
     key = blake2b(digest_size=16)
     for file in sorted(model.glob("*")):

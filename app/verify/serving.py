@@ -9,19 +9,16 @@ from collections.abc import Sequence as Row
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from headrace.app.verify.trace import Trace
 from headrace.runtime.engine.chunk_budget import Pace
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import Event, Finished, Request
+from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.sequence import Sequence
-from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv import kept_chats
+from headrace.runtime.kv import disk_cache
 from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.network import Network
-from headrace.runtime.ops import Phase
 
 Served = tuple[list[Trace], str]
 Tick = Callable[[], None]
@@ -42,7 +39,7 @@ class FixedPace(Pace):
 class Serving:
     """One network and the requests to serve, each of at most `limit` cache entries."""
 
-    def __init__(self, network: Network[Any], requests: Row[Request], limit: int, tick: Tick) -> None:
+    def __init__(self, network: Network, requests: Row[Request], limit: int, tick: Tick) -> None:
         self.network = network
         self.requests = requests
         self.limit = limit
@@ -51,7 +48,7 @@ class Serving:
     @property
     def in_blocks(self) -> bool:
         """Whether K/V are paged, and so can go to disk."""
-        return Engine(self.network, context_limit=self.limit).caches.pool is not None
+        return Engine(self.network, context_limit=self.limit).kv.pool is not None
 
     def one_by_one(self) -> Served:
         """Serve each by its own engine without speculation; other ways may speculate."""
@@ -81,16 +78,17 @@ class Serving:
     def joining(self, most: int, seed: int) -> Served:
         """Submit at random times; a third ends early, a third is cancelled. Partial answers are compared.
 
-        Some passes lack memory, so that sequences are preempted.
+        In one of 50 steps the youngest is preempted.
         """
         draw = random.Random(seed)
-        engine = Engine(_ScarceNetwork(self.network, draw), context_limit=self.limit, most_running=most)
+        engine = Engine(self.network, context_limit=self.limit, most_running=most)
         traces = [Trace(len(request.prompt)) for request in self.requests]
         fates = [number % 3 for number in range(len(traces))]  # 0: unchanged, 1: ends early, 2: cancelled
         draw.shuffle(fates)
         to_come = list(range(len(traces)))
         draw.shuffle(to_come)
         numbers: dict[Sequence, int] = {}
+        engine.on_release = lambda sequence: traces[numbers[sequence]].see(sequence.cache)
         watch = _PreemptionCount()
         while to_come or engine.has_work:
             if to_come and (draw.random() < 0.3 or not engine.has_work):
@@ -100,8 +98,10 @@ class Serving:
                 if fates[number] == 1:
                     request = replace(request, max_tokens=draw.randrange(1, request.max_tokens + 1))
                 numbers[engine.submit(request)] = number
+            if draw.random() < 0.02:
+                engine.preempt_youngest()
             for sequence, event in engine.step():
-                _note(traces[numbers[sequence]], sequence, event)
+                traces[numbers[sequence]].add(event)
             watch.look(numbers)
             for sequence, number in numbers.items():
                 if fates[number] == 2 and sequence.state != "finished" and draw.random() < 0.04:
@@ -141,16 +141,16 @@ class Serving:
     def restarted(self) -> Served:
         """Serve, store on disk, and serve as a batch by another engine that loads the stored prefixes."""
         before, after = (Engine(self.network, context_limit=self.limit, keep_prefix=True) for _ in range(2))
-        assert before.caches.pool is not None
-        assert after.caches.pool is not None
+        assert before.kv.pool is not None
+        assert after.kv.pool is not None
         with TemporaryDirectory() as folder:
             store = DiskStore(Path(folder), 1 << 40)
             for request in self.requests:
                 sequence = before.submit(request)
                 self._drive(before, [sequence])
-                kept_chats.keep(before.caches.pool, sequence.tokens, store)
+                disk_cache.store_blocks(before.kv.pool, sequence.tokens, store)
             for request in self.requests:
-                kept_chats.bring_back(after.caches.pool, request.prompt[:-1], store)
+                disk_cache.load_blocks(after.kv.pool, request.prompt[:-1], store)
                 self._tick()
         sequences = [after.submit(request) for request in self.requests]
         traces = self._drive(after, sequences)
@@ -162,28 +162,13 @@ class Serving:
 
     def _drive(self, engine: Engine, sequences: Row[Sequence], between: Tick = lambda: None) -> list[Trace]:
         traces = {sequence: Trace(len(sequence.request.prompt)) for sequence in sequences}
+        engine.on_release = lambda sequence: traces[sequence].see(sequence.cache)
         while engine.has_work:
             for sequence, event in engine.step():
-                _note(traces[sequence], sequence, event)
+                traces[sequence].add(event)
             between()
             self._tick()
         return list(traces.values())
-
-
-class _ScarceNetwork:
-    """A network whose pool lacks blocks for one joint pass in 50."""
-
-    def __init__(self, network: Network[Any], draw: random.Random) -> None:
-        self._network = network
-        self._draw = draw
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
-
-    def join(self, caches: Row[Any], rows: Row[tuple[int, Phase]]) -> Any:
-        if self._draw.random() < 0.02:
-            raise PoolFullError("no free block, simulated")
-        return self._network.join(caches, rows)
 
 
 class _PreemptionCount:
@@ -198,9 +183,3 @@ class _PreemptionCount:
         now = {sequence for sequence in sequences if sequence.state == "preempted"}
         self.times += len(now - self._now)
         self._now = now
-
-
-def _note(trace: Trace, sequence: Sequence, event: Event) -> None:
-    trace.add(event)
-    if isinstance(event, Finished) and sequence.cache is not None:  # its cache is released in the next step
-        trace.see(sequence.cache)

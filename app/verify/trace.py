@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from headrace.runtime.engine.request import Event, Failed, Step, TokenLogprobs
-from headrace.runtime.kv.paged_cache import PagedCache
+from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.ops import BLOCK
 
 TOP = 8
@@ -38,13 +38,13 @@ class Trace:
 
     def see(self, cache: Any) -> None:
         """Digest the committed entries of a paged cache before its release; packed ones by full block."""
-        if not isinstance(cache, PagedCache):
+        if not isinstance(cache, BlockTable):
             return
         for group, table in enumerate(cache.tables):
-            for index in range(cache.left[group], -(-cache.committed // BLOCK)):
+            for index in range(cache.dropped[group], -(-cache.committed // BLOCK)):
                 first, end = index * BLOCK, min((index + 1) * BLOCK, cache.committed)
-                entries = cache.slabs.read(group, table[index], end - first)
-                if cache.slabs.shape.format.packed:
+                entries = cache.pool.storage.read(group, table[index], end - first)
+                if cache.pool.storage.shape.format.packed:
                     if end - first == BLOCK:
                         self.entries[group, end - 1] = blake2b(np.array(entries).tobytes(), digest_size=8).digest()
                     continue

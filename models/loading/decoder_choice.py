@@ -36,7 +36,7 @@ def many_sequences(checkpoint: Checkpoint, network: "MlxLmNetwork | None") -> Li
     """
     config = own_decoder(checkpoint)
     if config is None:
-        return "steps" if network is not None and network.can_join else "turns"
+        return "steps" if network is not None and network.can_batch else "turns"
     return "batched" if long_rope(config) is None else "turns"
 
 

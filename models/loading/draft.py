@@ -6,6 +6,7 @@ from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
+from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.machine import memory
 from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.metrics.units import format_bytes
@@ -18,7 +19,7 @@ def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:
     both do not fit together, and what `load_resolved` raises.
     """
     draft = load_resolved(resolved)
-    if not draft.network.rolls_back:
+    if not draft.network.kv_backend(KVOptions(1)).rolls_back:
         raise UsageError(f"{draft.name} cannot be a draft: its cache cannot roll back rejected tokens")
     check_same_vocabulary(model.tokenizer, draft.tokenizer, draft.name)
     check_memory([*model.network.cost.kv, *draft.network.cost.kv], model.context_limit, draft.name)

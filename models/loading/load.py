@@ -40,7 +40,7 @@ from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
-_Sized = tuple[Callable[[], Network[Any]], int, Sequence[LayerKV]]
+_Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
 _LARGEST_SETTING = 2.0**63  # bound on numbers in generation_config.json
 
@@ -51,7 +51,7 @@ class LoadedModel:
 
     name: str
     checkpoint: Checkpoint
-    network: Network[Any]
+    network: Network
     kind: NetworkKind
     tokenizer: Tokenizer
     context_limit: int
@@ -186,7 +186,7 @@ def _sized(
 
 def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None, kv: KVFormat
-) -> Network[Any]:
+) -> Network:
     from headrace.models.network.long_rope_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
 

@@ -7,7 +7,6 @@ Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H que
 size, V vocabulary.
 """
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -17,23 +16,17 @@ from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import network_cost
 from headrace.models.network.layers import read_layers
 from headrace.models.network.parameters import Parameters
-from headrace.runtime.kv.cache import KVCache, KVShape, LayerCache
-from headrace.runtime.kv.joined_cache import JoinedCache
-from headrace.runtime.kv.joined_pages import JoinedPages
-from headrace.runtime.kv.joined_slots import JoinedSlots
-from headrace.runtime.kv.packed_cache import PackedCache
-from headrace.runtime.kv.paged_cache import KVPool, PagedCache
-from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.buffers import BufferBackend
+from headrace.runtime.kv.cache import KVPass, KVShape
+from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Phase, Projections, Rope, Weight
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight
 from headrace.runtime.ops.kv_format import KVFormat
 
 
 class Decoder:
     """The network (see `runtime.network`) of all architectures in `models.network.config`."""
-
-    joins = True
-    rolls_back = True
 
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
@@ -46,7 +39,7 @@ class Decoder:
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = read_layers(config, parameters)
         self.pages = all(ops.pages(layer.attention) for layer in self._layers)
-        self._in_slots = all(ops.slots(layer.attention) for layer in self._layers)
+        self._shares_attention = all(ops.slots(layer.attention) for layer in self._layers)
         self._layer_groups = self._fuse(ops)
         self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
@@ -119,32 +112,17 @@ class Decoder:
                 count += stack.rows * stack.columns * mixture.active // mixture.count
         return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
 
-    def make_cache(self, limit: int) -> KVCache | PagedCache:
-        if self.kv_shape.format.packed:
-            if self.pages:  # the kernels read them in blocks
-                return KVPool(self.kv_shape, self._ops, limit).make_cache(limit)
-            scales = mx.float16 if self._dtype == mx.float32 else self._dtype
-            return PackedCache(self.kv_shape, limit=limit, ops=self._ops, dtype=scales)
-        return KVCache(self.kv_shape, limit=limit, ops=self._ops)
-
-    def make_pool(self, entries: int, kept: int, key: bytes = b"") -> KVPool | None:
-        if not self.pages and self.kv_format.packed:  # rows of MLX's own layout, which no block has
-            return None
-        return (KVPool if self.pages else SlotPool)(self.kv_shape, self._ops, entries, key, kept)
-
-    def shares_pass(self, _caches: Sequence[object], _rows: Sequence[tuple[int, Phase]]) -> bool:
-        """Rows of any kind do."""
-        return True
-
-    def join(
-        self, caches: Sequence[KVCache | PagedCache], rows: Sequence[tuple[int, Phase]]
-    ) -> JoinedCache | JoinedPages:
-        """All of them of one pool, or in slots that attend at once, or each by itself."""
-        paged = [cache for cache in caches if isinstance(cache, PagedCache)]
-        if len(paged) == len(caches):
-            return JoinedPages(paged, rows)
-        slots = self._in_slots and all(isinstance(cache, SlotCache) for cache in caches)
-        return (JoinedSlots if slots else JoinedCache)(caches, rows)
+    def kv_backend(self, options: KVOptions) -> KVBackend:
+        """Blocks that attention reads in place, if all layers can; else buffers."""
+        if self.pages:
+            return PagedBackend(self.kv_shape, self._ops, options)
+        return BufferBackend(
+            self.kv_shape,
+            self._ops,
+            options,
+            shares_attention=self._shares_attention,
+            scales=mx.float16 if self._dtype == mx.float32 else self._dtype,
+        )
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embed tokens (B, T) to (B, T, E)."""
@@ -156,14 +134,14 @@ class Decoder:
             return x * mx.array(scale, mx.bfloat16).astype(self._dtype)
         return x * scale
 
-    def layers(self, x: mx.array, cache: LayerCache) -> mx.array:
-        """Run all layers on x (B, T, E) and append T entries per layer to the cache."""
+    def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """Run all layers on x (B, T, E) and append T entries per layer."""
         for layers, node in self._layer_groups:
-            if node is not None and cache.runs_fused:
-                x = cache.run_fused(layers, x, node)
+            if node is not None and kv.runs_fused:
+                x = kv.run_fused(layers, x, node)
                 continue
             for index in range(layers.start, layers.stop):
-                x = self._layer(x, cache, index)
+                x = self._layer(x, kv, index)
         return x
 
     def logits(self, x: mx.array) -> mx.array:
@@ -184,10 +162,10 @@ class Decoder:
             return [(every, node)]
         return [(slice(i, i + 1), ops.fuse([layer], eps, activation)) for i, layer in enumerate(self._layers)]
 
-    def _layer(self, x: mx.array, cache: LayerCache, index: int) -> mx.array:
+    def _layer(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
         ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
         qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
-        heads = cache.attend(index, qkv, layer.attention)  # (B, T, H * D)
+        heads = kv.attend(index, qkv, layer.attention)  # (B, T, H * D)
         x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
         if layer.mixture is not None:
             return ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.activation)

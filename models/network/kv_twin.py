@@ -1,14 +1,12 @@
 """The same weights with K/V stored in another way, to hold one against the other."""
 
-from typing import Any
-
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.stored_kv import stored_kv
 from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import KVFormat
 
 
-def with_kv(network: Network[Any], wanted: KVFormat) -> Network[Any]:
+def with_kv(network: Network, wanted: KVFormat) -> Network:
     """A network that shares every weight with `network`. Raises UsageError where its K/V cannot be `wanted`."""
     if isinstance(network, Decoder):
         return network.with_kv(stored_kv(network.config, network.ops, network.dtype, wanted))

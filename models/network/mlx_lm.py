@@ -1,35 +1,35 @@
-"""Every architecture headrace has no decoder for, run through mlx-lm's own model classes by the same engine.
+"""Networks of mlx-lm's model classes, for every architecture without a decoder of our own.
 
-mlx-lm gives one call for a whole forward pass, so stages 1 to 4 of a step happen inside `layers`; in prefill its
-logits are never evaluated. Its caches sit behind the same interface as ours. Importing mlx-lm costs about 0.6 s and
-happens only here.
+mlx-lm has one call for a whole forward pass, so `layers` does stages 1 to 4 of a step; in prefill its logits are never
+evaluated. mlx-lm is imported only here, since that is slow.
 """
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.network.long_rope import CHUNK, LongRope, said_before
+from headrace.models.network.long_rope import LongRope, TokenHistory
+from headrace.models.network.mlx_lm_backend import MlxLmBackend, MlxLmPass
+from headrace.models.network.mlx_lm_batch import agrees, can_batch
 from headrace.models.network.mlx_lm_cache import MlxLmCache
 from headrace.models.network.mlx_lm_costs import layers_kv, measure
-from headrace.models.network.mlx_lm_joined import JoinedMlxLm, agrees, can_join, worth_joining
 from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.models.network.stored_kv import refused as refused_kv
-from headrace.runtime.ops import Phase
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops.kv_format import KVFormat
 
 
 class MlxLmNetwork:
-    """A network (see `runtime.network`) around an mlx-lm model. Until `arrays` are evaluated no weight is read.
+    """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
-    kv: how K/V are to be stored, if not as the class does; raises UsageError where they cannot.
+    kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
     """
 
     def __init__(
@@ -44,21 +44,22 @@ class MlxLmNetwork:
         if requantize is not None:
             quantize(self._model, requantize)
         self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
-        self.kv_format: KVFormat | None = None  # None: as the class does
+        self.kv_format: KVFormat | None = None  # None: the class's own
         try:
             measured = measure(self._model, checkpoint.config)
         except Exception as error:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
+        self._history = TokenHistory(self._long_rope.original if self._long_rope else 0)
         self.vocab_size, self.cost = measured.vocab_size, measured.cost
-        self._can_join: bool | None = None  # None: not asked yet
-        self._agrees: bool | None = None  # whether sequences say together what they say alone; None: not seen yet
+        self._can_batch: bool | None = None  # None: not tested yet
+        self._agrees: bool | None = None  # whether shared steps give the same logits; None: not tested yet
         if kv is not None and kv.packed:
             self._store(kv)
-        self.rolls_back = self._long_rope is None and not self.make_cache(1).needs_marks
+        self.rolls_back = self._long_rope is None and not MlxLmCache(self._fresh_parts(), 1, ()).needs_marks
 
     def with_kv(self, kv: KVFormat) -> "MlxLmNetwork":
-        """The same weights, K/V stored as `kv`. Raises UsageError where they cannot."""
+        """Return a network with the same weights and K/V stored as `kv`. Raises UsageError if not supported."""
         twin = copy(self)
         twin._store(kv)
         return twin
@@ -67,72 +68,58 @@ class MlxLmNetwork:
         stored = None
         if kv.packed:
             if self._long_rope is not None:
-                raise refused_kv(kv, "LongRoPE turns keys anew as a sequence grows")
+                raise refused_kv(kv, "LongRoPE rotates keys anew as a sequence grows")
             found = quantized(self._model, kv)
             if isinstance(found, str):
                 raise refused_kv(kv, found)
             stored = found
         self.kv_format = stored
-        self._can_join = self._agrees = None
+        self._can_batch = self._agrees = None
         self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 
-    def make_cache(self, limit: int) -> MlxLmCache:
-        return MlxLmCache(self._fresh_parts(), limit, self.cost.kv)
-
-    def make_pool(self, _entries: int, _kept: int, _key: bytes = b"") -> None:
-        return None
+    def kv_backend(self, options: KVOptions) -> KVBackend:
+        return MlxLmBackend(options, self._fresh_parts, self.cost, self._shares_steps, rolls_back=self.rolls_back)
 
     @property
-    def can_join(self) -> bool:
-        """Whether steps of several sequences can be built, as far as shapes tell. Reads no weight."""
-        if self._can_join is None:
-            self._can_join = self._long_rope is None and can_join(self._model, self._fresh_parts)
-        return self._can_join
+    def can_batch(self) -> bool:
+        """Whether shapes allow steps of several sequences in one pass. Reads no weight."""
+        if self._can_batch is None:
+            self._can_batch = self._long_rope is None and can_batch(self._model, self._fresh_parts)
+        return self._can_batch
 
-    @property
-    def joins(self) -> bool:
-        """Whether steps can share a pass: `can_join`, and the first time it is asked, whether they say the same."""
-        if not self.can_join:
+    def _shares_steps(self) -> bool:
+        """Return whether steps can share a pass: `can_batch`, and equal logits, tested at the first call."""
+        if not self.can_batch:
             return False
         if self._agrees is None:
             self._agrees = agrees(self._model, self._fresh_parts)
         return self._agrees
 
-    def shares_pass(self, caches: Sequence[MlxLmCache], rows: Sequence[tuple[int, Phase]]) -> bool:
-        """Steps of one token do, as long as their contexts are short beside the weights."""
-        lengths = [cache.length for cache in caches]
-        return all(row == (1, "decode") for row in rows) and worth_joining(
-            lengths, self.cost.weight_bytes, self.cost.kv
-        )
-
-    def join(self, caches: Sequence[MlxLmCache], _rows: Sequence[tuple[int, Phase]]) -> JoinedMlxLm:
-        return JoinedMlxLm(caches)
-
     def embed(self, tokens: mx.array) -> mx.array:
-        """tokens (B, T), unchanged: the model embeds them itself."""
+        """tokens (B, T), unchanged: the model embeds them."""
         return tokens
 
-    def layers(self, tokens: mx.array, cache: MlxLmCache | JoinedMlxLm) -> mx.array:
-        """tokens (B, T) -> logits (B, T, V)."""
-        if isinstance(cache, JoinedMlxLm):
-            together: mx.array = self._model(tokens.T, cache=cache.parts)  # (N, 1) -> (N, 1, V)
+    def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """x: tokens (B, T) -> logits (B, T, V)."""
+        parts = cast(MlxLmPass, kv).parts
+        if len(kv.rows) > 1:
+            together: mx.array = self._model(x.T, cache=parts)  # (N, 1) -> (N, 1, V)
             return together.swapaxes(0, 1)
         if self._long_rope is not None:
-            self._turn(self._long_rope, tokens, cache)
-        logits: mx.array = self._model(tokens, cache=cache.parts)
+            parts = self._rotated(self._long_rope, x, cast(MlxLmCache, kv.rows[0].cache))
+        logits: mx.array = self._model(x, cache=parts)
         return logits
 
-    def _turn(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> None:
-        """Let the rope and every key in the cache be turned as the sequence's new length wants it."""
-        said = said_before(cache.said, cache.length)
-        long = cache.length + tokens.shape[1] > rope.original
+    def _rotated(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> list[Any]:
+        """Set the factors for the sequence's new length, and return its parts with all keys rotated by them."""
+        long, again = self._history.append(cache, tokens)
         rope.use(long)
-        if said and long != cache.long:
-            cache.start_again(self._fresh_parts())
-            for piece in mx.concatenate(said, axis=1).split(tuple(range(CHUNK, cache.length, CHUNK)), axis=1):
+        if again:
+            cache.restart(self._fresh_parts())
+            for piece in again:
                 self._model(piece, cache=cache.parts)
                 mx.eval(cache.arrays)
-        cache.long, cache.said = long, [*said, tokens]
+        return cache.parts
 
     def logits(self, x: mx.array) -> mx.array:
         """(B, T, V) -> (B, V)."""

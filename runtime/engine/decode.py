@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import islice
+from typing import cast
 
 import mlx.core as mx
 
@@ -29,6 +30,8 @@ from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.engine.scheduler import Share
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
+from headrace.runtime.kv.backend import KVBackend
+from headrace.runtime.kv.cache import KVPass, PassRow
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.logprobs import Logprobs, logprobs
 from headrace.runtime.sampling.sampler import Sampler, choose
@@ -36,15 +39,13 @@ from headrace.runtime.sampling.sampler import Sampler, choose
 Sample = Callable[[mx.array], mx.array]
 
 
-def decode_step(network: Network[Any], cache: Any, sample: Sample, tokens: mx.array, rows: int = 1) -> mx.array:
-    """One pass over tokens (N,) of which the first `rows` choose each the next one -> (rows,), not yet computed."""
-    count = tokens.size
-    cache.reserve(count, "decode")
+def decode_step(network: Network, kv_pass: KVPass, sample: Sample, tokens: mx.array, rows: int = 1) -> mx.array:
+    """Run one pass over tokens (N,); the first `rows` choose the next token each -> (rows,), not yet computed."""
     x = network.embed(tokens[None])  #          1. embedding  (1, N, E)
-    x = network.layers(x, cache)  #             2. layers, each with 3. attention over the whole KV cache  (1, N, E)
+    x = network.layers(x, kv_pass)  #           2. layers, each with 3. attention over the whole KV cache  (1, N, E)
     logits = network.logits(_rows(x, rows))  #  4. logits  (rows, V)
     chosen = sample(logits)  #                  5. token selection  (rows,)
-    cache.advance(count)  #                     6. KV append: one K and one V per layer, final once its token is read
+    kv_pass.advance()  #                        6. KV append: one K and one V per layer, final once its token is read
     return chosen
 
 
@@ -97,15 +98,15 @@ class Flight:
         return tokens
 
 
-def start(network: Network[Any], shares: list[Share], before: Flight | None) -> Flight:
-    """Build the pass over `shares` and hand it to the device without waiting.
+def start(network: Network, kv: KVBackend, shares: list[Share], before: Flight | None) -> Flight:
+    """Build the passes over `shares` and hand them to the device without waiting.
 
     Shares that choose come first; of them those first that are fed what `before`, the pass under way, chooses.
-    Sequences whose caches the network cannot join take turns.
     """
-    groups = _groups(network, shares)
-    flight = Flight(shares, len(groups[0]), time.perf_counter(), ahead=before is not None)
-    tokens = [_begin(network, group, before, flight) for group in groups]
+    passes = kv.make_passes([PassRow(share.sequence.kv, share.count, share.phase) for share in shares])
+    flight = Flight(shares, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
+    rest = iter(shares)
+    tokens = [_begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, flight) for kv_pass in passes]
     chosen = [token for token in tokens if token is not None]
     if chosen:
         flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
@@ -116,28 +117,15 @@ def start(network: Network[Any], shares: list[Share], before: Flight | None) -> 
     return flight
 
 
-def _groups(network: Network[Any], shares: list[Share]) -> list[list[Share]]:
-    """The shares by pass, in their order: one for all, one for those that choose, or one for each."""
-    if len(shares) > 1 and network.joins:
-        choosing = sum(share.chooses for share in shares)
-        for together in dict.fromkeys((len(shares), choosing)):
-            first = shares[:together]
-            rows = [(share.count, share.phase) for share in first]
-            if together > 1 and network.shares_pass([share.sequence.cache for share in first], rows):
-                return [first, *([share] for share in shares[together:])]
-    return [[share] for share in shares]
-
-
-def _begin(network: Network[Any], group: list[Share], before: Flight | None, flight: Flight) -> mx.array | None:
-    """One forward pass over the shares; the tokens that they choose, if they do."""
-    caches = [share.sequence.cache for share in group]
-    rows = [(share.count, share.phase) for share in group]
-    cache = caches[0] if len(group) == 1 else network.join(caches, rows)
+def _begin(
+    network: Network, kv_pass: KVPass, group: list[Share], before: Flight | None, flight: Flight
+) -> mx.array | None:
+    """Build one forward pass over the shares; return the tokens that they choose, if any."""
     tokens = _fed(group, before)
     choosing = [share for share in group if share.chooses]
     if not choosing:
-        feed(network, cache, tokens, group[0].phase)
-        flight.appended += cache.arrays
+        feed(network, kv_pass, tokens)
+        flight.appended += kv_pass.arrays
         return None
 
     def sample(logits: mx.array) -> mx.array:
@@ -154,7 +142,7 @@ def _begin(network: Network[Any], group: list[Share], before: Flight | None, fli
             first += share.count
         return chosen
 
-    return decode_step(network, cache, sample, tokens, sum(share.count for share in choosing))
+    return decode_step(network, kv_pass, sample, tokens, sum(share.count for share in choosing))
 
 
 def _fed(group: list[Share], before: Flight | None) -> mx.array:
@@ -163,7 +151,7 @@ def _fed(group: list[Share], before: Flight | None) -> mx.array:
     known: list[int] = []
     places: list[int] = []  # of each token fed: in what was chosen, or behind that
     for share in group:
-        sequence, at = share.sequence, share.sequence.cache.length
+        sequence, at = share.sequence, share.sequence.kv.length
         if at < len(sequence.tokens):
             fed: Row[int] = (*sequence.tokens[at : at + share.count - len(share.guesses)], *share.guesses)
         else:

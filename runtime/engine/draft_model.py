@@ -7,12 +7,12 @@ positions: where both networks agree on what is likely, they draw the same ("dra
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mlx.core as mx
 
 from headrace.runtime.engine.decode import agreed, decode_step
 from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
+from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
@@ -29,13 +29,14 @@ class Draft:
     source = "draft"
     needs_all_tokens = True
 
-    def __init__(self, network: Network[Any], limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
+    def __init__(self, network: Network, limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
         """vocab_size: rows of logits that the sampler takes; networks of one vocabulary may be padded differently."""
         self.cost_s = 0.0
         self._vocab_size = vocab_size
         self._network = network
         self._sampler = sampler
-        self._cache = network.make_cache(limit)
+        self._kv = network.kv_backend(KVOptions(limit))
+        self._cache = self._kv.acquire(())
         self._sizer = ChunkSizer()
         self._acceptance = Acceptance([_CHANCE] * (MAX_DRAFT + 1))
         self._tokens: Sequence[int] = ()
@@ -72,7 +73,8 @@ class Draft:
 
         chosen = [mx.array([self._tokens[-1]], mx.uint32)]
         for _ in range(count):
-            chosen.append(decode_step(self._network, self._cache, sample, chosen[-1]))
+            kv_pass = one_pass(self._kv, self._cache, 1, "decode")
+            chosen.append(decode_step(self._network, kv_pass, sample, chosen[-1]))
         guesses: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
         self._cache.commit(1)
         self._guesses = guesses
@@ -84,9 +86,10 @@ class Draft:
         """All tokens but the last, or a chunk of them; whether these were all."""
         new = self._tokens[self._cache.length : -1]
         if len(new) > _RUN:
-            return next(prefill(self._network, self._cache, new, self._sizer)) == len(new)
+            return next(prefill(self._network, self._kv, self._cache, new, self._sizer)) == len(new)
         if new:
-            feed(self._network, self._cache, mx.array(list(new), mx.uint32), "decode")
+            kv_pass = one_pass(self._kv, self._cache, len(new), "decode")
+            feed(self._network, kv_pass, mx.array(list(new), mx.uint32))
             self._cache.commit(len(new))
         return True
 

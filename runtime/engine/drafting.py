@@ -74,13 +74,15 @@ class Guesses:
 
 def _unread(sequence: Sequenced) -> int:
     """Tokens that a pass under way chooses, 0 or 1."""
-    return int(sequence.cache.length >= len(sequence.tokens))
+    return int(sequence.kv.length >= len(sequence.tokens))
 
 
 def _likeliest(sequence: Sequenced) -> float:
     """The chance of its first guess, which is above that of those behind; 0 without any. One that raises has none."""
     proposer = sequence.proposer
-    if proposer is None or not sequence.said or sequence.left <= 0 or (proposer.needs_all_tokens and _unread(sequence)):
+    if proposer is None or not sequence.said or sequence.remaining <= 1:
+        return 0.0
+    if proposer.needs_all_tokens and _unread(sequence):
         return 0.0
     try:
         proposer.update(sequence.tokens)
@@ -92,7 +94,7 @@ def _likeliest(sequence: Sequenced) -> float:
 
 def _promises(sequence: Sequenced) -> Sequence[float]:
     """Of each guess for behind the token that is fed next: that it will be accepted."""
-    proposer, most, unread = sequence.proposer, min(MAX_DRAFT, sequence.left), _unread(sequence)
+    proposer, most, unread = sequence.proposer, min(MAX_DRAFT, sequence.remaining - 1), _unread(sequence)
     try:
         return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread] if proposer else ()
     except Exception:

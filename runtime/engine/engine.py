@@ -15,11 +15,10 @@ from collections.abc import Sequence as Row
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 
-from headrace.runtime.engine.caches import make_caches
 from headrace.runtime.engine.chunk_budget import Pace
 from headrace.runtime.engine.decode import Flight, agreed, read, start
 from headrace.runtime.engine.draft_model import Draft
@@ -30,8 +29,8 @@ from headrace.runtime.engine.request import Event, Failed, Finished, FinishReaso
 from headrace.runtime.engine.scheduler import Scheduler, Share
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
-from headrace.runtime.errors import EngineError, PoolFullError, UsageError, expected
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.errors import EngineError, UsageError, expected
+from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.machine.memory import CACHE_LIMIT, wired
 from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_errors
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
@@ -85,7 +84,7 @@ class Engine:
 
     def __init__(
         self,
-        network: Network[Any],
+        network: Network,
         *,
         context_limit: int,
         keep_prefix: bool = False,
@@ -93,7 +92,7 @@ class Engine:
         kv_memory: int | None = None,
         kv_key: bytes = b"",
         pace: Pace | None = None,
-        draft: Network[Any] | None = None,
+        draft: Network | None = None,
         pass_costs: PassCostStore | None = None,
     ) -> None:
         self.network = network
@@ -104,15 +103,16 @@ class Engine:
         self._held = held.kv_bytes(context_limit)
         self._weights = self._cost.weight_bytes + (draft.cost.weight_bytes if draft else 0)
         self._room = Room(held, context_limit, kv_memory)
-        self.caches = make_caches(network, context_limit, most_running, keep_prefix, kv_key, self._room.spare)
+        self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._room.spare))
         self._pace = pace or Pace()
-        self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.caches.pool is not None)
+        self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.kv.pool is not None)
         self._draft = draft
         self._guesses = Guesses(network.vocab_size, pass_costs)
         self._flight: Flight | None = None  # the pass under way
         self._landed = 0.0  # when the newest pass had landed
         self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
         self._cancelled: list[Sequence] = []
+        self.on_release: Callable[[Sequence], None] | None = None  # is called before a sequence's cache is released
         self._at_work: ExitStack | None = None  # what is to be undone when nothing is left to do
         self._generating = False
         mx.set_cache_limit(CACHE_LIMIT)
@@ -145,10 +145,14 @@ class Engine:
         """Whether `step` has something to do: sequences to serve, or what they leave behind to put away."""
         return bool(self._scheduler) or self._at_work is not None
 
+    def preempt_youngest(self) -> None:
+        """Preempt the youngest of several running sequences; its answer does not change."""
+        self._scheduler.preempt_youngest()
+
     def load(self) -> Load:
         """How busy the engine is."""
         states = Counter(sequence.state for sequence in self._scheduler)
-        pool = self.caches.pool
+        pool = self.kv.pool
         return Load(
             waiting=states["waiting"],
             preempted=states["preempted"],
@@ -156,8 +160,8 @@ class Engine:
             decoding=states["decode"],
             kv_used_bytes=self._room.used,
             kv_room_bytes=self._room.total,
-            pool_bytes=pool.slabs.nbytes if pool else 0,
-            blocks=pool.blocks.stats if pool else None,
+            pool_bytes=pool.storage.nbytes if pool else 0,
+            blocks=pool.stats if pool else None,
         )
 
     def step(self) -> list[Delivery]:
@@ -174,9 +178,11 @@ class Engine:
                     if not self._ended:  # nobody waits for an event while memory is given back
                         self._rest()
                     return events
+                if self._scheduler.waiting:  # blocks have to be back before the next sequence takes its own
+                    self._put_away()
                 self._work()
                 admitted = self._scheduler.admit()
-                self.caches.give_way()
+                self.kv.evict()
                 for sequence in admitted:
                     self._admit(sequence, events)
                 landing, self._flight = self._flight, None
@@ -185,8 +191,8 @@ class Engine:
                     self._land(landing, events)
                     landing = None
                 shares = self._guesses.add(self._scheduler.plan(), self._scheduler.extend)
-                self.caches.give_way()
-                self._flight = self._start(shares, landing)
+                self.kv.evict()
+                self._flight = start(self.network, self.kv, shares, landing) if shares else None
                 if decided and self._flight is not None:
                     self._flight.started = self._landed  # guessing is part of what it takes
                 if landing is not None:
@@ -212,20 +218,20 @@ class Engine:
         try:
             with memory_errors(self._cost.weight_bytes):
                 self._work()
-                cache, end = self.caches.begin(prompt), len(prompt) - 1
+                cache, end = self.kv.acquire(prompt), len(prompt) - 1
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
-                    for _ in prefill(self.network, cache, prompt[cache.committed : until], self._pace.alone):
+                    for _ in prefill(self.network, self.kv, cache, prompt[cache.committed : until], self._pace.alone):
                         cache.mark()
-                        self.caches.give_way()
+                        self.kv.evict()
                         if stop():
                             end = 0
                             break
                 read = ReadSoFar(cache.committed, cache.committed_bytes, cache.allocated_bytes)
-                self.caches.end(cache, prompt)
+                self.kv.release(cache, prompt)
                 return read
         except BaseException:
-            self.caches.clear()
+            self.kv.clear()
             raise
         finally:
             self._rest()
@@ -276,18 +282,18 @@ class Engine:
                     events.append((sequence, self._finish(sequence, "cancelled")))
                 elif sequence.stop_id is not None:
                     events.append((sequence, self._finish(sequence, "stop", sequence.stop_id)))
-                elif not sequence.left and not sequence.pending:
+                elif not sequence.remaining and not sequence.pending:
                     events.append((sequence, self._finish(sequence, "length")))
 
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Give a sequence its cache."""
-        sequence.cache = self.caches.begin(sequence.request.prompt)
-        sequence.marks = self._keeps and sequence.cache.needs_marks
-        if self.network.rolls_back and not sequence.cache.needs_marks:
+        sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
+        sequence.marks = self._keeps and cache.needs_marks
+        if self.kv.rolls_back and not cache.needs_marks:
             sequence.proposer = sequence.proposer or self._proposer(sequence)
         if not sequence.served:
             sequence.served = True
-            sequence.reused = sequence.told = sequence.cache.committed
+            sequence.reused = sequence.told = cache.committed
             sequence.timeline.admitted(sequence.reused)
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
@@ -302,17 +308,6 @@ class Engine:
                     self._draft, sequence.limit, self.network.vocab_size, lambda: cast(Sampler, sequence.sampler).fork()
                 )
         return None
-
-    def _start(self, shares: list[Share], landing: Flight | None) -> Flight | None:
-        """The next pass; None for one of nobody, and where the pool lacks blocks: then the youngest steps back."""
-        try:
-            return start(self.network, shares, landing) if shares else None
-        except PoolFullError:  # raised before anything is appended
-            if any(share.guesses for share in shares):
-                return self._start(self._scheduler.without_guesses(shares), landing)
-            if not self._scheduler.make_room(shares):
-                raise
-            return None
 
     def _land(self, flight: Flight, events: list[Delivery]) -> None:
         """Wait for a pass, make final what it appended, and say what it brought."""
@@ -343,10 +338,10 @@ class Engine:
                         raise flight.errors[sequence]
                     events.append(self._chosen(share, chosen, flight))
                 continue
-            sequence.cache.commit(share.count)
+            sequence.kv.commit(share.count)
             if share.phase == "prefill":
                 self._prompted(sequence, events)
-                if not rows and sequence.cache.committed == sequence.prefill_end:
+                if not rows and sequence.kv.committed == sequence.prefill_end:
                     mx.clear_cache()  # decoding needs none of what the chunks were computed in
 
     def _chosen(self, share: Share, chosen: list[int], flight: Flight) -> Delivery:
@@ -356,29 +351,28 @@ class Engine:
         stop = next((place for place, token in enumerate(said) if token in sequence.request.stop_ids), None)
         if stop is not None:
             said = said[: stop + 1]
-        sequence.cache.commit(len(said))
+        sequence.kv.commit(len(said))
         source = None
         if guesses:
-            sequence.cache.rollback()
+            sequence.kv.rollback()
             cast(Sampler, sequence.sampler).commit(len(said))
-            sequence.left += len(chosen) - len(said)
             sequence.guessed, source = 0, share.source
         sequence.tokens += said
-        record = sequence.timeline.step_done(sequence.cache, flight.batch, len(said), len(guesses), source)
+        record = sequence.timeline.step_done(sequence.kv, flight.batch, len(said), len(guesses), source)
         values = flight.logprobs.get(sequence)
         if stop is not None:
             if not stop:
                 return sequence, self._finish(sequence, "stop", said[0], record)
-            sequence.stop_id, sequence.left = said.pop(), 0
+            sequence.stop_id = said.pop()
         sequence.said += len(said)
         read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
         return sequence, Step(tuple(said), record, read_values)
 
     def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
         """A chunk of a sequence's prompt is in the cache."""
-        cache: Cache = sequence.cache
+        cache = sequence.kv
         if self._keeps or not self._generating:  # else nobody will ever begin like it
-            self.caches.fed(cache, sequence.tokens)
+            self.kv.on_prefill(cache, sequence.tokens)
         if cache.committed > sequence.told:  # else it had stepped back and gets again what it had
             sequence.told = cache.committed
             events.append((sequence, sequence.progress()))
@@ -423,10 +417,12 @@ class Engine:
     def _put_away(self) -> None:
         """Keep or let go of the caches of those that ended."""
         for sequence in self._ended:
+            if sequence.cache is not None and self.on_release is not None:
+                self.on_release(sequence)
             if sequence.cache is not None and sequence.failed:
                 sequence.cache.close()
             elif sequence.cache is not None:
-                self.caches.end(sequence.cache, sequence.tokens)
+                self.kv.release(sequence.cache, sequence.tokens)
             self._let_go(sequence)
         self._ended.clear()
 
@@ -443,7 +439,7 @@ class Engine:
         for sequence in self._ended:
             self._let_go(sequence)
         self._ended.clear()
-        self.caches.clear()
+        self.kv.clear()
         self._rest()
 
     def _work(self) -> None:
@@ -463,6 +459,6 @@ class Engine:
             # clear_cache waits for the device with the interpreter lock held, which would stop every other thread for
             # the rest of the step that was built ahead: wait for that one without the lock first.
             mx.synchronize()
-            self.caches.rest()
+            self.kv.trim()
             mx.clear_cache()
             self._guesses.keep()

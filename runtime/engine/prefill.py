@@ -8,13 +8,12 @@ was computed in is given back at the end.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.kv.backend import KVBackend, one_pass
+from headrace.runtime.kv.cache import KVCache, KVPass
 from headrace.runtime.network import Network
-from headrace.runtime.ops import Phase
 
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever
@@ -38,15 +37,16 @@ class ChunkSizer:
 
 
 def prefill(
-    network: Network[Any], cache: Cache, tokens: Sequence[int], sizer: ChunkSizer | None = None
+    network: Network, kv: KVBackend, cache: KVCache, tokens: Sequence[int], sizer: ChunkSizer | None = None
 ) -> Iterator[int]:
-    """Append `tokens` to the cache and commit them; yield how many are done after each chunk."""
+    """Append `tokens` to the cache and commit them; yield the number done after each chunk."""
     done, sizer = 0, sizer or ChunkSizer()
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
-        feed(network, cache, mx.array(list(chunk)))
-        mx.eval(cache.arrays)
+        kv_pass = one_pass(kv, cache, len(chunk))
+        feed(network, kv_pass, mx.array(list(chunk)))
+        mx.eval(kv_pass.arrays)
         cache.commit(len(chunk))
         done += len(chunk)
         sizer.took(len(chunk), time.perf_counter() - started)
@@ -55,12 +55,11 @@ def prefill(
         yield done
 
 
-def feed(network: Network[Any], cache: Cache, tokens: mx.array, phase: Phase = "prefill") -> None:
-    """A pass that appends tokens (T,) to the cache and chooses none."""
-    cache.reserve(tokens.size, phase)
-    network.layers(network.embed(tokens[None]), cache)  # (1, T) -> (1, T, E)
-    # What the layers gave is never evaluated: the last one's feed-forward and the logits cost nothing here.
-    cache.advance(tokens.size)
+def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> None:
+    """Run a pass over tokens (N,) that chooses none."""
+    network.layers(network.embed(tokens[None]), kv_pass)  # (1, N) -> (1, N, E)
+    # The output is never evaluated: the last layer's feed-forward and the logits cost nothing here.
+    kv_pass.advance()
 
 
 def chunk_end(done: int, prompt: int, marks: bool) -> int:

@@ -45,7 +45,6 @@ class Scheduler:
         self._pace = pace
         self._most_running = most_running
         self._shared = shared  # whether one begins with what others were fed
-        self._fitting = most_running  # at a time, as was found out
         self._stepping_back: Sequence | None = None  # as soon as no pass is under way that appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -63,14 +62,13 @@ class Scheduler:
         """Ended."""
         sequence.state = "finished"
         (self.running if sequence in self.running else self.waiting).remove(sequence)
-        self._fitting = self._most_running
         if sequence is self._stepping_back:
             self._stepping_back = None
 
     def admit(self) -> list[Sequence]:
         """Those whose turn has come. They need caches."""
         admitted: list[Sequence] = []
-        while self.waiting and len(self.running) < self._fitting and self._stepping_back is None:
+        while self.waiting and len(self.running) < self._most_running and self._stepping_back is None:
             sequence = self.waiting[0]
             if self._shared and any(_brings(other, sequence) for other in self.running):
                 break
@@ -95,13 +93,12 @@ class Scheduler:
                     prompts.append(sequence)
                     continue
                 sequence.state = "decode"
-            if sequence.state != "decode" or not sequence.left or not self._has_room(sequence):
+            if sequence.state != "decode" or not sequence.remaining or not self._has_room(sequence):
                 continue
-            known = len(sequence.tokens) - sequence.cache.length
+            known = len(sequence.tokens) - sequence.kv.length
             if known > 1:  # what it had said before it stepped back
                 again.append(Share(sequence, min(known - 1, AGAIN), "decode", chooses=False))
                 continue
-            sequence.left -= 1
             (first if known else chained).append(Share(sequence, 1, "decode", chooses=True))
         decoding = [*chained, *first, *again]
         return decoding + self._chunks(prompts, beside=bool(decoding)) if prompts else decoding
@@ -109,39 +106,20 @@ class Scheduler:
     def extend(self, share: Share, guesses: tuple[int, ...], source: str) -> Share:
         """The same share with guesses behind its token; as it is, where there is no room for them."""
         sequence, count = share.sequence, share.count + len(guesses)
-        if (
-            not guesses
-            or len(guesses) > sequence.left
-            or not self._room.promise(sequence, sequence.cache.length + count)
-        ):
+        if not guesses or count > sequence.remaining or not self._room.promise(sequence, sequence.kv.length + count):
             return share
-        sequence.left -= len(guesses)
         sequence.guessed = len(guesses)
         return replace(share, count=count, guesses=guesses, source=source)
 
-    def without_guesses(self, shares: list[Share]) -> list[Share]:
-        """The pass as it was before `extend`."""
-        for share in shares:
-            share.sequence.left += len(share.guesses)
-            share.sequence.guessed = 0
-        return [replace(share, count=share.count - len(share.guesses), guesses=(), source=None) for share in shares]
-
-    def make_room(self, shares: list[Share]) -> bool:
-        """The pass that was planned lacks blocks: the youngest steps back, and nobody joins until somebody has ended.
-
-        False where there is only one.
-        """
-        for share in shares:
-            share.sequence.left += share.count if share.chooses else 0
-        if len(self.running) < 2:
-            return False
-        youngest = self._stepping_back or self.running[-1]
-        self._fitting = len(self.running) - 1
+    def preempt_youngest(self) -> None:
+        """Preempt the youngest of several running sequences, as soon as no pass under way appends to its cache."""
+        if len(self.running) < 2 or self._stepping_back is not None:
+            return
+        youngest = self.running[-1]
         if youngest.pending:
             self._stepping_back = youngest
         else:
             self._step_back(youngest)
-        return True
 
     def _chunks(self, prompts: list[Sequence], beside: bool) -> list[Share]:
         budget = self._pace.budget(beside)
@@ -149,7 +127,7 @@ class Scheduler:
         for sequence in prompts:
             if sequence.state != "prefill" or sequence is self._stepping_back or (sequence.marks and sequence.pending):
                 continue
-            done = sequence.cache.length
+            done = sequence.kv.length
             count = min(budget, chunk_end(done, sequence.prefill_end, sequence.marks) - done)
             chunks.append(Share(sequence, count, "prefill", chooses=False))
             budget -= count
@@ -161,7 +139,7 @@ class Scheduler:
         """Whether it may append an entry; if not, the youngest steps back, or will when its pass has landed."""
         if sequence is self._stepping_back:
             return False
-        while not self._room.promise(sequence, sequence.cache.length + 1):
+        while not self._room.promise(sequence, sequence.kv.length + 1):
             if self._stepping_back is not None:
                 return False
             youngest = self.running[-1]
@@ -175,7 +153,7 @@ class Scheduler:
 
     def _step_back(self, sequence: Sequence) -> None:
         self._stepping_back = None
-        sequence.cache.close()
+        sequence.kv.close()
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
         sequence.state, sequence.cache = "preempted", None
@@ -186,7 +164,7 @@ def _brings(other: Sequence, sequence: Sequence) -> bool:
     """Whether blocks that the sequence begins with are just being fed to another: they will be there for both."""
     if other.state != "prefill":
         return False
-    fed = other.cache.committed // BLOCK if other.cache else 0
+    fed = other.kv.committed // BLOCK if other.cache else 0
     last = min(other.prefill_end, sequence.prefill_end) // BLOCK
     if fed >= last:
         return False
@@ -196,4 +174,4 @@ def _brings(other: Sequence, sequence: Sequence) -> bool:
 
 def _prefilled(sequence: Sequence) -> bool:
     """Whether all of its prompt but the last token has been fed, so that its first step is next."""
-    return sequence.cache.length >= sequence.prefill_end and not (sequence.marks and sequence.pending)
+    return sequence.kv.length >= sequence.prefill_end and not (sequence.marks and sequence.pending)

@@ -6,11 +6,11 @@ that is known, or, at `len(tokens)`, the one that the pass under way chooses.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.runtime.engine.request import PrefillProgress, Request
 from headrace.runtime.engine.timeline import Timeline
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.proposer import Proposer
 
@@ -21,7 +21,7 @@ State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 class Sequence:
     """One request on its way.
 
-    limit: cache entries it may have. left: tokens that may still be asked for. marks: whether its cache has to be
+    limit: cache entries it may have. max_output: tokens of its answer, at most. marks: whether its cache has to be
     marked to be come back to. served: whether its turn has come, if only to step back again.
     """
 
@@ -31,10 +31,10 @@ class Sequence:
     sampler: Sampler | None = None  # until its end: it counts what was said
     tokens: list[int] = field(init=False)
     state: State = "waiting"
-    cache: Any = None  # a `Cache`, while it is being served
+    cache: KVCache | None = None  # while it runs
     served: bool = False
     reused: int = 0
-    left: int = field(init=False)
+    max_output: int = field(init=False)
     said: int = 0
     told: int = 0  # entries that its prefill progress has got to
     promised: int = 0  # entries there is room for
@@ -49,7 +49,7 @@ class Sequence:
         self.tokens = list(self.request.prompt)
         steps = self.limit - self.prefill_end
         most = self.request.max_tokens
-        self.left = steps if most is None else min(steps, most)
+        self.max_output = steps if most is None else min(steps, most)
 
     @property
     def prefill_end(self) -> int:
@@ -57,10 +57,23 @@ class Sequence:
         return len(self.request.prompt) - 1
 
     @property
+    def kv(self) -> KVCache:
+        """Its cache, which it has while it runs."""
+        assert self.cache is not None
+        return self.cache
+
+    @property
     def pending(self) -> bool:
         """Whether a pass under way appends to its cache."""
-        cache: Cache = self.cache
-        return cache.length > cache.committed
+        return self.kv.length > self.kv.committed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that passes to come may still choose: not chosen before, nor by a pass under way."""
+        if self.stop_id is not None:
+            return 0
+        fed = 0 if self.cache is None else self.cache.length - self.prefill_end
+        return self.max_output - max(fed, len(self.tokens) - len(self.request.prompt))
 
     @property
     def wants_to_end(self) -> bool:
@@ -69,4 +82,4 @@ class Sequence:
 
     def progress(self) -> PrefillProgress:
         """How far its prompt is in the cache."""
-        return PrefillProgress(self.cache.committed - self.reused, self.prefill_end - self.reused, self.reused)
+        return PrefillProgress(self.kv.committed - self.reused, self.prefill_end - self.reused, self.reused)

@@ -10,7 +10,7 @@ from math import fsum
 
 import mlx.core as mx
 
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
 
@@ -48,7 +48,7 @@ class Timeline:
         self._prefilled = self._clock()
 
     def step_done(
-        self, cache: Cache, batch: int = 1, tokens: int = 1, proposed: int = 0, source: str | None = None
+        self, cache: KVCache, batch: int = 1, tokens: int = 1, proposed: int = 0, source: str | None = None
     ) -> StepRecord:
         """A step's `tokens` have been read and as many entries committed. `batch` sequences took part in its pass.
 
@@ -87,7 +87,7 @@ class Timeline:
         if tokens > 0:
             self._tokens[-1] -= tokens
 
-    def summary(self, cache: Cache | None, completion_tokens: int) -> Summary:
+    def summary(self, cache: KVCache | None, completion_tokens: int) -> Summary:
         """The generation so far, in figures; those of the steps come from their records, and from nothing else.
 
         cache: None of a request whose turn never came.

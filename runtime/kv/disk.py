@@ -1,11 +1,10 @@
-"""Blocks of recent conversations on disk: files that can be wrong, torn or gone, and then are as if never written.
+"""K/V blocks of recent conversations on disk.
 
-Contract: `get` gives exactly what a `put` was given, or None. A file is written under another name first, so that it is
-there whole or not at all, and ends in a digest of all the rest. The store never takes more than `most` bytes for longer
-than between two calls of `trim`; what was neither written nor read for longest goes first. Several processes may use
-one folder. What cannot be written is not: nobody is told, since all of it can be computed again.
+Contract: `get` returns exactly the block of a `put`, or None for missing, torn or changed files. A file is written
+under another name first, and ends in a digest of its content. `trim` deletes the least recently used files beyond
+`max_bytes`. Several processes may use one folder. Write errors are not raised: the blocks can be computed again.
 
-A file is named by its tokens and all before them (`places`), so that whoever has the tokens knows where to look.
+Files are named by their tokens and all tokens before (`places`).
 """
 
 import contextlib
@@ -17,34 +16,34 @@ from hashlib import blake2b
 from pathlib import Path
 from struct import calcsize, error, pack, unpack_from
 
-from headrace.runtime.kv.chain import digest
+from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK
 
 _MAGIC = b"headkv\0\2"
 _KEY = 16  # bytes of keys and of the digest at the end
 _HEAD = f"<{_KEY}s{_KEY}sHH"
 _ABSENT = 2**64 - 1
-_STALE_S = 3600.0  # a file half written by a process that has died
+_STALE_S = 3600.0  # a partial file of a process that died
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A block as `Link` has it: its key and that of the block before, its entries, and the bytes of each layer group.
+class StoredBlock:
+    """A block of a `PrefixNode`: its key, its parent's key, its entries, and the bytes of each layer group.
 
-    None in `groups`: that group's window had left the block.
+    None in `groups`: the block is outside the group's window.
     """
 
-    before: bytes
+    parent: bytes
     key: bytes
     tokens: tuple[int, ...]
-    answered: bytes
+    decode_written: bytes
     groups: tuple[bytes | None, ...]
 
 
 def places(root: bytes, tokens: Sequence[int]) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Where each block of `tokens` is kept, and its tokens; root: of whose K/V (`Chains.root.key`).
+    """Yield the file's place and the tokens of each block of `tokens`; root: the key of `PrefixIndex.root`.
 
-    The last one, that is not full, is where every such end of the same beginning is: the newest is kept.
+    All partial last blocks behind the same beginning have one place; the newest is kept.
     """
     place = root
     for start in range(0, len(tokens), BLOCK):
@@ -57,14 +56,14 @@ def places(root: bytes, tokens: Sequence[int]) -> Iterator[tuple[bytes, Sequence
 
 
 class DiskStore:
-    """The files of one folder, `most` bytes of them."""
+    """The files of one folder, `max_bytes` of them."""
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
-        self._most = most
+        self._max_bytes = max_bytes
 
     def has(self, place: bytes, key: bytes) -> bool:
-        """Whether a file there seems to hold the block of that key; then it counts as used."""
+        """Return whether the file's head has that key, and mark it as used."""
         path = self._path(place)
         try:
             with path.open("rb") as file:
@@ -76,8 +75,8 @@ class DiskStore:
             return False
         return True
 
-    def put(self, place: bytes, block: Stored) -> bool:
-        """Keep a block; whether that worked."""
+    def put(self, place: bytes, block: StoredBlock) -> bool:
+        """Write a block; return whether that succeeded."""
         path = self._path(place)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         parts = [_MAGIC, *_head(block), *(group for group in block.groups if group is not None)]
@@ -97,8 +96,8 @@ class DiskStore:
             return False
         return True
 
-    def get(self, place: bytes) -> Stored | None:
-        """What is kept there; None for nothing, or nothing whole."""
+    def get(self, place: bytes) -> StoredBlock | None:
+        """Read a block; None if there is none, or the file is damaged."""
         path = self._path(place)
         try:
             content = memoryview(path.read_bytes())
@@ -119,24 +118,24 @@ class DiskStore:
         return sum(size for _, size, _ in self._files())
 
     def trim(self) -> None:
-        """Delete what is too much, and what others left half written."""
+        """Delete the least recently used files beyond `max_bytes`, and stale partial files."""
         total, now = 0, time.time()
         for used, size, path in sorted(self._files(), reverse=True):
-            half = bool(path.suffix)
-            if not half:
+            partial = bool(path.suffix)
+            if not partial:
                 total += size
-            if total > self._most or (half and now - used > _STALE_S):
+            if total > self._max_bytes or (partial and now - used > _STALE_S):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def clear(self) -> None:
-        """Delete everything."""
+        """Delete all files."""
         for _, _, path in self._files():
             with contextlib.suppress(OSError):
                 path.unlink()
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of each."""
+        """Return (last use, bytes, path) of each file."""
         found = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -149,30 +148,30 @@ class DiskStore:
         return self._folder / place.hex()
 
 
-def _head(block: Stored) -> Iterator[bytes]:
-    yield pack(_HEAD, block.before, block.key, len(block.tokens), len(block.groups))
+def _head(block: StoredBlock) -> Iterator[bytes]:
+    yield pack(_HEAD, block.parent, block.key, len(block.tokens), len(block.groups))
     yield pack(f"<{len(block.groups)}Q", *(_ABSENT if group is None else len(group) for group in block.groups))
     yield pack(f"<{len(block.tokens)}q", *block.tokens)
-    yield block.answered
+    yield block.decode_written
 
 
-def _parsed(content: memoryview) -> Stored:
-    """Raises struct.error or ValueError for what `put` did not write."""
+def _parsed(content: memoryview) -> StoredBlock:
+    """Parse a file without its digest. Raises struct.error or ValueError for other content."""
     if content[: len(_MAGIC)] != _MAGIC:
         raise ValueError("another kind of file")
     at = len(_MAGIC)
-    before, key, entries, count = unpack_from(_HEAD, content, at)
+    parent, key, entries, count = unpack_from(_HEAD, content, at)
     at += calcsize(_HEAD)
     sizes = unpack_from(f"<{count}Q", content, at)
     at += 8 * count
     tokens = unpack_from(f"<{entries}q", content, at)
     at += 8 * entries
-    answered = bytes(content[at : at + entries])
+    decode_written = bytes(content[at : at + entries])
     at += entries
     groups: list[bytes | None] = []
     for size in sizes:
         groups.append(None if size == _ABSENT else bytes(content[at : at + size]))
         at += 0 if size == _ABSENT else size
-    if at != len(content) or len(answered) != entries:
+    if at != len(content) or len(decode_written) != entries:
         raise ValueError("not as long as it says")
-    return Stored(before, key, tokens, answered, tuple(groups))
+    return StoredBlock(parent, key, tokens, decode_written, tuple(groups))

@@ -1,52 +1,51 @@
-"""The block pool: which blocks there are, who holds them, and which prefixes of tokens they hold.
+"""The block pool: allocation, sharing and eviction of K/V blocks, and lookup of cached prefixes.
 
-Contract. A sequence holds a block for each BLOCK of its entries in every layer group (layers that attend through the
-same window). What it holds is its own to write to, unless others hold it too or it was published: then nobody does.
-`publish` says what a block holds; from then on a lookup of tokens that begin like it finds it, while it is held and
-after that until its place is needed. The least recently used goes first, and the end of a chain before its beginning.
-
-Numbers only; `set_aside` is what makes arrays for them (`runtime.kv.slabs`). One thread.
+Contract. A sequence uses one block per BLOCK entries in every layer group (the layers of one attention window). Only
+its single user may write to a block, and only until the block is cached. `cache_blocks` makes content available to
+lookups, while the block is used and until it is evicted: least recently used first, the end of a path before its
+beginning. One thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.blocks import Blocks
-from headrace.runtime.kv.chain import Chains, Link
+from headrace.runtime.kv.blocks import GroupBlocks
+from headrace.runtime.kv.paged_arrays import PagedArrays
+from headrace.runtime.kv.prefix_index import PrefixIndex, PrefixNode
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.ops import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The longest known beginning of some tokens: `length` entries in `links`, of the last one maybe only a part."""
+class PrefixMatch:
+    """The longest cached prefix of some tokens: `length` entries in `nodes`; the last node may match in part."""
 
-    links: tuple[Link, ...] = ()
+    nodes: tuple[PrefixNode, ...] = ()
     length: int = 0
 
 
 class BlockPool:
-    """Blocks of one network. windows: of each layer group; most: how many blocks each may have.
+    """Blocks of one network, by layer group.
 
-    set_aside(group, blocks) makes at most so many more and says how many: with none, cached ones are given up. key:
-    what must be equal for K/V to be (weights, format, kernels). kept: how many blocks of each group there may be for
-    the sake of cached ones.
+    windows: the window of each group. max_blocks: bounds by group. storage: the arrays behind the blocks; if it
+    allocates none, cached blocks are evicted. key: identity of the K/V (weights, format, kernels). max_cached: bounds
+    by group above which cached blocks are evicted.
     """
 
     def __init__(
         self,
         windows: Sequence[int | None],
-        most: Sequence[int],
-        set_aside: Callable[[int, int], int],
+        max_blocks: Sequence[int],
+        storage: PagedArrays,
         key: bytes = b"",
-        kept: Sequence[int] | None = None,
+        max_cached: Sequence[int] | None = None,
     ) -> None:
         self.windows = tuple(windows)
-        self.groups = [Blocks(*bounds) for bounds in zip(most, kept or most, strict=True)]
-        self.chains = Chains(key)
-        self._set_aside = set_aside
-        self._links: list[dict[int, Link]] = [{} for _ in windows]  # of each group: block -> what it holds
+        self.groups = [GroupBlocks(*bounds) for bounds in zip(max_blocks, max_cached or max_blocks, strict=True)]
+        self.storage = storage
+        self.index = PrefixIndex(key)
+        self._nodes: list[dict[int, PrefixNode]] = [{} for _ in windows]  # of each group: block -> its node
 
     @property
     def stats(self) -> PoolStats:
@@ -59,98 +58,103 @@ class BlockPool:
         )
 
     def allocate(self, group: int) -> int:
-        """A block that nobody else holds: a free one, a new one, or what was cached longest ago.
+        """Allocate a free block, a new one, or the least recently used cached one.
 
-        Raises PoolFullError where all there may be are held, and whatever `set_aside` raises; nothing changed then.
+        Raises PoolFullError if all blocks are in use, and errors of `storage`; nothing changed then.
         """
         blocks = self.groups[group]
         if blocks.grows:
-            blocks.grow(self._set_aside(group, blocks.most - blocks.total))
+            blocks.grow(self.storage.allocate(group, blocks.max_total - blocks.total))
         if not blocks.free and (oldest := blocks.oldest) is not None:
-            self._forget(group, oldest)
+            self._evict(group, oldest)
         block = blocks.allocate()
         if block is None:
-            raise PoolFullError(f"all {blocks.most} blocks of {BLOCK} K/V entries are in use")
+            raise PoolFullError(f"all {blocks.max_total} blocks of {BLOCK} K/V entries are in use")
         return block
 
     def share(self, group: int, block: int) -> None:
-        """One more holds the block, which is held or known."""
+        """Count one more user of a used or cached block."""
         self.groups[group].share(block)
 
     def release(self, group: int, block: int) -> None:
-        """One of its holders lets go of the block. Of several, the last of a sequence first."""
+        """Count one user less. A sequence releases its last block first."""
         self.groups[group].release(block)
 
     def may_write(self, group: int, block: int) -> bool:
-        """Whether its only holder may write to it; otherwise into a copy."""
-        return self.groups[group].count(block) == 1 and not self.groups[group].known(block)
+        """Return whether the block's user may write to it; otherwise into a copy."""
+        return self.groups[group].count(block) == 1 and not self.groups[group].indexed(block)
 
-    def publish(
-        self, before: Link | None, tokens: Sequence[int], answered: bytes, blocks: Sequence[int | None]
-    ) -> Link | None:
-        """Say what `blocks` hold, one of each group (None: not there), all held by the caller: entries of `tokens`.
+    def cache_blocks(
+        self, parent: PrefixNode | None, tokens: Sequence[int], decode_written: bytes, blocks: Sequence[int | None]
+    ) -> PrefixNode | None:
+        """Make the entries of `tokens` in `blocks` available to lookups, and return their node.
 
-        before: the link of the block before, None at the beginning. answered: see `Link`. Gives the link that later
-        blocks go after; it may be of other blocks that hold the same. None where `before` is not to be found any more.
+        blocks: one of each group, used by the caller, or None. parent: the node of the block before, None at the
+        beginning. The node may already have other blocks with the same content. None if `parent` was removed.
         """
-        before = before or self.chains.root
-        if before is not self.chains.root and before.before is None:
+        parent = parent or self.index.root
+        if parent is not self.index.root and parent.parent is None:
             return None
-        link = self.chains.add(before, tokens, answered, len(blocks))
+        node = self.index.add(parent, tokens, decode_written, len(blocks))
         for group, block in enumerate(blocks):
-            if block is not None and link.blocks[group] is None and not self.groups[group].known(block):
-                self.groups[group].learn(block)
-                self._links[group][block] = link
-                link.blocks[group] = block
-        return link
+            if block is not None and node.blocks[group] is None and not self.groups[group].indexed(block):
+                self.groups[group].mark_cached(block)
+                self._nodes[group][block] = node
+                node.blocks[group] = block
+        return node
 
-    def lookup(self, tokens: Sequence[int], *, answers: bool = False) -> Found:
-        """The longest beginning of `tokens` whose K/V are there, as far as a next token sees them.
+    def lookup(self, tokens: Sequence[int], *, answers: bool = False) -> PrefixMatch:
+        """Return the longest prefix of `tokens` with all K/V that the next token attends to.
 
-        `answers`: also entries that decode steps wrote; without, every bit is as a cold prefill gives it.
+        answers: include decode-written entries; else every bit equals a cold prefill.
         """
-        way = self.chains.find(tokens, answers)
-        length = sum(entries for _, entries in way)
-        while way:
-            if all(self._sees(group, way, length) for group in range(len(self.windows))):
-                return Found(tuple(link for link, _ in way), length)
-            length -= way.pop()[1]
-        return Found()
+        path = self.index.find(tokens, answers)
+        length = sum(entries for _, entries in path)
+        while path:
+            if all(self._complete(group, path, length) for group in range(len(self.windows))):
+                return PrefixMatch(tuple(node for node, _ in path), length)
+            length -= path.pop()[1]
+        return PrefixMatch()
 
-    def _sees(self, group: int, way: Sequence[tuple[Link, int]], length: int) -> bool:
+    def _complete(self, group: int, path: Sequence[tuple[PrefixNode, int]], length: int) -> bool:
         window = self.windows[group]
         first = 0 if window is None else max(0, length - window + 1) // BLOCK
-        return all(link.blocks[group] is not None for link, _ in way[first:])
+        return all(node.blocks[group] is not None for node, _ in path[first:])
 
     def clear(self) -> None:
-        """Forget what blocks hold; cached ones are free then."""
-        for link in list(self.chains.root.after.values()):
-            self._remove(link)
+        """Evict everything, and free the memory of unused blocks."""
+        for node in list(self.index.root.children.values()):
+            self._remove(node)
+        self.free_slabs()
 
-    def give_up(self, group: int, first: int) -> None:
-        """Forget what the group's blocks from number `first` on hold."""
-        for block in [block for block in self._links[group] if block >= first]:
-            if block in self._links[group]:  # it was not forgotten with one before it
-                self._forget(group, block)
+    def free_slabs(self) -> None:
+        """Free the last slabs, as far as their blocks are neither used nor cached."""
+        self.storage.free_slabs(self.groups)
 
-    def _forget(self, group: int, block: int) -> None:
-        """The block's entries are gone; and where every token sees them, so is all that comes after them."""
-        link = self._links[group].pop(block)
-        link.blocks[group] = None
-        self.groups[group].forget(block)
+    def evict_from(self, group: int, first: int) -> None:
+        """Evict the group's blocks from number `first` on."""
+        for block in [block for block in self._nodes[group] if block >= first]:
+            if block in self._nodes[group]:  # not evicted with an earlier one
+                self._evict(group, block)
+
+    def _evict(self, group: int, block: int) -> None:
+        """Evict a block, and without a window all blocks behind it."""
+        node = self._nodes[group].pop(block)
+        node.blocks[group] = None
+        self.groups[group].evict(block)
         if self.windows[group] is None:
-            self._remove(link)
+            self._remove(node)
             return
-        while not link.after and not any(block is not None for block in link.blocks):
-            before = link.before
-            self._remove(link)
-            if before is None or before is self.chains.root:
+        while not node.children and not any(block is not None for block in node.blocks):
+            parent = node.parent
+            self._remove(node)
+            if parent is None or parent is self.index.root:
                 return
-            link = before
+            node = parent
 
-    def _remove(self, link: Link) -> None:
-        for gone in self.chains.remove(link):
-            for group, block in enumerate(gone.blocks):
+    def _remove(self, node: PrefixNode) -> None:
+        for removed in self.index.remove(node):
+            for group, block in enumerate(removed.blocks):
                 if block is not None:
-                    del self._links[group][block]
-                    self.groups[group].forget(block)
+                    del self._nodes[group][block]
+                    self.groups[group].evict(block)

@@ -1,267 +1,324 @@
-"""Blocks beside caches that read none: prefixes are copied out of a sequence's buffers and into another's.
+"""One sequence's K/V in contiguous buffers: its own, or a slot of shared ones (`runtime.kv.slot_buffers`).
 
-Stock MLX attends only to whole buffers, so a sequence decodes from its own, or beside others from a slot of a bank's,
-and the pool's blocks are for what is shared and kept. Contract: `resume` and `publish` are those of
-`runtime.kv.tables`, but no sequence holds a block for longer than a call, so every one of them can be given up at any
-time (`SlotPool.give_way`).
+Layers of one window share the position of their first row. A full buffer doubles, later it grows by GROWTH rows, one
+layer at a time. Packed formats have three arrays where others have one: codes, scales and offsets.
+
+Stock MLX attends to whole buffers only, so cached prefixes are copied from and to blocks of a pool. A sequence uses
+blocks only within a call, so all of them can be evicted at any time.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from weakref import WeakSet
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import mlx.core as mx
 
 from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.bank import Bank, Banks
-from headrace.runtime.kv.cache import CHUNK, KVCache, KVShape, Placed
-from headrace.runtime.kv.chain import Link, digest
-from headrace.runtime.kv.paged_cache import KVPool
-from headrace.runtime.kv.pool import Found
-from headrace.runtime.kv.slabs import Slabs
-from headrace.runtime.metrics.cost import ROLLBACK
-from headrace.runtime.ops import BLOCK, AttentionSpec, Ops, Projections, reference
+from headrace.runtime.kv.cache import CHUNK, KVShape
+from headrace.runtime.kv.pool import BlockPool, PrefixMatch
+from headrace.runtime.kv.prefix_index import PrefixNode, digest
+from headrace.runtime.kv.reuse import ReusableCache
+from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
+from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Phase, Projections, packed, reference
+
+GROWTH = 1024  # entries: the most that is allocated ahead of need
+_PACKED_PARTS = 3  # arrays of a layer's keys, and of its values
+
+_Projected = TypeVar("_Projected", mx.array, Projections)
 
 
-class SlotCache(KVCache):
-    """One sequence's buffers, or its slot in a bank's, that begin with what `pool` has and leave it what they have."""
+@dataclass(slots=True)
+class Span:
+    """Rows for the positions [first, first + capacity) in the layers of one window."""
 
-    def __init__(self, pool: "SlotPool", *, limit: int, ops: Ops) -> None:
-        super().__init__(pool.slabs.shape, limit=limit, ops=ops)
-        self.pool = pool
-        self.bank: Bank | None = None
+    window: int | None
+    layers: list[int]
+    first: int = 0
+    capacity: int = 0
+
+    def place(self, end: int, committed: int, limit: int) -> tuple[int, int]:
+        """Return (first, capacity) with rows for all positions before `end`, unchanged if there are enough.
+
+        A window's buffer has room for the window, ROLLBACK and as many new entries, or a longer chunk. Then the needed
+        `committed` entries move to the front, amortised O(1) times each.
+        """
+        if end - self.first <= self.capacity:
+            return self.first, self.capacity
+        first, most = self.first, limit - self.first
+        if self.window is not None:
+            kept = self.window - 1 + ROLLBACK
+            if end - first > kept + ROLLBACK:
+                first = max(first, (committed - kept) // DROPPED * DROPPED)
+            most = min(kept + ROLLBACK, limit - first)
+        wanted = max(end - first, min(2 * self.capacity, self.capacity + GROWTH, most))
+        return first, -(-wanted // CHUNK) * CHUNK
+
+    def shared_capacity(self, limit: int) -> int:
+        """Return a capacity common to sequences of similar length: a power of two, or a multiple of GROWTH."""
+        alike = -(-self.capacity // GROWTH) * GROWTH
+        while CHUNK < alike <= GROWTH and alike // 2 >= self.capacity:
+            alike //= 2
+        most = limit if self.window is None else min(limit, self.window - 1 + 2 * ROLLBACK)
+        return max(self.capacity, min(alike, -(-most // CHUNK) * CHUNK))
+
+
+class SlotCache(ReusableCache):
+    """Buffers of one sequence, `slot` of `buffers` if shared. pool: see `ReusableCache`.
+
+    keys, values: of each layer (slots, Hkv, capacity, D), or three packed arrays per layer (`packed.Rows`). Kernels may
+    write them in place, outside the graph: read them through `arrays`.
+    """
+
+    def __init__(
+        self, shape: KVShape, ops: Ops, limit: int, pool: BlockPool | None = None, scales: mx.Dtype = mx.float16
+    ) -> None:
+        """scales: dtype of a packed format's scales, half precision."""
+        super().__init__(pool, limit)
+        self._shape = shape
+        self._ops = ops
+        windows = shape.windows or (None,) * shape.layers
+        kinds = dict.fromkeys(windows)
+        self.spans = [Span(kind, [i for i, window in enumerate(windows) if window == kind]) for kind in kinds]
+        self.firsts = [0] * shape.layers  # the position of each layer's first row
+        self.parts = _PACKED_PARTS if shape.format.packed else 1  # arrays of a layer's keys
+        self.keys, self.values = (_empty(shape, scales, values=side) * shape.layers for side in (False, True))
+        self.buffers: object | None = None  # the `SlotBuffers` of `keys` and `values`, if shared
         self.slot = 0
-        self._links: list[Link] = []  # of each full block that was published
-        self._answered = bytearray()  # of each entry, whether a decode step wrote it
+        self.closed = False
+        self._used: list[tuple[int, int]] = []  # (group, block), within `cache_blocks`
+        self._newest: mx.array | None = None  # the output of the last layer that appended
+        self._before: mx.array | None = None  # the same, of the pass before: it has to append first
+
+    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
+        """Append and attend. qkv (1, T, (H + 2 Hkv) * D) or its parts -> (1, T, H * D)."""
+        keys, values, first = self.keys, self.values, self.firsts[layer]
+        if self.buffers is not None:
+            out, keys[layer], values[layer] = reference.attend(
+                qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot
+            )
+            return out
+        qkv = self._in_turn(qkv)
+        if self._shape.format.packed:
+            own = slice(layer * _PACKED_PARTS, (layer + 1) * _PACKED_PARTS)
+            rows = packed.Rows(*keys[own]), packed.Rows(*values[own])
+            out, keys[own], values[own] = packed.attend(qkv, *rows, self.length, spec, first, self._shape.format)
+        else:
+            out, keys[layer], values[layer] = self._ops.attend(
+                qkv, keys[layer], values[layer], self.length, spec, first, self.phase
+            )
+        self._newest = out
+        return out
+
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
+        """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E)."""
+        keys, values = self.keys[layers], self.values[layers]
+        x = node(self._in_turn(x), keys, values, self.length, self.firsts[layers], self.phase)
+        self._newest = x
+        return x
 
     def advance(self, tokens: int) -> None:
         super().advance(tokens)
-        self._answered += (b"\1" if self.phase == "decode" else b"\0") * tokens
+        self._before, self._newest = self._newest, None
 
-    def rollback(self) -> None:
-        super().rollback()
-        self._forget()
+    def _in_turn(self, x: _Projected) -> _Projected:
+        """Make `x` depend on the pass before: the graph does not show in-place writes."""
+        if self._before is None:
+            return x
+        before, self._before = self._before, None
+        return cast(_Projected, mx.depends(x, before))
 
-    def trim(self, length: int) -> None:
-        super().trim(length)
-        self._forget()
+    def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
+        """Make room for `tokens` more entries: grow, or drop entries outside the windows."""
+        self.phase = phase
+        placed = [(span, *span.place(self.length + tokens, self.committed, self.limit)) for span in self.spans]
+        if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
+            return
+        mx.eval(self.arrays)  # copying needs them, in-place writes included
+        if any(capacity != span.capacity for span, _, capacity in placed):
+            self.leave()
+        for span, first, capacity in placed:
+            kept = slice(first - span.first, max(first, self.length) - span.first)
+            for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
+                self._move(layer, kept, capacity)
+            self._set_first(span, first)
+            span.capacity = capacity
 
-    def begin_again(self) -> None:
-        super().begin_again()
-        self._forget()
+    def restart(self) -> None:
+        """Drop every entry but keep the committed length; the network appends them anew."""
+        self.length = 0
+        for span in self.spans:
+            self._set_first(span, 0)
+
+    def reachable(self, length: int) -> int:
+        """Return `length`, or 0 if a window there lacks rows."""
+        lacks = any(span.window and span.first > max(0, length - span.window + 1) for span in self.spans)
+        return 0 if lacks else length
 
     def close(self) -> None:
-        self.pool.slabs.slots.discard(self)
-        self.bank = None
+        """Leave the shared buffers, and count no memory any more."""
+        self.buffers, self.closed = None, True
 
-    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        if self.bank is None:
-            return super().attend(layer, qkv, spec)
-        keys, values, first = self._keys, self._values, self.firsts[layer]
-        out, keys[layer], values[layer] = reference.attend(
-            qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot
-        )
-        return out
+    def share(self, buffers: object, sides: tuple[list[mx.array], list[mx.array]], slot: int) -> None:
+        """Continue in a slot of the `sides` of shared buffers, into which the entries were copied."""
+        self.buffers, self.slot = buffers, slot
+        self.keys, self.values = sides
+        for span in self.spans:
+            span.capacity = span.shared_capacity(self.limit)
+        self._before = self._newest = None  # the shared arrays depend on what was appended
+
+    def leave(self) -> None:
+        """Continue in own buffers."""
+        if self.buffers is None:
+            return
+        own = mx.array([self.slot])
+        self.keys, self.values = ([mx.take(layer, own, axis=0) for layer in side] for side in self.sides)
+        mx.eval(self.keys, self.values)
+        self.buffers, self.slot = None, 0
 
     @property
     def sides(self) -> tuple[list[mx.array], list[mx.array]]:
-        """See `Sitter`."""
-        return self._keys, self._values
+        """Keys and values, as lists that can be assigned to."""
+        return self.keys, self.values
 
     def shared_capacities(self) -> tuple[int, ...]:
-        """See `Sitter`."""
+        """Return the capacity of each layer in shared buffers."""
         capacities = [0] * self._shape.layers
-        for span in self._spans:
+        for span in self.spans:
             for layer in span.layers:
                 capacities[layer] = span.shared_capacity(self.limit)
         return tuple(capacities)
 
-    def sit(self, bank: Bank, slot: int) -> None:
-        """See `Sitter`."""
-        self.bank, self.slot = bank, slot
-        self._keys, self._values = bank.sides
-        for span in self._spans:
-            span.capacity = span.shared_capacity(self.limit)
-        self._before = self._newest = None  # a bank's arrays say by themselves what was appended
+    @property
+    def capacity(self) -> int:
+        """Entries that fit before rows move or buffers grow."""
+        return min(span.first + span.capacity for span in self.spans)
 
-    def leave(self) -> None:
-        """Go on in buffers of its own."""
-        if self.bank is None:
+    @property
+    def committed_bytes(self) -> int:
+        return sum(len(span.layers) * max(0, self.committed - span.first) for span in self.spans) * self._row_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(len(span.layers) * span.capacity for span in self.spans) * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._shape.row_bytes
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All keys, then all values, after all appends."""
+        held = [*self.keys, *self.values]
+        pending = self._before if self._newest is None else self._newest
+        return held if pending is None else cast(list[mx.array], mx.depends(held, pending))
+
+    def _move(self, layer: int, kept: slice, capacity: int) -> None:
+        """Copy rows `kept` of a layer to the front of new buffers, one by one; the old memory is freed at once."""
+        if self.buffers is not None:
+            own = slice(self.slot, self.slot + 1)
+            for side in self.sides:
+                rows = reference.grow(side[layer][own, :, kept], capacity)
+                mx.eval(rows)
+                side[layer][own] = rows
+                mx.eval(side[layer])
             return
-        own = mx.array([self.slot])
-        self._keys, self._values = ([mx.take(layer, own, axis=0) for layer in side] for side in self.bank.sides)
-        mx.eval(self._held)
-        self.bank, self.slot = None, 0
+        for side in self.sides:
+            for part in range(layer * self.parts, (layer + 1) * self.parts):
+                side[part] = self._ops.grow(side[part][:, :, kept], capacity)
+                mx.eval(side[part])
+                mx.clear_cache()
 
-    def resume(self, tokens: Sequence[int], *, answers: bool = False) -> int:
-        """Begin with what the pool has of `tokens`, committed: how many entries. See `BlockPool.lookup`."""
-        if self.length or self.committed:
-            raise ValueError("only an empty cache can begin with what others left")
-        found = self.pool.blocks.lookup(tokens, answers=answers)
-        if found.length:
-            for group in range(len(self._spans)):
-                self._fill(group, found)
-            self._answered += b"".join(link.answered for link in found.links)[: found.length]
-            self._links = list(found.links[: found.length // BLOCK])
-            self.length = self.committed = found.length
-        return found.length
+    def _set_first(self, span: Span, first: int) -> None:
+        span.first = first
+        for layer in span.layers:
+            self.firsts[layer] = first
 
-    def publish(self, tokens: Sequence[int], *, end: bool = False) -> None:
-        """The committed entries are those of the first of `tokens`: others may begin with the full blocks of them.
+    def _shorten(self, pending: bool) -> None:
+        super()._shorten(pending)
+        if self.length == 0:
+            self.restart()
 
-        `end`: with the block that is not full, too. What there is no memory for is not published.
-        """
-        blocks = self.pool.blocks
+    def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> None:
+        """See `ReusableCache`. Copies into blocks, as far as memory is spare."""
+        if self._pool is None:
+            return
         last = -(-self.committed // BLOCK) if end else self.committed // BLOCK
-        there = next((i for i, link in enumerate(self._links) if link.before is None), len(self._links))
-        del self._links[there:]
+        there = next((i for i, node in enumerate(self._nodes) if node.parent is None), len(self._nodes))
+        del self._nodes[there:]
         if there == last:
             return
-        held: list[tuple[int, int]] = []  # so that a chain's end does not take the place of its beginning
         try:
-            for link in self._links:
-                self._hold(link, held)
-            for index in range(there, last):
-                entries = slice(index * BLOCK, min((index + 1) * BLOCK, self.committed))
-                stored = self._store(tokens[entries], entries, held)
-                if stored is None:
-                    return
-                if entries.stop - entries.start == BLOCK:
-                    self._links.append(stored)
+            for node in self._nodes:  # in use until the end, so that the end of a path does not evict its beginning
+                self._use(node)
+            super().cache_blocks(tokens, end=end)
         except PoolFullError:
             pass
         finally:
-            for group, block in reversed(held):
-                blocks.release(group, block)
+            for group, block in reversed(self._used):
+                self._pool.release(group, block)
+            self._used.clear()
 
-    def _store(self, tokens: Sequence[int], entries: slice, held: list[tuple[int, int]]) -> Link | None:
-        """The link of these entries, behind those published before, with blocks that are held from now on.
+    def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
+        pool = cast(BlockPool, self._pool)
+        parent = self._nodes[-1] if self._nodes else pool.index.root
+        node = parent.children.get(digest(parent.key, tokens, decode_written))
+        if node is not None:
+            self._use(node)
+        numbers: list[int | None] = [None] * len(self.spans)
+        for group, span in enumerate(self.spans):
+            if span.first > entries.start or (node is not None and node.blocks[group] is not None):
+                continue
+            numbers[group] = number = pool.allocate(group)
+            self._used.append((group, number))
+            pool.storage.write(group, number, self._read(group, entries))
+        return pool.cache_blocks(parent, tokens, decode_written, numbers)
 
-        None where what came before has no block that was held, and went with another chain.
-        """
-        blocks = self.pool.blocks
-        before = self._links[-1] if self._links else blocks.chains.root
-        answered = bytes(self._answered[entries])
-        link = before.after.get(digest(before.key, tokens, answered))
-        lacking = [
-            group
-            for group, span in enumerate(self._spans)
-            if span.first <= entries.start and (link is None or link.blocks[group] is None)
-        ]
-        if link is not None:
-            self._hold(link, held)
-        numbers: list[int | None] = [None] * len(self._spans)
-        for group in lacking:
-            numbers[group] = number = blocks.allocate(group)
-            held.append((group, number))
-            self.pool.slabs.write(group, number, self._read(group, entries))
-        return blocks.publish(before, tokens, answered, numbers)
-
-    def _hold(self, link: Link, held: list[tuple[int, int]]) -> None:
-        for group, block in enumerate(link.blocks):
+    def _use(self, node: PrefixNode) -> None:
+        for group, block in enumerate(node.blocks):
             if block is not None:
-                self.pool.blocks.share(group, block)
-                held.append((group, block))
-
-    def _place(self, spans: Sequence[Placed]) -> None:
-        if any(capacity != span.capacity for span, _, capacity in spans):
-            self.leave()
-        super()._place(spans)
-
-    def _move(self, layer: int, kept: slice, capacity: int) -> None:
-        if self.bank is None:
-            super()._move(layer, kept, capacity)
-            return
-        own = slice(self.slot, self.slot + 1)
-        for side in self.bank.sides:
-            rows = reference.grow(side[layer][own, :, kept], capacity)
-            mx.eval(rows)
-            side[layer][own] = rows
-            mx.eval(side[layer])
+                cast(BlockPool, self._pool).share(group, block)
+                self._used.append((group, block))
 
     def _read(self, group: int, entries: slice) -> mx.array:
-        """Entries of a group as a block has them: (L, 2, Hkv, entries, D)."""
-        span, arrays, layers = self._spans[group], self.arrays, self._shape.layers
+        """Return entries of a group in a block's layout (L, 2, Hkv, entries, D)."""
+        span, arrays, layers = self.spans[group], self.arrays, self._shape.layers
         rows = slice(entries.start - span.first, entries.stop - span.first)
         parts = [arrays[side + layer][self.slot, :, rows] for layer in span.layers for side in (0, layers)]
         return mx.stack(parts).reshape(len(span.layers), 2, *parts[0].shape)
 
-    def _fill(self, group: int, found: Found) -> None:
-        """New buffers of a group's layers, with what its blocks hold as far back as its window needs it."""
-        span, links, first = self._spans[group], found.links, len(found.links)
-        least = 0 if span.window is None else max(0, found.length - span.window + 1 - ROLLBACK) // BLOCK
+    def _load(self, match: PrefixMatch) -> int:
+        for group in range(len(self.spans) if match.length else 0):
+            self._fill(group, match)
+        return match.length
+
+    def _fill(self, group: int, match: PrefixMatch) -> None:
+        """Fill new buffers of a group's layers from blocks, as far back as its window needs."""
+        span, nodes, first = self.spans[group], match.nodes, len(match.nodes)
+        least = 0 if span.window is None else max(0, match.length - span.window + 1 - ROLLBACK) // BLOCK
         numbers: list[int] = []
-        while first > least and (number := links[first - 1].blocks[group]) is not None:
+        while first > least and (number := nodes[first - 1].blocks[group]) is not None:
             numbers.insert(0, number)
             first -= 1
-        count = found.length - first * BLOCK
+        count = match.length - first * BLOCK
         span.capacity = -(-count // CHUNK) * CHUNK
-        self._begin(span, first * BLOCK)
-        blocks = [self.pool.slabs.read(group, number, BLOCK) for number in numbers]
+        self._set_first(span, first * BLOCK)
+        blocks = [cast(BlockPool, self._pool).storage.read(group, number, BLOCK) for number in numbers]
         for place, layer in enumerate(span.layers):
-            for side, buffers in enumerate((self._keys, self._values)):
+            for side, buffers in enumerate(self.sides):
                 rows = mx.concatenate([block[place, side] for block in blocks], axis=1)[None, :, :count]
                 buffers[layer] = self._ops.grow(rows, span.capacity)
                 mx.eval(buffers[layer])
 
-    def _forget(self) -> None:
-        del self._answered[self.length :]
-        del self._links[self.length // BLOCK :]
 
+def _empty(shape: KVShape, scales: mx.Dtype, *, values: bool) -> list[mx.array]:
+    """Return the empty arrays of a layer's keys or values."""
 
-class SlotSlabs(Slabs):
-    """Slabs in what memory `spare` says there is while slots take so many bytes; None: without end."""
+    def zeros(width: int, dtype: mx.Dtype) -> mx.array:
+        return mx.zeros((1, shape.kv_heads, 0, width), dtype)
 
-    def __init__(self, shape: KVShape, ops: Ops) -> None:
-        super().__init__(shape, ops)
-        self.slots: WeakSet[SlotCache] = WeakSet()  # that were not closed
-        self.banks = Banks()
-        self.spare: Callable[[int], int] | None = None
-
-    @property
-    def excess(self) -> int:
-        """Bytes taken beyond what is spare; below 0: how many more may be."""
-        if self.spare is None:
-            return -sys.maxsize
-        slots = sum(slot.allocated_bytes for slot in self.slots)
-        return self.nbytes - self.spare(slots + self.banks.idle_bytes)
-
-    def set_aside(self, group: int, blocks: int) -> int:
-        blocks = min(blocks, -self.excess // self.block_bytes(group))
-        return super().set_aside(group, blocks) if blocks > 0 else 0
-
-
-class SlotPool(KVPool):
-    """Blocks of prefixes, to be copied from and to slots."""
-
-    slabs: SlotSlabs
-
-    def __init__(self, shape: KVShape, ops: Ops, entries: int, key: bytes = b"", kept: int | None = None) -> None:
-        super().__init__(shape, reference, entries, key, kept)
-        self._slot_ops = ops
-
-    def _make_slabs(self, shape: KVShape, ops: Ops) -> SlotSlabs:
-        return SlotSlabs(shape, ops)
-
-    def make_slot(self, limit: int) -> SlotCache:
-        """An empty cache for one sequence of at most `limit` tokens."""
-        slot = SlotCache(self, limit=limit, ops=self._slot_ops)
-        self.slabs.slots.add(slot)
-        return slot
-
-    def seat(self, slots: Sequence[SlotCache]) -> list[tuple[Bank, list[SlotCache]]]:
-        """Those of them, each with one new token, that attend together in a pass, by bank."""
-        together = self.slabs.banks.seat(slots, lambda nbytes: self.slabs.excess + nbytes <= 0)
-        self.slabs.banks.give_back(short=self.slabs.excess > 0)  # who has grown has left a slot
-        return together
-
-    def give_way(self) -> None:
-        """Take no more than is spare. The last blocks go first: what many begin with came before."""
-        self.slabs.banks.give_back(short=self.slabs.excess > 0)
-        groups = self.slabs.store.groups
-        while self.slabs.nbytes and self.slabs.excess > 0:
-            group = max(range(len(groups)), key=lambda group: groups[group].blocks * self.slabs.block_bytes(group))
-            self.blocks.give_up(group, groups[group].blocks - groups[group].slabs[-1].shape[0])
-            self.give_back()
-            mx.clear_cache()
+    if not shape.format.packed:
+        return [zeros(shape.head_dim, shape.format.dtype)]
+    coding = shape.format.values if values else shape.format.keys
+    groups = shape.head_dim // coding.group
+    return [zeros(shape.head_dim * coding.bits // 32, mx.uint32), zeros(groups, scales), zeros(groups, scales)]

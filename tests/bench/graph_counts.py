@@ -27,6 +27,7 @@ from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.ops import reference
+from tests.alone import new_cache
 from tests.tiny import quantize_model, write_model
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -75,7 +76,7 @@ def own_step(directory: Path) -> Any:
     config = decoder_config(checkpoint.config)
     assert config is not None
     network = Decoder(config, Parameters(checkpoint, reference, DTYPE), reference, DTYPE)
-    cache = network.make_cache(64)
+    cache = new_cache(network, 64)
 
     def step(tokens: Sequence[int]) -> mx.array:
         cache.reserve(len(tokens))
@@ -83,7 +84,7 @@ def own_step(directory: Path) -> Any:
 
     mx.eval(step(PROMPT), cache.arrays)
     cache.advance(len(PROMPT))
-    cache._before = None  # one dependency between steps, which is no attention
+    cache.cache._before = None  # one dependency between steps, which is no attention
     return step
 
 

@@ -18,11 +18,11 @@ from headrace.app.bench.measure.profile import run_ahead
 from headrace.models.loading.load import load_model
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.kv.cache import Cache
 from headrace.runtime.ops import native
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
+from tests.alone import new_cache, prefill
 
 KINDS = ("weights", "attention", "sampling")
 
@@ -69,7 +69,7 @@ def main() -> None:
     params = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=1)
     print(f"{resolved.name}: {native.status()}")
     for depth in map(int, options.depths.split(",")):
-        cache = network.make_cache(depth + options.steps + 2)
+        cache = new_cache(network, depth + options.steps + 2)
         for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
             pass
         rounds = [round_of(network, cache, options.steps, params) for _ in range(options.rounds)]

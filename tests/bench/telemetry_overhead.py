@@ -13,6 +13,7 @@ from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.engine.timeline import Timeline
+from tests.alone import new_cache
 
 RECORDS = 20_000
 STEPS = 64
@@ -26,7 +27,7 @@ def main() -> None:
     steps = [event.record.latency_s for event in engine.generate(request) if isinstance(event, Step)]
     step_s = statistics.median(steps[1:])
 
-    cache = loaded.network.make_cache(256)
+    cache = new_cache(loaded.network, 256)
     cache.reserve(2)
     cache.advance(2)
     cache.commit(2)

@@ -9,6 +9,7 @@ from headrace.models.gguf.container import open_container
 from headrace.models.loading.load import load_model
 from headrace.models.registry.import_gguf import convert
 from headrace.models.registry.progress import silent
+from tests.alone import new_cache
 from tests.bench.make_model import write_checkpoint, write_gguf
 from tests.bench.shapes import TINY, TINY_MIXTURE
 
@@ -16,7 +17,7 @@ from tests.bench.shapes import TINY, TINY_MIXTURE
 def _logits(directory: Path, tokens: list[int]) -> mx.array:
     model = load_model(directory, name="random", context=64)
     network = model.network
-    cache = network.make_cache(len(tokens))
+    cache = new_cache(network, len(tokens))
     cache.reserve(len(tokens))
     hidden = network.layers(network.embed(mx.array([tokens])), cache)
     return network.logits(hidden)

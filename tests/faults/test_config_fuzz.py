@@ -18,6 +18,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import HeadraceError
+from tests.alone import new_cache
 from tests.foreign import write_tensors
 from tests.parity.record_transformers import RECORDED, weight
 from tests.tiny import config_of, load_decoder, random_tensors
@@ -66,7 +67,7 @@ class Fuzzed:
             network: Any = load_decoder(self.directory) if own else MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
         except HeadraceError as error:
             return None if "\n" not in str(error) else pytest.fail(f"more than one line: {error}")
-        cache = network.make_cache(64)
+        cache = new_cache(network, 64)
         cache.reserve(len(TOKENS))
         return np.array(network.logits(network.layers(network.embed(mx.array([TOKENS])), cache)))[0]
 

@@ -23,7 +23,7 @@ from headrace.app.config.settings import load_settings, save_setting
 from headrace.app.sessions.store import SessionStore
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.kv.disk import DiskStore, Stored, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
 from headrace.runtime.ops import BLOCK
 
 DONE, FAILED, FOREIGN = 0, 3, 4
@@ -60,7 +60,7 @@ def write_batch(folder: Path, promise: Promise) -> None:
     try:
         file.begin({line.digest: line.number for line in _LINES}, in_order=True)
         for line in reversed(_LINES):
-            if line.digest not in file.answered:
+            if line.digest not in file.decode_written:
                 file.write(line, _result(line))
                 promise(line.digest)
     finally:
@@ -84,7 +84,7 @@ def check_batch(folder: Path, promised: list[str], *, tidy: bool) -> None:
     assert not tidy or [each.name for each in folder.iterdir()] == ["out.jsonl"], "something half written was left"
 
 
-_BLOCK = Stored(b"b" * 16, b"k" * 16, tuple(range(BLOCK)), bytes(BLOCK), (bytes(20_000), None))
+_BLOCK = StoredBlock(b"b" * 16, b"k" * 16, tuple(range(BLOCK)), bytes(BLOCK), (bytes(20_000), None))
 
 
 def write_kv(folder: Path, promise: Promise) -> None:

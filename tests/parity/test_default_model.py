@@ -16,6 +16,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.request import Request
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.ops.kv_format import FLOAT32
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of
 from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import read
@@ -130,7 +131,7 @@ def test_however_the_prompt_is_cut_up(networks: dict[str, Decoder], ops: Ops) ->
     length = len(tokens)
 
     def feed(size: int) -> tuple[mx.array, list[mx.array]]:
-        cache = network.make_cache(length)
+        cache = new_cache(network, length)
         for done in range(0, length, size):
             part = tokens[done : done + size]
             cache.reserve(len(part))

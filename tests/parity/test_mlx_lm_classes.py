@@ -12,6 +12,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of
 from tests.tiny import VARIANTS, VOCAB, load_decoder, quantize_model, write_model
 
@@ -22,7 +23,7 @@ PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]
 
 
 def logits_of(network: Any, tokens: list[int]) -> mx.array:
-    cache = network.make_cache(256)
+    cache = new_cache(network, 256)
     cache.reserve(len(tokens))
     x = network.layers(network.embed(mx.array([tokens])), cache)
     cache.advance(len(tokens))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.runtime.ops import Ops
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.parity.numpy_decoder import logits
 from tests.tiny import EVERY, VOCAB, load_decoder, write_model
@@ -25,7 +26,7 @@ def test_logits_equal_the_plain_computation(tmp_path: Path, variant: str, ops: O
     expected = logits(json.loads((directory / "config.json").read_text()), weights, PROMPT)
 
     network = load_decoder(directory, ops)
-    cache = network.make_cache(len(PROMPT))
+    cache = new_cache(network, len(PROMPT))
     cache.reserve(len(PROMPT))
     found = np.array(network.all_logits(network.layers(network.embed(mx.array([PROMPT])), cache))[0], np.float64)
     assert found.shape == expected.shape == (len(PROMPT), VOCAB)

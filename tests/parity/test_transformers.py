@@ -11,6 +11,7 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from tests.alone import new_cache
 from tests.foreign import write_tensors
 from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight
 from tests.tiny import load_decoder
@@ -31,7 +32,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert own or name not in OWN
     network: Any = load_decoder(tmp_path) if own else MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
     for count, expected in zip(LENGTHS, case["logits"], strict=True):
-        cache = network.make_cache(32)
+        cache = new_cache(network, 32)
         cache.reserve(count)
         logits = network.logits(network.layers(network.embed(mx.array([TOKENS[:count]])), cache))
         assert np.abs(np.array(logits)[0, :12] - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())

@@ -41,14 +41,14 @@ class OwnEngine:
     def __init__(
         self,
         model: str,
-        network: Network[Any],
+        network: Network,
         *,
         limit: int,
         setup: Setup | None = None,
         held: int = 0,
         seed: int = 0,
         questions: Mapping[str, Question] | None = None,
-        draft: Network[Any] | None = None,
+        draft: Network | None = None,
     ) -> None:
         self.model = model
         self.setup = setup or Setup(self.engine, model)

@@ -18,11 +18,11 @@ from typing import Any, cast
 import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.caches import make_caches
 from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import UsageError
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.kv.backend import KVBackend, KVOptions, one_pass
+from headrace.runtime.kv.cache import KVCache, KVPass
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
@@ -79,14 +79,15 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
     if not isinstance(network, Decoder):
         raise UsageError("--profile needs headrace's own decoder; this model runs through mlx-lm's classes")
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
-    cache = make_caches(network, depth + 2 * rounds + 8, most_running=1, keep=False).begin([0])
-    for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
+    kv = network.kv_backend(KVOptions(depth + 2 * rounds + 8))
+    cache = kv.acquire([0])
+    for _ in prefill(network, kv, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
         pass
     token = mx.array([1])
-    calls, logits = _record(network, cache, token)
+    calls, logits = _record(network, kv, cache, token)
     works: dict[str, Callable[[], Any]] = {
         "weights": lambda: [_again(network.ops, call) for call in calls if _KINDS[call[0]] == "weights"],
-        "attention and KV": lambda: _attend_again(cache, calls),
+        "attention and KV": lambda: _attend_again(kv, cache, calls),
         "norms and the rest": lambda: [
             _again(network.ops, call) for call in calls if _KINDS[call[0]] == "norms and the rest"
         ],
@@ -98,10 +99,10 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
         for name, work in works.items():
             times[name].append(_evaluated(work))
             cache.rollback()
-        built, whole = _synchronous(apart, cache, sampler, token)
+        built, whole = _synchronous(apart, kv, cache, sampler, token)
         times["graph building"].append(built)
         times["synchronous"].append(whole)
-    times["step"] = _loop(network, cache, sampler, token, rounds)
+    times["step"] = _loop(network, kv, cache, sampler, token, rounds)
     found = {name: quantiles(values, n=4, method="inclusive")[0] * 1e3 for name, values in times.items()}
     total = sum(found[name] for name in PARTS)
     return {
@@ -115,34 +116,35 @@ def profile(network: object, depth: int, *, rounds: int = ROUNDS) -> dict[str, A
     }
 
 
-def _record(network: Decoder, cache: Any, token: mx.array) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
+def _record(
+    network: Decoder, kv: KVBackend, cache: KVCache, token: mx.array
+) -> tuple[list[tuple[str, tuple[Any, ...]]], mx.array]:
     """Return the calls of one step with evaluated inputs, and its logits. The cache is left as it was."""
     recorder = _Recorder(network.ops)
     twin = network.with_ops(cast(Ops, recorder))
     kept: list[Projections] = []
-    cache.reserve(1, "decode")
+    kv_pass = one_pass(kv, cache, 1, "decode")
     x = twin.embed(token[:, None])
 
     class Noting:
         """A cache that records attention's inputs; its buffers keep a single owner."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(cache, name)
+            return getattr(kv_pass, name)
 
         def attend(self, layer: int, qkv: Projections, spec: Any) -> mx.array:
             recorder.calls.append(("attend", (layer, qkv, spec)))
-            out: mx.array = cache.attend(layer, qkv, spec)
-            return out
+            return kv_pass.attend(layer, qkv, spec)
 
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
             raise AssertionError("a recorder fuses nothing")
 
-    x = twin.layers(x, Noting())
+    x = twin.layers(x, cast(KVPass, Noting()))
     logits = twin.logits(x)
-    cache.advance(1)
+    kv_pass.advance()
     for _, arguments in recorder.calls:
         kept += [argument for argument in arguments if isinstance(argument, mx.array | list)]
-    mx.eval(logits, kept, cache.arrays)
+    mx.eval(logits, kept, kv_pass.arrays)
     cache.rollback()
     return recorder.calls, logits
 
@@ -152,11 +154,11 @@ def _again(ops: Ops, call: tuple[str, tuple[Any, ...]]) -> Any:
     return getattr(ops, name)(*arguments)
 
 
-def _attend_again(cache: Any, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
-    cache.reserve(1, "decode")
-    outputs = [cache.attend(*arguments) for name, arguments in calls if name == "attend"]
-    cache.advance(1)
-    return [*outputs, *cache.arrays]
+def _attend_again(kv: KVBackend, cache: KVCache, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
+    kv_pass = one_pass(kv, cache, 1, "decode")
+    outputs = [kv_pass.attend(*arguments) for name, arguments in calls if name == "attend"]
+    kv_pass.advance()
+    return [*outputs, *kv_pass.arrays]
 
 
 def _evaluated(work: Callable[[], Any]) -> float:
@@ -167,10 +169,12 @@ def _evaluated(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _synchronous(network: Decoder, cache: Any, sampler: Sampler, token: mx.array) -> tuple[float, float]:
+def _synchronous(
+    network: Decoder, kv: KVBackend, cache: KVCache, sampler: Sampler, token: mx.array
+) -> tuple[float, float]:
     """Return (seconds to build, seconds in all) of a step without overlap."""
     began = time.perf_counter()
-    chosen = decode_step(network, cache, sampler, token)
+    chosen = decode_step(network, one_pass(kv, cache, 1, "decode"), sampler, token)
     built = time.perf_counter()
     chosen.item()
     ended = time.perf_counter()
@@ -178,20 +182,24 @@ def _synchronous(network: Decoder, cache: Any, sampler: Sampler, token: mx.array
     return built - began, ended - began
 
 
-def _loop(network: Decoder, cache: Any, sampler: Sampler, token: mx.array, steps: int) -> list[float]:
+def _loop(
+    network: Decoder, kv: KVBackend, cache: KVCache, sampler: Sampler, token: mx.array, steps: int
+) -> list[float]:
     """Return the step latencies of the real loop, without the first."""
-    ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, token, steps + 1)]
+    ready = [time.perf_counter() for _ in run_ahead(network, kv, cache, sampler, token, steps + 1)]
     return [b - a for a, b in pairwise(ready)]
 
 
-def run_ahead(network: Decoder, cache: Cache, sampler: Sampler, token: mx.array, steps: int) -> Iterator[None]:
+def run_ahead(
+    network: Decoder, kv: KVBackend, cache: KVCache, sampler: Sampler, token: mx.array, steps: int
+) -> Iterator[None]:
     """Make steps as the engine does: the next step is built while the device computes one."""
-    ahead = decode_step(network, cache, sampler, token)
+    ahead = decode_step(network, one_pass(kv, cache, 1, "decode"), sampler, token)
     mx.async_eval(ahead)
     for left in range(steps - 1, -1, -1):
         chosen = ahead
         if left:
-            ahead = decode_step(network, cache, sampler, chosen)
+            ahead = decode_step(network, one_pass(kv, cache, 1, "decode"), sampler, chosen)
             mx.async_eval(ahead)
         chosen.item()
         cache.commit(1)

@@ -250,7 +250,7 @@ def _expected(model: "LoadedModel") -> tuple[bool, str]:
     return found.exact, found.reason
 
 
-def _draft(options: Options, model: "LoadedModel") -> "Network[Any] | None":
+def _draft(options: Options, model: "LoadedModel") -> "Network | None":
     from headrace.app.output.progress import drawn_progress
     from headrace.models.loading.draft import load_draft
     from headrace.models.registry.resolve import resolve
@@ -263,7 +263,7 @@ def _draft(options: Options, model: "LoadedModel") -> "Network[Any] | None":
 
 
 def _own(
-    loaded: Sequence["LoadedModel"], tests: Sequence[Test], limit: int, held: int, draft: "Network[Any] | None"
+    loaded: Sequence["LoadedModel"], tests: Sequence[Test], limit: int, held: int, draft: "Network | None"
 ) -> list[Backend]:
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
     held += sum({key: size for each in arrays for key, size in each.items()}.values())  # K/V formats share weights

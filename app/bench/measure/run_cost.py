@@ -16,9 +16,9 @@ import mlx.core as mx
 from headrace.app.bench.measure.profile import run_ahead
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, break_even
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.caches import make_caches
 from headrace.runtime.engine.decode import decode_step
 from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.ops import select
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
@@ -38,17 +38,18 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
     draw, greedy = random.Random(0), select().greedy
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     limit = depth + (rounds + 1) * (_STEPS + 1) + DRAFT_LENGTHS[-1] + 8
-    cache = make_caches(network, limit, most_running=1, keep=False).begin([0])
-    for _ in prefill(network, cache, [draw.randrange(network.vocab_size) for _ in range(depth)]):
+    kv = network.kv_backend(KVOptions(limit))
+    cache = kv.acquire([0])
+    for _ in prefill(network, kv, cache, [draw.randrange(network.vocab_size) for _ in range(depth)]):
         pass
     times: dict[int, list[float]] = {drafts: [] for drafts in (0, *DRAFT_LENGTHS)}
     for turn in range(rounds + 1):  # the first round warms up
-        ready = [time.perf_counter() for _ in run_ahead(network, cache, sampler, mx.array([1]), _STEPS + 1)]
+        ready = [time.perf_counter() for _ in run_ahead(network, kv, cache, sampler, mx.array([1]), _STEPS + 1)]
         times[0].append(median([b - a for a, b in pairwise(ready)]))
         for drafts in DRAFT_LENGTHS if turn % 2 else DRAFT_LENGTHS[::-1]:
             tokens = mx.array([draw.randrange(network.vocab_size) for _ in range(drafts + 1)], mx.uint32)
             began = time.perf_counter()
-            decode_step(network, cache, greedy, tokens, drafts + 1).tolist()
+            decode_step(network, one_pass(kv, cache, drafts + 1, "decode"), greedy, tokens, drafts + 1).tolist()
             times[drafts].append(time.perf_counter() - began)
             cache.rollback()
     cache.close()

@@ -5,12 +5,12 @@ cache then holds the context again. All networks see the same tokens. T = tokens
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 
-from headrace.runtime.engine.caches import make_caches
 from headrace.runtime.engine.prefill import ChunkSizer, prefill
+from headrace.runtime.kv.backend import KVOptions, one_pass
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 
@@ -20,20 +20,20 @@ CHUNK = 128  # rows of logits at a time: 128 MiB with a vocabulary of 256k
 class Forced:
     """One network, fed at most `limit` tokens. tick: called between passes; may raise to stop."""
 
-    def __init__(self, network: Network[Any], limit: int, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, network: Network, limit: int, tick: Callable[[], None] = lambda: None) -> None:
         self.network = network
         self._tick = tick
-        self._caches = make_caches(network, limit, most_running=1, keep=False)
+        self._kv = network.kv_backend(KVOptions(limit))
         self._sizer = ChunkSizer()
         self._context: Sequence[int] = ()
-        self._cache: Any = None
+        self._cache: KVCache | None = None
 
     def begin(self, context: Sequence[int]) -> None:
         """Drop everything and prefill `context`."""
         self.end()
         self._context = context
-        self._cache = self._caches.begin(())
-        for _ in prefill(self.network, self._cache, context, self._sizer):
+        self._cache = self._kv.acquire(())
+        for _ in prefill(self.network, self._kv, self._cache, context, self._sizer):
             self._tick()
         self._cache.mark()
 
@@ -50,21 +50,23 @@ class Forced:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
-            self._caches.rest()
+            self._kv.trim()
 
     def _logits(self, tokens: Sequence[int], phase: Phase) -> mx.array:
         network, cache, count = self.network, self._cache, len(tokens)
-        cache.reserve(count, phase)
-        x = network.layers(network.embed(mx.array([list(tokens)], mx.uint32)), cache)  # (1, T, E)
+        assert cache is not None
+        kv_pass = one_pass(self._kv, cache, count, phase)
+        x = network.layers(network.embed(mx.array([list(tokens)], mx.uint32)), kv_pass)  # (1, T, E)
         logits = network.logits(x.reshape(count, 1, *x.shape[2:]))  # rows as sequences of one token: (T, V)
-        cache.advance(count)
-        mx.eval(logits, cache.arrays)
+        kv_pass.advance()
+        mx.eval(logits, kv_pass.arrays)
         cache.commit(count)
         self._tick()
         return logits
 
     def _go_back(self) -> None:
         length = len(self._context)
+        assert self._cache is not None
         if length and self._cache.reachable(length) == length:
             self._cache.trim(length)
         else:

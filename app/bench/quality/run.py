@@ -5,7 +5,6 @@ phase. After Ctrl-C the finished conditions become the document.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 
@@ -52,7 +51,7 @@ def run(options: Options) -> Document:
     return document(reference, others, options, variants, notes, interrupted=interrupted)
 
 
-def _formats(network: Network[Any], asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
+def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
     """Return `network` with K/V in each format. asked None: all packed ones, with a note for each unsupported one.
 
     Raises UsageError if a requested format is unsupported, or all are.
@@ -73,9 +72,7 @@ def _formats(network: Network[Any], asked: Sequence[KVFormat] | None, notes: lis
     return variants
 
 
-def measure(
-    reference: Network[Any], variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages
-) -> None:
+def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages) -> None:
     """Put every passage through all networks in every phase; a variant's `found` holds the finished conditions."""
     limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
     networks = [reference, *(variant.network for variant in variants)]

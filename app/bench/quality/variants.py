@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.app.bench.quality.divergence import Divergence
 from headrace.app.bench.quality.text import SCORED
@@ -37,5 +37,5 @@ class Variant:
 
     name: str
     kind: Literal["kv", "weights"]
-    network: Network[Any]
+    network: Network
     found: dict[Condition, Divergence] = field(default_factory=dict)

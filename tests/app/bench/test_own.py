@@ -12,7 +12,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import EngineError
-from headrace.runtime.kv.cache import Lengths
+from headrace.runtime.kv.cache import CacheLengths
 from tests.tiny import load_decoder, write_model
 
 MAMBA = {
@@ -42,13 +42,13 @@ def test_a_decode_counts_the_bytes_of_its_own_depth(decoder: Decoder, depth: int
 
 def test_a_depth_is_prefilled_once_and_kept(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    advance = Lengths.advance
+    advance = CacheLengths.advance
 
-    def counted(cache: Lengths, tokens: int) -> None:
+    def counted(cache: CacheLengths, tokens: int) -> None:
         fed.append(tokens)
         advance(cache, tokens)
 
-    monkeypatch.setattr(Lengths, "advance", counted)
+    monkeypatch.setattr(CacheLengths, "advance", counted)
     backend = OwnEngine("tiny", decoder, limit=256)
     backend.warm_up(Test(0, 4, 100))
     assert sum(fed) >= 100

@@ -178,7 +178,7 @@ def test_every_engines_threads_are_named_where_people_read(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 96, 100, 104, 112, 120, 130, 140, 150, 200])
-def test_tables_fit_and_nothing_is_cut(width: int) -> None:
+def test_block_table_fit_and_nothing_is_cut(width: int) -> None:
     from rich.console import Console
 
     out = Console(width=width, file=io.StringIO(), highlight=False, markup=False)

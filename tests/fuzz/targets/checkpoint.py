@@ -13,6 +13,7 @@ from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint
 from headrace.models.loading.decoder_choice import context_length, own_decoder
 from headrace.models.loading.load import generation_defaults
 from headrace.runtime.errors import HeadraceError
+from tests.alone import new_cache
 from tests.checkpoints import header, shard, write
 from tests.fuzz.mutate import json_bytes, mutated_bytes, mutated_value, value
 
@@ -116,7 +117,7 @@ class Config:
             network = load_decoder(directory)
         else:
             network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
-        cache = network.make_cache(16)
+        cache = new_cache(network, 16)
         cache.reserve(5)
         mx.eval(network.logits(network.layers(network.embed(mx.array([[1, 2, 3, 4, 5]])), cache)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from headrace.runtime.kv.disk import DiskStore, Stored, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
 from headrace.runtime.ops import BLOCK
 from tests.fuzz.mutate import mutated_bytes
 
@@ -18,7 +18,7 @@ class DiskFiles:
         self._folder = folder / "blocks"
         self._store = DiskStore(self._folder, 1 << 30)
         tokens = tuple(range(BLOCK))
-        self._block = Stored(b"b" * 16, b"k" * 16, tokens, bytes(BLOCK), (bytes(range(256)), None, b"xyz"))
+        self._block = StoredBlock(b"b" * 16, b"k" * 16, tokens, bytes(BLOCK), (bytes(range(256)), None, b"xyz"))
         ((self._place, _),) = places(b"root", tokens)
         assert self._store.put(self._place, self._block)
         self._file = self._folder / self._place.hex()
@@ -39,7 +39,7 @@ class DiskFiles:
         self._store.has(self._place, b"k" * 16)
         if found is None:
             return
-        assert len(found.tokens) == len(found.answered)
+        assert len(found.tokens) == len(found.decode_written)
         assert self._store.put(self._place, found)
         assert self._store.get(self._place) == found
 
@@ -48,7 +48,7 @@ class BlockTables:
     """Programs of sequences that begin, append, commit, publish and take back, against a model of memory."""
 
     def __init__(self, folder: Path) -> None:
-        from tests.runtime.kv.test_tables import Machine
+        from tests.runtime.kv.test_block_table import Machine
 
         self._machine = Machine
         self._settings = settings(

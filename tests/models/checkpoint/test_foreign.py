@@ -16,6 +16,7 @@ from headrace.models.loading.load import load_model
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.network import Network
+from tests.alone import new_cache
 from tests.foreign import FORMATS, Tensors, encode, write_pair, write_tensors
 from tests.tiny import config_of, load_decoder, random_tensors
 from tests.tiny_chat import write_byte_tokenizer
@@ -34,8 +35,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return (request.param, *write_pair(directory, weights(), CONFIG, FORMATS[request.param]))
 
 
-def logits(network: Network[Any]) -> mx.array:
-    cache = network.make_cache(64)
+def logits(network: Network) -> mx.array:
+    cache = new_cache(network, 64)
     cache.reserve(len(PROMPT))
     return network.logits(network.layers(network.embed(mx.array([PROMPT])), cache))
 

@@ -15,6 +15,7 @@ from headrace.models.loading.decoder_choice import context_length
 from headrace.models.network.config import decoder_config
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError
+from tests.alone import new_cache
 from tests.checkpoints import header, shard, tensor, write
 from tests.tiny import EVERY, config_of, load_decoder, write_model
 
@@ -100,7 +101,7 @@ def test_a_head_beside_a_silent_config_is_used(tmp_path: Path) -> None:
 
 def logits(network: Any) -> mx.array:
     tokens = [3, 7, 11, 2, 90, 41, 5]
-    cache = network.make_cache(16)
+    cache = new_cache(network, 16)
     cache.reserve(len(tokens))
     out: mx.array = network.logits(network.layers(network.embed(mx.array([tokens])), cache))
     return out

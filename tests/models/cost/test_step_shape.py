@@ -13,11 +13,11 @@ from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, s
 from headrace.models.cost.step_shape import Matrix, StepShape, total
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
-from headrace.runtime.engine.prefill import prefill
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.ops.kv_format import Q8
+from tests.alone import new_cache, prefill
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
 
 
@@ -66,7 +66,7 @@ def touched(decoder: Decoder, past: int) -> int:
     """Bytes of all that one step with `past` entries reads and appends."""
     watching = Watching()
     watched = decoder.with_ops(watching)  # type: ignore[arg-type]
-    cache = watched.make_cache(past + 8)
+    cache = new_cache(watched, past + 8)
     for _ in prefill(watched, cache, [1] * past):
         pass
     watching.arrays.clear()

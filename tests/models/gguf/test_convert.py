@@ -17,6 +17,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
+from tests.alone import new_cache
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
 from tests.tiny import load_decoder
@@ -82,7 +83,7 @@ def test_our_decoder_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> No
         (directory / "config.json").write_text(json.dumps(config))
     decoder = load_decoder(directory)
     prompt = LLAMA_CPP["prompt"]
-    cache = decoder.make_cache(256)
+    cache = new_cache(decoder, 256)
     cache.reserve(len(prompt))
     x = decoder.layers(decoder.embed(mx.array([prompt])), cache)
     compare(np.array(decoder.all_logits(x)).reshape(len(prompt), -1)[-1], variant)

@@ -15,6 +15,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import Ops, native
+from tests.alone import new_cache
 from tests.kernels import FAST, Exact
 from tests.models.gguf.build import gguf_weights, header, hf_weights, random_blocks
 from tests.tiny import load_decoder
@@ -66,7 +67,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, P
 def logits(directory: Path, ops: Ops = FAST) -> np.ndarray:
     """After the prompt, and after two more tokens one by one."""
     decoder = load_decoder(directory, ops)
-    cache = decoder.make_cache(64)
+    cache = new_cache(decoder, 64)
     cache.reserve(len(PROMPT) + 2)
     rows = []
     for piece in ([PROMPT], [[3]], [[4]]):
@@ -124,7 +125,7 @@ def test_mlx_lms_classes_get_8_bits(directories: tuple[Path, Path, Path]) -> Non
     from headrace.models.network.mlx_lm import MlxLmNetwork
 
     network = MlxLmNetwork(open_checkpoint(directories[0]), device=mx.DeviceType.cpu)
-    cache = network.make_cache(64)
+    cache = new_cache(network, 64).reserve(len(PROMPT))
     ours = np.array(network.logits(network.layers(mx.array([PROMPT]), cache)))[0]
     theirs = logits(directories[2])[0]
     assert np.abs(ours - theirs).max() < 0.1 * np.abs(theirs).max()

@@ -11,6 +11,7 @@ from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import load_model
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UsageError
+from tests.alone import new_cache
 from tests.tiny_chat import write_chat_model
 
 
@@ -22,7 +23,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def logits(directory: Path, requantize: Quantization | None = None) -> mx.array:
     network = load_model(directory, name="tiny", requantize=requantize).network
-    cache = network.make_cache(64)
+    cache = new_cache(network, 64)
     cache.reserve(3)
     return network.logits(network.layers(network.embed(mx.array([[1, 2, 3]])), cache))
 

@@ -113,7 +113,7 @@ def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -
 
 
 def test_float32_throughout_where_it_is_asked_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loaded() -> tuple[Network[Any], mx.array]:
+    def loaded() -> tuple[Network, mx.array]:
         network = load_model(directory, name="tiny", context=64).network
         watched = WatchedNetwork(network)
         answer(watched, Request(list(range(40)), max_tokens=8))

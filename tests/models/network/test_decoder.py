@@ -9,7 +9,10 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.request import Request
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.ops import Ops, reference
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import EVERY, VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer, committed_rows
@@ -35,7 +38,7 @@ def skip_plain_experts(directory: Path) -> None:
 
 def feed(network: Decoder, chunks: list[int]) -> tuple[mx.array, list[mx.array]]:
     """PROMPT in chunks of these sizes -> (logits (T, V), the cache's rows)."""
-    cache, done, logits = network.make_cache(len(PROMPT)), 0, []
+    cache, done, logits = new_cache(network, len(PROMPT)), 0, []
     for size in chunks:
         part = PROMPT[done : done + size]
         cache.reserve(len(part))
@@ -73,7 +76,7 @@ def test_decode_goes_on_where_prefill_ended(directory: Path, ops: Ops) -> None:
     tokens, _ = answer(network, Request(PROMPT[:20], max_tokens=25, speculate="off"))
     fresh = load_decoder(directory, ops)
     sequence = [*PROMPT[:20], *tokens]
-    cache = fresh.make_cache(len(sequence))
+    cache = new_cache(fresh, len(sequence))
     cache.reserve(len(sequence))
     whole = fresh.all_logits(fresh.layers(fresh.embed(mx.array([sequence])), cache))[0]
     stepwise = mx.concatenate(network.logits_seen)
@@ -109,7 +112,7 @@ def test_half_precision_stays_half(tmp_path: Path, directory: Path, quantized: b
     source = quantize_model(directory, tmp_path / "quantized") if quantized else directory
     audit = AuditedOps()
     network = load_decoder(source, audit, dtype)
-    cache = network.make_cache(len(PROMPT))
+    cache = new_cache(network, len(PROMPT))
     for part in (PROMPT[:30], PROMPT[30:44], PROMPT[44:]):
         cache.reserve(len(part))
         x = network.embed(mx.array([part]))
@@ -140,16 +143,16 @@ def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> 
 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
-def test_sequences_in_a_batch_do_not_see_each_other(directory: Path, ops: Ops) -> None:
-    from headrace.runtime.kv.cache import KVCache
-
+def test_sequences_in_a_pass_do_not_see_each_other(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     rows = [PROMPT[:21], PROMPT[21:42], PROMPT[3:24]]
-    cache = KVCache(network.kv_shape, limit=64, ops=ops, batch=len(rows))
-    cache.reserve(21)
-    together = network.all_logits(network.layers(network.embed(mx.array(rows)), cache))
-    for row, tokens in enumerate(rows):
-        alone = network.make_cache(64)
+    kv = network.kv_backend(KVOptions(64, max_running=3))
+    [one_pass] = kv.make_passes([PassRow(kv.acquire(()), len(row), "prefill") for row in rows])
+    together = network.all_logits(
+        network.layers(network.embed(mx.array([[token for row in rows for token in row]])), one_pass)
+    )[0]
+    for row, own in enumerate(rows):
+        alone = new_cache(network, 64)
         alone.reserve(21)
-        one = network.all_logits(network.layers(network.embed(mx.array([tokens])), alone))[0]
-        assert difference(together[row], one) < tolerance(ops)
+        one = network.all_logits(network.layers(network.embed(mx.array([own])), alone))[0]
+        assert difference(together[21 * row : 21 * row + 21], one) < tolerance(ops)

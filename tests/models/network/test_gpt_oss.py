@@ -11,6 +11,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.runtime.errors import UnsupportedModelError
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of
 from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
 
@@ -72,7 +73,7 @@ def load(directory: Path) -> dict[str, mx.array]:
 
 def logits(directory: Path, ops: Any) -> mx.array:
     network = load_decoder(directory, ops)
-    cache = network.make_cache(64)
+    cache = new_cache(network, 64)
     cache.reserve(len(TOKENS))
     return network.all_logits(network.layers(network.embed(mx.array([TOKENS])), cache))
 

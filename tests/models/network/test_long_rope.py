@@ -13,6 +13,7 @@ from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.ops import reference
+from tests.alone import new_cache
 from tests.tiny import load_decoder
 from tests.watched import WatchedNetwork, answer
 
@@ -79,21 +80,21 @@ both = pytest.mark.parametrize("load", [own, peer])
 def test_the_length_decides(load: Any, directory: Path, tmp_path: Path, count: int, size: int) -> None:
     plain = load(with_factors(directory, tmp_path / "one", SHORT if count <= ORIGINAL else LONG))
     other = load(with_factors(directory, tmp_path / "other", LONG if count <= ORIGINAL else SHORT))
-    wanted = feed(plain, plain.make_cache(64), TOKENS[:count], 40)
+    wanted = feed(plain, new_cache(plain, 64), TOKENS[:count], 40)
     network = load(directory)
-    found = feed(network, network.make_cache(64), TOKENS[:count], size)
+    found = feed(network, new_cache(network, 64), TOKENS[:count], size)
     assert mx.allclose(found, wanted, atol=1e-4)
-    assert not mx.allclose(found, feed(other, other.make_cache(64), TOKENS[:count], 40), atol=1e-2)
+    assert not mx.allclose(found, feed(other, new_cache(other, 64), TOKENS[:count], 40), atol=1e-2)
 
 
 @both
 def test_going_back_below_the_original_context_turns_everything_again(load: Any, directory: Path) -> None:
     network = load(directory)
-    cache = network.make_cache(64)
+    cache = new_cache(network, 64)
     feed(network, cache, TOKENS, 40)
     cache.trim(6)
     found = feed(network, cache, TOKENS[6:9], 1)
-    assert mx.allclose(found, feed(network, network.make_cache(64), TOKENS[:9], 9), atol=1e-4)
+    assert mx.allclose(found, feed(network, new_cache(network, 64), TOKENS[:9], 9), atol=1e-4)
 
 
 def test_scaling_that_the_class_would_ignore_is_refused(directory: Path, tmp_path: Path) -> None:
@@ -118,16 +119,16 @@ def test_a_profilers_twin_turns_alike(directory: Path) -> None:
     twin = network.with_ops(reference)
     assert type(twin) is type(network)
     for count in (9, 30):
-        wanted = feed(network, network.make_cache(64), TOKENS[:count], 40)
-        assert mx.allclose(feed(twin, twin.make_cache(64), TOKENS[:count], 40), wanted, atol=1e-4)
+        wanted = feed(network, new_cache(network, 64), TOKENS[:count], 40)
+        assert mx.allclose(feed(twin, new_cache(twin, 64), TOKENS[:count], 40), wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_half_precision_stays_half(directory: Path, dtype: mx.Dtype) -> None:
     network = load_decoder(directory, reference, dtype)
-    cache = network.make_cache(64)
+    cache = new_cache(network, 64)
     logits = feed(network, cache, TOKENS, 9)
     assert {logits.dtype, *(array.dtype for array in cache.arrays)} == {dtype}
-    exact = feed(own(directory), own(directory).make_cache(64), TOKENS, 40)
+    exact = feed(own(directory), new_cache(own(directory), 64), TOKENS, 40)
     bound = 2**-6 if dtype == mx.float16 else 2**-3
     assert (mx.abs(logits.astype(mx.float32) - exact).max() / mx.abs(exact).max()).item() < bound

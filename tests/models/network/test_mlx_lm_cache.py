@@ -71,7 +71,7 @@ def test_what_has_forgotten_comes_back_to_marks_only(kind: str) -> None:
     assert cache.reachable(2 * SIZE) == 2 * SIZE
     assert cache.reachable(2 * SIZE - 1) == 0
     before = held(cache)
-    with pytest.raises(EngineError, match="forgotten"):
+    with pytest.raises(EngineError, match="dropped"):
         cache.trim(2 * SIZE - 3)
     assert (held(cache), cache.length) == (before, 2 * SIZE)
 

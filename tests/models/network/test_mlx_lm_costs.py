@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mlx_lm_costs import leaves
-from headrace.runtime.engine.prefill import prefill
+from tests.alone import new_cache, prefill
 from tests.models.network.test_mlx_lm_network import CONFIGS, WINDOW, load, write
 
 pytestmark = pytest.mark.peer
@@ -49,7 +49,7 @@ class Step:
 
     def __init__(self, network: MlxLmNetwork, past: int) -> None:
         self.model = network._model
-        self.cache = network.make_cache(past + 8)
+        self.cache = new_cache(network, past + 8)
         for _ in prefill(network, self.cache, [(5 * i + 1) % 96 for i in range(past)]):
             pass
         assert not self.poisoned()
@@ -149,7 +149,7 @@ DEEPSEEK: dict[str, Any] = {  # a cache of its own: a window, and entries pooled
 
 def test_a_cache_of_an_unknown_kind_is_measured_by_how_it_grows(tmp_path: Path) -> None:
     network = load(write(tmp_path, DEEPSEEK))
-    caches = [network.make_cache(2048) for _ in range(2)]
+    caches = [new_cache(network, 2048) for _ in range(2)]
     for cache, tokens in zip(caches, (400, 800), strict=True):
         for _ in prefill(network, cache, [1 + i % 90 for i in range(tokens)]):
             pass

@@ -243,7 +243,7 @@ def test_what_is_kept_is_counted_and_bounded(network: MlxLmNetwork) -> None:
     for _ in range(3):
         said, _ = split(list(engine.generate(Request(prompt, max_tokens=8))))
         prompt += [*said, 4, 5]
-    kept: Any = engine.caches.begin([*prompt, 1])
+    kept: Any = engine.kv.acquire([*prompt, 1])
     live = next(event for event in alone.generate(Request(prompt, max_tokens=1)) if isinstance(event, Step))
     state = kept.allocated_bytes - sum(int(part.nbytes) for part in kept.parts)
     assert 0 < state <= 6 * 3 * max(live.record.kv_allocated_bytes, 1)

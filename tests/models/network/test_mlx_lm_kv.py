@@ -15,6 +15,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops.kv_format import K8V4, Q4, Q8, KVFormat
+from tests.alone import new_cache
 from tests.models.network.test_mlx_lm_network import CONFIGS, PROMPT, load, write
 from tests.watched import answer, split
 
@@ -70,7 +71,7 @@ def test_bytes_are_those_of_the_arrays(directory: Path, kv: KVFormat) -> None:
     network, plain = load(directory, kv=kv), load(directory)
     assert network.kv_format is not None
     assert network.kv_format.name == kv.name
-    cache = network.make_cache(512)
+    cache = new_cache(network, 512).reserve(2 * len(PROMPT))
     network.layers(mx.array([[*PROMPT, *PROMPT]]), cache)
     cache.advance(2 * len(PROMPT))
     cache.commit(2 * len(PROMPT))

@@ -14,6 +14,7 @@ from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Request, Step
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.alone import new_cache
 from tests.watched import WatchedNetwork, answer, split, step_by_step
 
 pytestmark = pytest.mark.peer
@@ -128,7 +129,8 @@ def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path) -> None:
     watched = WatchedNetwork(network)
     tokens, end = answer(watched, Request(PROMPT, max_tokens=STEPS, speculate="off"))  # far beyond the rotating window
     assert tokens == peers_answer(network, STEPS)
-    whole = network.layers(mx.array([[*PROMPT, *tokens[:-1]]]), network.make_cache(256))[0, -STEPS:]
+    cache = new_cache(network, 256).reserve(len(PROMPT) + STEPS - 1)
+    whole = network.layers(mx.array([[*PROMPT, *tokens[:-1]]]), cache)[0, -STEPS:]
     stepwise = mx.concatenate(watched.logits_seen)
     assert (mx.abs(stepwise - whole).max() / mx.abs(whole).max()).item() < 1e-4
     assert end.summary.prefill_tokens == len(PROMPT) - 1

@@ -16,6 +16,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.ops import Ops, reference
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import HIDDEN, INNER, VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import WatchedNetwork, answer
@@ -41,7 +42,7 @@ def change(directory: Path, *, tensors: dict[str, mx.array | None] | None = None
 
 
 def logits(network: Decoder) -> mx.array:
-    cache = network.make_cache(len(PROMPT))
+    cache = new_cache(network, len(PROMPT))
     cache.reserve(len(PROMPT))
     return network.all_logits(network.layers(network.embed(mx.array([PROMPT])), cache))
 

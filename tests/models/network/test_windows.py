@@ -9,8 +9,9 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.kv import cache as caches
+from headrace.runtime.kv import slot_cache as caches
 from headrace.runtime.ops import Ops, reference
+from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of, tolerance
 from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
 from tests.watched import split
@@ -35,7 +36,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def feed(network: Decoder, tokens: list[int], chunks: list[int]) -> tuple[mx.array, Any]:
     """Logits (T, V) of `tokens` in chunks of these sizes, the last one repeated; and the cache."""
-    cache, done, logits = network.make_cache(len(tokens)), 0, []
+    cache, done, logits = new_cache(network, len(tokens)), 0, []
     sizes = iter(chunks)
     size = chunks[0]
     while done < len(tokens):
@@ -106,7 +107,7 @@ def test_going_back_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     whole, _ = feed(network, TOKENS, [len(TOKENS)])
     _, cache = feed(network, TOKENS[:60], [7, 1])
-    cache.limit = len(TOKENS) + 10
+    cache.cache.limit = len(TOKENS) + 10
     assert max(cache.firsts) > 0
 
     def append(tokens: list[int]) -> mx.array:

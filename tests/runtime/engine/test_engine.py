@@ -10,11 +10,12 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.prefill import FIRST, STEP, TARGET_S, ChunkSizer, prefill
+from headrace.runtime.engine.prefill import FIRST, STEP, TARGET_S, ChunkSizer
 from headrace.runtime.engine.request import CancelFlag, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMemoryError, UsageError
 from headrace.runtime.machine import hardware, memory
 from headrace.runtime.sampling.params import SamplingParams
+from tests.alone import new_cache, prefill
 from tests.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
@@ -90,7 +91,7 @@ def test_progress_covers_all_but_the_last_prompt_token(network: Decoder) -> None
 
 def test_prefill_never_asks_for_logits(network: Decoder) -> None:
     watched = WatchedNetwork(network)
-    cache = watched.make_cache(512)
+    cache = new_cache(watched, 512)
     assert list(prefill(watched, cache, LONG))[-1] == cache.committed == len(LONG)
     assert not watched.logits_seen
 
@@ -107,7 +108,7 @@ def test_chunks_follow_the_measured_speed_within_bounds(seconds: float, device: 
 
 
 def test_what_prefill_was_computed_in_is_given_back(network: Decoder) -> None:
-    cache = network.make_cache(1024)
+    cache = new_cache(network, 1024)
     for _ in prefill(network, cache, LONG):
         pass
     assert mx.get_cache_memory() < 50_000
@@ -116,7 +117,7 @@ def test_what_prefill_was_computed_in_is_given_back(network: Decoder) -> None:
 def test_the_next_prompt_begins_at_the_pace_of_the_last(network: Decoder) -> None:
     pace = ChunkSizer()
     pace.took(64, 64 * TARGET_S / 96)
-    done = list(prefill(network, network.make_cache(512), LONG, pace))
+    done = list(prefill(network, new_cache(network, 512), LONG, pace))
     assert done[0] == 96
 
 
@@ -187,7 +188,7 @@ def test_ready_again_after_an_error_inside_the_network(network: Decoder, at: int
 
 def test_ready_again_after_the_cache_could_not_be_made(network: Decoder) -> None:
     class NoMemory(WatchedNetwork):
-        def _watch(self, _cache: Any) -> Any:
+        def watch(self, _cache: Any) -> Any:
             raise BrokenError("no room")
 
     engine = Engine(NoMemory(network), context_limit=64)
@@ -221,11 +222,8 @@ def test_generations_leave_no_state_behind(network: Decoder) -> None:
 class Forgetful(WatchedNetwork):
     """Keeps no hold on the caches it made."""
 
-    def make_cache(self, limit: int) -> Any:
-        return self._network.make_cache(limit)
-
-    def make_pool(self, *arguments: Any) -> Any:
-        return self._network.make_pool(*arguments)
+    def watch(self, cache: Any) -> Any:
+        return cache
 
 
 @pytest.mark.parametrize("ending", ["length", "cancelled", "closed", "failed"])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.caches import Pooled
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Finished, Request, Step
 from headrace.runtime.engine.sequence import Sequence
@@ -105,8 +104,8 @@ def test_alone_and_cold_is_as_among_others(
         held = [other for other in watched.caches if vars(other).get("last_committed") == vars(cache)["last_committed"]]
         assert any(same_rows(other, cache) for other in held)
     assert reused >= 2 * BLOCK
-    assert isinstance(engine.caches, Pooled)
-    assert engine.caches.pool.blocks.stats.total == 0
+    assert engine.kv.pool is not None
+    assert engine.kv.pool.stats.total == 0
 
 
 def test_a_shared_beginning_is_a_cold_one(network: Decoder) -> None:
@@ -152,8 +151,8 @@ def leave_nothing_behind(network: Decoder, count: int) -> None:
                 ends += 1
                 open_.remove(sequence)
     assert ends == count
-    assert isinstance(engine.caches, Pooled)
-    assert engine.caches.pool.blocks.stats.total == 0
+    assert engine.kv.pool is not None
+    assert engine.kv.pool.stats.total == 0
     assert engine.load().kv_used_bytes == 0
     gc.collect()
     assert mx.get_active_memory() <= before

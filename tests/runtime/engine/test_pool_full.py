@@ -1,7 +1,8 @@
-"""Every allocation of a block fails once: for want of blocks nobody is lost, for want of memory all are."""
+"""Blocks are never short; without memory for them all sequences are lost, and the engine is ready for others."""
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,13 +10,10 @@ import pytest
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
-from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.errors import PoolFullError
-from headrace.runtime.kv.pool import BlockPool
-from headrace.runtime.kv.slabs import Slabs
+from headrace.runtime.engine.request import Finished, Request, Step
+from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.ops import BLOCK
 from tests.steady import SteadyPace
-from tests.watched import split
 
 LIMIT = 3 * BLOCK
 REQUESTS = [Request([(7 * i * i + 5 * n + 3) % 96 for i in range(BLOCK + n)], max_tokens=20 + n) for n in (-9, -2, 30)]
@@ -50,31 +48,20 @@ def failing(function: Callable[..., Any], calls: list[int], at: range, error: Ex
     return call
 
 
-def test_without_a_block_the_youngest_steps_back_and_nobody_is_lost(paged: Decoder) -> None:
-    expected = said(ready(paged))
-    allocate = BlockPool.allocate
-    stepped_back = 0
-    for at, lasting in [*((at, 1) for at in range(7)), (0, 2), (1, 2)]:
-        calls: list[int] = []
-        full = failing(allocate, calls, range(at, at + lasting), PoolFullError("all blocks are in use"))
-        engine = ready(paged)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(BlockPool, "allocate", full)
-            assert said(engine) == expected
-        stepped_back += len(calls) > at
-        assert engine.load().kv_used_bytes == 0
-        assert engine.load().pool_bytes == 0
-    assert stepped_back >= 5
-
-
-def test_one_that_is_alone_and_lacks_a_block_is_told(paged: Decoder) -> None:
-    engine = ready(paged)
-    with pytest.MonkeyPatch.context() as patched:
-        full = failing(BlockPool.allocate, [], range(1, 2), PoolFullError("all blocks are in use"))
-        patched.setattr(BlockPool, "allocate", full)
-        with pytest.raises(PoolFullError):
-            list(engine.generate(Request(REQUESTS[0].prompt, max_tokens=30)))
-    assert split(list(engine.generate(Request([1, 2], max_tokens=3))))[1].reason == "length"
+@pytest.mark.parametrize("most_running", [1, 2])
+def test_blocks_are_back_before_the_next_sequence_is_admitted(paged: Decoder, most_running: int) -> None:
+    """Each takes all the blocks that one sequence may have, and others wait."""
+    requests = [Request(range(number, number + LIMIT - 9), max_tokens=9) for number in range(0, 60, 10)]
+    requests = [replace(request, prompt=[token % 96 for token in request.prompt]) for request in requests]
+    engine = Engine(paged, context_limit=LIMIT - 1, most_running=most_running, kv_memory=1 << 40)
+    sequences = [engine.submit(replace(request, prompt=request.prompt[:-1])) for request in requests]
+    ends = 0
+    while engine.has_work:
+        for _, event in engine.step():
+            ends += isinstance(event, Finished)
+    assert ends == len(requests)
+    assert all(len(sequence.tokens) == LIMIT - 10 + 9 for sequence in sequences)
+    assert engine.load().preempted == 0
 
 
 def test_without_memory_for_a_slab_all_are_lost_and_the_engine_is_ready_again(paged: Decoder) -> None:
@@ -83,8 +70,8 @@ def test_without_memory_for_a_slab_all_are_lost_and_the_engine_is_ready_again(pa
     expected = said(ready(paged))
     for at in range(3):
         with pytest.MonkeyPatch.context() as patched:
-            none_left = failing(Slabs.set_aside, [], range(at, at + 1), RuntimeError("[malloc] cannot allocate"))
-            patched.setattr(Slabs, "set_aside", none_left)
+            none_left = failing(PagedArrays.allocate, [], range(at, at + 1), RuntimeError("[malloc] cannot allocate"))
+            patched.setattr(PagedArrays, "allocate", none_left)
             engine = ready(paged)
             try:
                 said(engine)

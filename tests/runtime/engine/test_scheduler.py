@@ -14,7 +14,7 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.scheduler import AGAIN, Scheduler, Share
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
-from headrace.runtime.kv.cache import CHUNK, Lengths
+from headrace.runtime.kv.cache import CHUNK, CacheLengths
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 
 COST = StepCost(weight_bytes=1000, weight_flops=0, kv=[LayerKV(2, 10)])
@@ -59,10 +59,10 @@ class Served(RuleBasedStateMachine):
 
     def _step(self) -> None:
         for sequence in list(self.scheduler.running):
-            if not sequence.left and not sequence.pending:
+            if not sequence.remaining and not sequence.pending:
                 self._end(sequence)
         for sequence in self.scheduler.admit():
-            sequence.cache = Lengths(LIMIT)
+            sequence.cache = CacheLengths(LIMIT)
             self.fed[sequence] = []
             if sequence not in self.first_admissions:
                 self.first_admissions.append(sequence)
@@ -166,7 +166,7 @@ def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
     sequences = [Sequence(Request(range(301), 5), LIMIT, timeline) for _ in range(3)]
     for sequence in sequences:
         scheduler.add(sequence)
-        sequence.cache = Lengths(LIMIT)
+        sequence.cache = CacheLengths(LIMIT)
     scheduler.admit()
     assert [(share.sequence, share.count) for share in scheduler.plan()] == [(sequences[0], 300), (sequences[1], 212)]
 

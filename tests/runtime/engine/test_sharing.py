@@ -5,7 +5,6 @@ from itertools import chain
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.caches import Pooled, Slots
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, PrefillProgress, Request, Step
 from headrace.runtime.kv.pool import PoolStats
@@ -22,8 +21,8 @@ def network(either: Decoder) -> Decoder:
 
 
 def stats(engine: Engine) -> PoolStats:
-    assert isinstance(engine.caches, Pooled | Slots)
-    return engine.caches.pool.blocks.stats
+    assert engine.kv.pool is not None
+    return engine.kv.pool.stats
 
 
 def serve(engine: Engine, requests: list[Request]) -> list[list[Event]]:

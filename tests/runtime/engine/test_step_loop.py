@@ -11,6 +11,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.sampling.params import SamplingParams
+from tests.alone import new_cache
 from tests.watched import WatchedNetwork, answer, committed, same_rows, step_by_step
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
@@ -27,7 +28,7 @@ def recomputed(network: Decoder, prompt: list[int], steps: int) -> list[int]:
     """Greedy tokens without any reuse: a fresh cache and the whole sequence for every token."""
     tokens = list(prompt)
     for _ in range(steps):
-        cache = network.make_cache(len(tokens))
+        cache = new_cache(network, len(tokens))
         cache.reserve(len(tokens))
         logits = network.logits(network.layers(network.embed(mx.array([tokens])), cache))
         tokens.append(int(mx.argmax(logits).item()))

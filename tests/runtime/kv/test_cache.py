@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.kv.cache import CHUNK, GROWTH, KVCache, KVShape, Lengths
+from headrace.runtime.kv.cache import CHUNK, CacheLengths, KVShape
+from headrace.runtime.kv.slot_cache import GROWTH, SlotCache
 from headrace.runtime.metrics.cost import BESIDE_WINDOW, ROLLBACK, LayerKV, held_bytes, longest_context
 from headrace.runtime.ops import AttentionSpec, Ops, reference
 from headrace.runtime.ops.kv_format import FLOAT32, plain
@@ -18,11 +19,14 @@ from tests.kernels import FAST
 LAYERS, KV_HEADS, DIM, LIMIT = 2, 2, 16, 700
 SPEC = AttentionSpec(heads=2, kv_heads=KV_HEADS, head_dim=DIM, scale=0.5)
 WINDOW = 9
+ROW_BYTES = 2 * KV_HEADS * DIM * 4
 Windows = tuple[int | None, ...]
 
 
-def new_cache(limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference, windows: Windows = ()) -> KVCache:
-    return KVCache(KVShape(LAYERS, KV_HEADS, DIM, plain(dtype), windows), limit=limit, ops=ops)
+def new_cache(
+    limit: int = LIMIT, dtype: mx.Dtype = mx.float32, ops: Ops = reference, windows: Windows = ()
+) -> SlotCache:
+    return SlotCache(KVShape(LAYERS, KV_HEADS, DIM, plain(dtype), windows), ops, limit)
 
 
 def projections(ids: list[int], layer: int) -> mx.array:
@@ -122,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.capacity >= cache.length
         assert all(array.shape[2] % CHUNK == 0 for array in cache.arrays)
         rows = sum(self.committed - min(self.committed, first) for first in cache.firsts)
-        assert cache.committed_bytes == rows * cache.bytes_per_token // LAYERS
+        assert cache.committed_bytes == rows * ROW_BYTES
         assert cache.allocated_bytes == sum(array.nbytes for array in cache.arrays)
 
     @invariant()
@@ -186,7 +190,7 @@ def test_growing_copies_less_than_a_hundredth_of_what_steps_read() -> None:
 @pytest.mark.parametrize("start", [CHUNK, 4 * GROWTH])
 def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
     layers = 16
-    cache = KVCache(KVShape(layers, 2, 64, FLOAT32), limit=16 * GROWTH, ops=reference)
+    cache = SlotCache(KVShape(layers, 2, 64, FLOAT32), reference, 16 * GROWTH)
     cache.reserve(start)
     mx.eval(cache.arrays)
     mx.clear_cache()
@@ -241,11 +245,11 @@ def test_bytes_follow_the_dtype(dtype: mx.Dtype) -> None:
     cache = new_cache(dtype=dtype)
     cache.reserve(3)
     cache.attend(0, projections([1, 2, 3], 0).astype(dtype), SPEC)
-    assert cache.bytes_per_token == 2 * LAYERS * KV_HEADS * DIM * dtype.size
+    assert cache.allocated_bytes == CHUNK * 2 * LAYERS * KV_HEADS * DIM * dtype.size
     assert {array.dtype for array in cache.arrays} == {dtype}
 
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_cache_without_room_is_refused(limit: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Lengths(limit)
+        CacheLengths(limit)

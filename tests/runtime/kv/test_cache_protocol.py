@@ -9,10 +9,11 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.kv.cache import Cache, LayerCache
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.ops import Ops
 from headrace.runtime.sampling.params import SamplingParams
-from tests.block_cache import BlockCache, WithBlocks
+from tests.block_cache import BlockBackend, WithBlocks
 from tests.kernels import KERNELS, name_of
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import split
@@ -58,9 +59,9 @@ def _say(engine: Engine, request: Request) -> list[int]:
     return split(events)[0]
 
 
-def test_both_layouts_are_both_kinds_of_cache(network: Decoder) -> None:
-    """For the type checker: what the engine needs and what the layers need, each by itself."""
-    first, second = network.make_cache(8), BlockCache(network.kv_shape, limit=8, ops=network.ops)
-    of_engine: list[Cache] = [first, second]
-    of_layers: list[LayerCache] = [first, second]
-    assert len(of_engine) == len(of_layers)
+def test_both_backends_keep_one_protocol(network: Decoder) -> None:
+    """For the type checker: backend, caches and passes."""
+    for kv in (network.kv_backend(KVOptions(8)), cast(KVBackend, BlockBackend(WithBlocks(network), KVOptions(8)))):
+        cache: KVCache = kv.acquire(())
+        passes: list[KVPass] = kv.make_passes([PassRow(cache, 2, "prefill")])
+        assert [row.cache for one in passes for row in one.rows] == [cache]

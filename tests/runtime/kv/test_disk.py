@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.runtime.kv.disk import DiskStore, Stored, places
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
 from headrace.runtime.ops import BLOCK
 
 PLACE, KEY = b"p" * 16, b"k" * 16
-BLOCK_OF_TWO = Stored(b"b" * 16, KEY, (1, -2, 3), b"\0\0\1", (b"keys and values", None, b""))
+BLOCK_OF_TWO = StoredBlock(b"b" * 16, KEY, (1, -2, 3), b"\0\0\1", (b"keys and values", None, b""))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> DiskStore:
-    return DiskStore(tmp_path / "kv", most=10_000)
+    return DiskStore(tmp_path / "kv", max_bytes=10_000)
 
 
 def test_what_was_put_comes_back(store: DiskStore, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_what_was_put_comes_back(store: DiskStore, tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_changed_file_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    store = DiskStore(tmp_path_factory.mktemp("kv"), most=10_000)
+    store = DiskStore(tmp_path_factory.mktemp("kv"), max_bytes=10_000)
     store.put(PLACE, BLOCK_OF_TWO)
     path = store._path(PLACE)
     content = bytearray(path.read_bytes())
@@ -54,15 +54,15 @@ def test_a_changed_file_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data
 def test_other_content_with_a_sound_digest_is_a_miss(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     from hashlib import blake2b
 
-    store = DiskStore(tmp_path_factory.mktemp("kv"), most=10_000)
+    store = DiskStore(tmp_path_factory.mktemp("kv"), max_bytes=10_000)
     content = b"headkv\0\1" + noise
     store._path(PLACE).write_bytes(content + blake2b(content, digest_size=16).digest())
     found = store.get(PLACE)
-    assert found is None or len(found.answered) == len(found.tokens)
+    assert found is None or len(found.decode_written) == len(found.tokens)
 
 
 def test_what_is_used_stays_longest(store: DiskStore) -> None:
-    big = Stored(b"b" * 16, KEY, (1,), b"\0", (bytes(3000),))
+    big = StoredBlock(b"b" * 16, KEY, (1,), b"\0", (bytes(3000),))
     names = [bytes([i]) * 16 for i in range(5)]
     for age, name in enumerate(names):
         store.put(name, big)
@@ -111,14 +111,14 @@ def test_a_full_disk_keeps_what_was_there(store: DiskStore, monkeypatch: pytest.
             patched.setattr(os, "fdopen", FullFile)
         else:
             patched.setattr(Path, call, full)
-        assert not store.put(PLACE, Stored(b"o" * 16, b"o" * 16, (), b"", ()))
+        assert not store.put(PLACE, StoredBlock(b"o" * 16, b"o" * 16, (), b"", ()))
     assert store.get(PLACE) == BLOCK_OF_TWO
     assert [path.name for path in store._folder.iterdir()] == [PLACE.hex()]
 
 
 def test_a_folder_that_cannot_be_is_an_empty_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    store = DiskStore(tmp_path / "file" / "kv", most=100)
+    store = DiskStore(tmp_path / "file" / "kv", max_bytes=100)
     assert not store.put(PLACE, BLOCK_OF_TWO)
     assert store.get(PLACE) is None
     assert store.nbytes == 0
@@ -128,17 +128,17 @@ def test_a_folder_that_cannot_be_is_an_empty_store(tmp_path: Path) -> None:
 WRITE_OFTEN = """
 import sys
 from pathlib import Path
-from headrace.runtime.kv.disk import DiskStore, Stored
-value, store = int(sys.argv[2]), DiskStore(Path(sys.argv[1]), most=100_000)
+from headrace.runtime.kv.disk import DiskStore, StoredBlock
+value, store = int(sys.argv[2]), DiskStore(Path(sys.argv[1]), max_bytes=100_000)
 for _ in range(200):
-    store.put(b"p" * 16, Stored(b"k" * 16, b"k" * 16, (value,) * 50, bytes(50), (bytes([value]) * 20_000,)))
+    store.put(b"p" * 16, StoredBlock(b"k" * 16, b"k" * 16, (value,) * 50, bytes(50), (bytes([value]) * 20_000,)))
     store.trim()
 """
 
 
 def test_two_processes_write_the_same_place(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, tmp_path, str(value)]) for value in (1, 2)]
-    store, seen = DiskStore(tmp_path, most=100_000), 0
+    store, seen = DiskStore(tmp_path, max_bytes=100_000), 0
     while any(writer.poll() is None for writer in writers):
         found = store.get(PLACE)
         if found is not None:

@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import pytest
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
-from headrace.runtime.kv.bank import Bank
-from headrace.runtime.kv.cache import CHUNK
-from headrace.runtime.kv.joined_cache import JoinedCache
-from headrace.runtime.kv.joined_slots import JoinedSlots
-from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.buffers import BufferBackend, BufferPass
+from headrace.runtime.kv.cache import CHUNK, PassRow
+from headrace.runtime.kv.slot_buffers import SlotBuffers, idle_bytes
+from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, Phase, reference
+from tests.alone import Alone
 from tests.pooled import feed
 from tests.steady import SteadyPace
 from tests.tiny import load_decoder, write_model
@@ -40,15 +41,20 @@ def llama(directories: dict[str, Path]) -> Decoder:
     return load_decoder(directories["llama"])
 
 
-def new_pool(network: Decoder) -> SlotPool:
-    pool = network.make_pool(64 * LIMIT, LIMIT)
-    assert isinstance(pool, SlotPool)
-    return pool
+def new_kv(network: Decoder, spare: Callable[[int], int] | None = None) -> BufferBackend:
+    kv = network.kv_backend(KVOptions(LIMIT, max_running=64, spare=spare))
+    assert isinstance(kv, BufferBackend)
+    return kv
 
 
-def fed(network: Decoder, pool: SlotPool, length: int, chunk: int = 64) -> SlotCache:
-    slot = pool.make_slot(LIMIT)
-    feed(network, slot, prompt_of(length), chunk)
+def excess(kv: BufferBackend) -> int:
+    assert kv.pool is not None
+    return kv.pool.storage.excess
+
+
+def fed(network: Decoder, kv: BufferBackend, length: int, chunk: int = 64) -> SlotCache:
+    slot = kv.new_cache()
+    feed(network, Alone(slot), prompt_of(length), chunk)
     return slot
 
 
@@ -56,18 +62,32 @@ def prompt_of(length: int) -> list[int]:
     return [(7 * i * i + length) % 96 for i in range(length)]
 
 
-def run(network: Decoder, cache: Any, tokens: Sequence[int]) -> mx.array:
+def run(network: Decoder, one_pass: Any, tokens: Sequence[int]) -> mx.array:
     """Logits (N, V) of a pass."""
-    cache.reserve(len(tokens), "decode")
-    logits = network.all_logits(network.layers(network.embed(mx.array([list(tokens)])), cache))[0]
-    cache.advance(len(tokens))
+    logits = network.all_logits(network.layers(network.embed(mx.array([list(tokens)])), one_pass))[0]
+    one_pass.advance()
     mx.eval(logits)
     return logits
 
 
-def decode(network: Decoder, caches: Sequence[SlotCache], tokens: Sequence[int] | None = None) -> mx.array:
+def run_alone(network: Decoder, cache: SlotCache, tokens: Sequence[int]) -> mx.array:
+    return run(network, BufferPass([PassRow(cache, len(tokens), "decode")]), tokens)
+
+
+def join(kv: BufferBackend, caches: Sequence[SlotCache], rows: Sequence[Work]) -> BufferPass:
+    [one_pass] = kv.make_passes([PassRow(cache, *work) for cache, work in zip(caches, rows, strict=True)])
+    assert isinstance(one_pass, BufferPass)
+    return one_pass
+
+
+def join_apart(caches: Sequence[SlotCache], rows: Sequence[Work]) -> BufferPass:
+    """Attention goes sequence by sequence."""
+    return BufferPass([PassRow(cache, *work) for cache, work in zip(caches, rows, strict=True)])
+
+
+def decode(network: Decoder, kv: BufferBackend, caches: Sequence[SlotCache]) -> mx.array:
     """A step of all of them together, committed."""
-    logits = run(network, network.join(caches, [(1, "decode")] * len(caches)), tokens or [5] * len(caches))
+    logits = run(network, join(kv, caches, [(1, "decode")] * len(caches)), [5] * len(caches))
     for cache in caches:
         cache.commit(1)
     return logits
@@ -89,9 +109,9 @@ def difference(ours: mx.array, theirs: mx.array) -> float:
     return float((mx.abs(ours - theirs).max() / mx.maximum(mx.abs(theirs).max(), 1e-9)).item())
 
 
-def bank_of(cache: SlotCache) -> Bank:
-    assert cache.bank is not None
-    return cache.bank
+def bank_of(cache: SlotCache) -> SlotBuffers:
+    assert isinstance(cache.buffers, SlotBuffers)
+    return cache.buffers
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
@@ -103,13 +123,13 @@ def test_as_sequence_by_sequence(directories: dict[str, Path], variant: str, dty
     network = load_decoder(directories[variant], reference, dtype)
     bound = {mx.float32: 1e-5, mx.float16: 1e-2, mx.bfloat16: 6e-2}[dtype]
     chance = random.Random(3)
-    pools = new_pool(network), new_pool(network)
+    kvs = new_kv(network), new_kv(network)
     pairs: list[tuple[SlotCache, ...]] = []
     together = 0
     for _ in range(60):
         while len(pairs) < 3 or (len(pairs) < 6 and chance.random() < 0.2):
             length = chance.choice([1, 9, 40, 60, CHUNK - 4, CHUNK - 2, 2 * CHUNK - 3, 3 * CHUNK - 9])
-            pairs.append(tuple(fed(network, pool, length) for pool in pools))
+            pairs.append(tuple(fed(network, kv, length) for kv in kvs))
         if len(pairs) > 2 and chance.random() < 0.15:
             for cache in pairs.pop(chance.randrange(len(pairs))):
                 cache.close()
@@ -117,10 +137,10 @@ def test_as_sequence_by_sequence(directories: dict[str, Path], variant: str, dty
         rows: list[Work] = [chance.choice([(1, "decode")] * 9 + [(3, "decode"), (20, "prefill")]) for _ in taking]
         tokens = [chance.randrange(96) for _ in range(sum(count for count, _ in rows))]
         ours, theirs = zip(*taking, strict=True)
-        got, expected = run(network, network.join(ours, rows), tokens), run(network, JoinedCache(theirs, rows), tokens)
+        got, expected = run(network, join(kvs[0], ours, rows), tokens), run(network, join_apart(theirs, rows), tokens)
         assert got.dtype == dtype
         assert difference(got, expected) < bound
-        together += sum(cache.bank is not None for cache in ours) > 1
+        together += sum(cache.buffers is not None for cache in ours) > 1
         for pair, (count, phase) in zip(taking, rows, strict=True):
             said = count if phase == "prefill" else chance.randint(1, count)
             for cache in pair:
@@ -130,10 +150,10 @@ def test_as_sequence_by_sequence(directories: dict[str, Path], variant: str, dty
             for kept, other in zip(*(entries(cache, firsts) for cache in pair), strict=True):
                 assert kept.dtype == dtype
                 assert difference(kept, other) < bound
-        pools[0].give_way()
+        kvs[0].evict()
         pairs = [pair for pair in pairs if pair[0].length < LIMIT - 32]
     assert together > 30
-    assert all(cache.bank is None for _, cache in pairs)
+    assert all(cache.buffers is None for _, cache in pairs)
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3", "gpt-oss"])
@@ -149,63 +169,60 @@ def test_one_attention_for_all_and_no_mask_where_lengths_are_one(
         calls.append((q.shape[0], mask))
         return attention(q, *arguments, mask=mask, **named)
 
-    pool = new_pool(network)
-    alike, other = [fed(network, pool, 30) for _ in range(3)], fed(network, pool, 33)
+    kv = new_kv(network)
+    alike, other = [fed(network, kv, 30) for _ in range(3)], fed(network, kv, 33)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counting)
-    decode(network, alike)
+    decode(network, kv, alike)
     assert calls == [(3, None)] * layers
     calls.clear()
-    run(network, alike[1], [5])  # alone, from its slot
+    run_alone(network, alike[1], [5])  # alone, from its slot
     assert calls == [(1, None)] * layers
     alike[1].commit(1)
     calls.clear()
-    decode(network, [*alike, other])
+    decode(network, kv, [*alike, other])
     assert [sequences for sequences, _ in calls] == [4] * layers
     assert all(isinstance(mask, mx.array) and mask.dtype == mx.bool_ for _, mask in calls)
 
 
 def test_softcaps_go_sequence_by_sequence(directories: dict[str, Path]) -> None:
     network = load_decoder(directories["gemma2"])
-    pool = new_pool(network)
-    caches = [fed(network, pool, length) for length in (5, 9)]
-    assert type(network.join(caches, [(1, "decode")] * 2)) is JoinedCache
-    decode(network, caches)
-    assert [cache.bank for cache in caches] == [None, None]
+    kv = new_kv(network)
+    caches = [fed(network, kv, length) for length in (5, 9)]
+    decode(network, kv, caches)
+    assert [cache.buffers for cache in caches] == [None, None]
 
 
 def test_what_one_attention_does_not_express_is_not_seated(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    prompt, guessing, far, alone = (fed(llama, pool, length) for length in (5, 9, CHUNK + 3, 7))
+    kv = new_kv(llama)
+    prompt, guessing, far, alone = (fed(llama, kv, length) for length in (5, 9, CHUNK + 3, 7))
     rows: list[Work] = [(1, "decode"), (1, "decode"), (4, "decode"), (16, "prefill")]
-    joined = llama.join([alone, far, guessing, prompt], rows)
-    assert isinstance(joined, JoinedSlots)
+    joined = join(kv, [alone, far, guessing, prompt], rows)
     run(llama, joined, [5] * 22)
-    assert {cache.bank for cache in (prompt, guessing, far, alone)} == {None}
+    assert {cache.buffers for cache in (prompt, guessing, far, alone)} == {None}
 
 
 def test_a_step_copies_no_entries(llama: Decoder) -> None:
     """Beside what is there, a step takes less than the K/V of one layer of one sequence."""
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, 3 * CHUNK - 9 - number) for number in range(6)]
-    decode(llama, caches)
+    kv = new_kv(llama)
+    caches = [fed(llama, kv, 3 * CHUNK - 9 - number) for number in range(6)]
+    decode(llama, kv, caches)
     bank = bank_of(caches[0])
     layer = bank.slot_bytes // (2 * len(llama.config.layers))
     for _ in range(3):
         mx.synchronize()
         active = mx.get_active_memory()
         mx.reset_peak_memory()
-        decode(llama, caches)
+        decode(llama, kv, caches)
         assert mx.get_peak_memory() - active < 2 * layer
 
 
 def test_seating_takes_one_more_layer_and_no_other_cache(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, 3 * CHUNK + 9) for _ in range(6)]
-    joined = llama.join(caches, [(1, "decode")] * 6)
+    kv = new_kv(llama)
+    caches = [fed(llama, kv, 3 * CHUNK + 9) for _ in range(6)]
     mx.synchronize()
     active = mx.get_active_memory()
     mx.reset_peak_memory()
-    joined.reserve(6)
+    join(kv, caches, [(1, "decode")] * 6)
     buffer = 6 * bank_of(caches[0]).slot_bytes // (2 * len(llama.config.layers))
     assert mx.get_peak_memory() - active < 1.1 * buffer
     assert mx.get_active_memory() - active < 0.1 * buffer
@@ -213,109 +230,108 @@ def test_seating_takes_one_more_layer_and_no_other_cache(llama: Decoder) -> None
 
 def test_sequences_of_about_one_length_share_a_bank(llama: Decoder) -> None:
     """However their prompts were cut: buffers have as many rows as others' have."""
-    pool, alone = new_pool(llama), new_pool(llama)
+    kv, alone = new_kv(llama), new_kv(llama)
     lengths = [(2 * CHUNK + 5, 1024), (3 * CHUNK - 1, 64)]  # and so of three chunks, and of four
-    ours, theirs = ([fed(llama, each, *length) for length in lengths] for each in (pool, alone))
+    ours, theirs = ([fed(llama, each, *length) for length in lengths] for each in (kv, alone))
     assert ours[0].allocated_bytes < ours[1].allocated_bytes
     for _ in range(3):
-        logits = decode(llama, ours)
-        assert difference(logits, mx.concatenate([run(llama, cache, [5]) for cache in theirs])) < 1e-5
-    assert ours[0].bank is ours[1].bank is not None
+        logits = decode(llama, kv, ours)
+        assert difference(logits, mx.concatenate([run_alone(llama, cache, [5]) for cache in theirs])) < 1e-5
+    assert ours[0].buffers is ours[1].buffers is not None
     assert ours[0].allocated_bytes == ours[1].allocated_bytes == bank_of(ours[0]).slot_bytes
 
 
 def test_others_begin_with_what_is_in_a_slot(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, CHUNK - 50 + number) for number in range(3)]
-    decode(llama, caches)
-    caches[2].publish(prompt_of(CHUNK - 48))
-    other = pool.make_slot(LIMIT)
-    assert other.resume(prompt_of(CHUNK - 48)) == BLOCK
+    kv = new_kv(llama)
+    caches = [fed(llama, kv, CHUNK - 50 + number) for number in range(3)]
+    decode(llama, kv, caches)
+    caches[2].cache_blocks(prompt_of(CHUNK - 48))
+    other = kv.new_cache()
+    assert other.load_prefix(prompt_of(CHUNK - 48)) == BLOCK
     for ours, theirs in zip(entries(other, other.firsts), entries(caches[2], other.firsts), strict=True):
         assert mx.array_equal(ours, theirs[:, :BLOCK])
 
 
 def test_what_few_of_a_bank_need_is_not_read_for_all(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, 9) for _ in range(5)]
-    decode(llama, caches)
-    assert [len(members) for _, members in pool.seat(caches[1:4])] == [3]
-    assert pool.seat(caches[3:]) == []
+    kv = new_kv(llama)
+    caches = [fed(llama, kv, 9) for _ in range(5)]
+    decode(llama, kv, caches)
+    assert [len(members) for _, members in kv.assign(caches[1:4])] == [3]
+    assert kv.assign(caches[3:]) == []
 
 
 def test_a_bank_takes_those_who_come_and_gives_back_what_is_idle(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, 9 + number) for number in range(9)]
+    kv = new_kv(llama)
+    caches = [fed(llama, kv, 9 + number) for number in range(9)]
     slots = []
     for count in (2, 3, 4, 5, 9):
-        decode(llama, caches[:count])
+        decode(llama, kv, caches[:count])
         slots.append(bank_of(caches[0]).slots)
     assert slots == [2, 4, 4, 8, 16]  # copied three times, not with everyone who comes
     bank = bank_of(caches[0])
-    assert {cache.bank for cache in caches} == {bank}
+    assert {cache.buffers for cache in caches} == {bank}
     assert [cache.slot for cache in caches] == list(range(9))
     caches.pop(3).close()
     del caches[0]  # forgotten
-    decode(llama, caches)
+    decode(llama, kv, caches)
     assert sorted(cache.slot for cache in caches) == list(range(7))
-    assert (bank.slots, pool.slabs.banks.idle_bytes) == (7, 0)  # more than half of 16 were
-    decode(llama, caches)
+    assert (bank.slots, idle_bytes(kv.shared)) == (7, 0)  # more than half of 16 were
+    decode(llama, kv, caches)
     assert bank.sides[0][0].shape[0] == 7
     for cache in caches[:4]:
         cache.close()
-    assert pool.slabs.banks.idle_bytes == 4 * bank.slot_bytes
-    pool.give_way()
-    assert (bank.slots, pool.slabs.banks.idle_bytes) == (3, 0)
+    assert idle_bytes(kv.shared) == 4 * bank.slot_bytes
+    kv.evict()
+    assert (bank.slots, idle_bytes(kv.shared)) == (3, 0)
 
 
 def test_idle_slots_are_of_memory_that_is_spare(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, 9) for _ in range(4)]
-    taken: list[int] = []
-    pool.slabs.spare = lambda nbytes: taken.append(nbytes) or 0  # type: ignore[func-returns-value]
-    decode(llama, caches[:2])
-    decode(llama, caches[:3])
+    room = [0]
+    kv = new_kv(llama, lambda nbytes: room[0] - nbytes)
+    caches = [fed(llama, kv, 9) for _ in range(4)]
+    decode(llama, kv, caches[:2])
+    decode(llama, kv, caches[:3])
     bank = bank_of(caches[0])
     assert bank.slots == 3
-    pool.slabs.spare = lambda nbytes: 6 * bank.slot_bytes - nbytes
-    decode(llama, caches)
+    room[0] = 6 * bank.slot_bytes
+    decode(llama, kv, caches)
     assert bank.slots == 6
-    assert pool.slabs.excess == 0
-    pool.slabs.spare = lambda nbytes: 5 * bank.slot_bytes - nbytes
-    pool.give_way()
+    assert excess(kv) == 0
+    room[0] = 5 * bank.slot_bytes
+    kv.evict()
     assert bank.slots == 4
-    assert pool.slabs.excess == -bank.slot_bytes
+    assert excess(kv) == -bank.slot_bytes
 
 
 def test_memory_goes_with_the_last_sequence(llama: Decoder) -> None:
     gc.collect()
-    pool = new_pool(llama)
+    kv = new_kv(llama)
     mx.clear_cache()
     before = mx.get_active_memory()
-    caches = [fed(llama, pool, 30) for _ in range(5)]
-    decode(llama, caches)
+    caches = [fed(llama, kv, 30) for _ in range(5)]
+    decode(llama, kv, caches)
     assert mx.get_active_memory() - before >= 5 * bank_of(caches[0]).slot_bytes
     caches[2].leave()
     for cache in caches:
         cache.close()
     del cache, caches
-    assert list(pool.slabs.banks) == []
+    assert list(kv.shared) == []
     assert mx.get_active_memory() <= before
 
 
 def test_a_sequence_grows_out_of_its_bank_and_into_the_next(llama: Decoder) -> None:
-    pool = new_pool(llama)
-    caches = [fed(llama, pool, CHUNK - 2) for _ in range(3)]
-    decode(llama, caches)
+    kv = new_kv(llama)
+    caches = [fed(llama, kv, CHUNK - 2) for _ in range(3)]
+    decode(llama, kv, caches)
     small = bank_of(caches[0])
     for cache in caches[:2]:
-        run(llama, cache, [3, 4, 5])
+        run_alone(llama, cache, [3, 4, 5])
         cache.commit(3)
-        assert (cache.bank, cache.slot, cache.allocated_bytes) == (None, 0, 2 * small.slot_bytes)
-    decode(llama, caches)
+        assert (cache.buffers, cache.slot, cache.allocated_bytes) == (None, 0, 2 * small.slot_bytes)
+    decode(llama, kv, caches)
     assert bank_of(caches[0]) is bank_of(caches[1]) is not small
-    assert caches[2].bank is small
-    assert (small.slots, small.taken) == (1, 1)
+    assert caches[2].buffers is small
+    assert (small.slots, small.used) == (1, 1)
 
 
 def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
@@ -327,10 +343,10 @@ def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
     while engine.has_work:
         for sequence, event in engine.step():
             tokens[sequence] += event.tokens if isinstance(event, Step) else ()
-        assert isinstance(engine.caches.pool, SlotPool)
-        banks = max(banks, len(list(engine.caches.pool.slabs.banks)))
+        assert isinstance(engine.kv, BufferBackend)
+        banks = max(banks, len(list(engine.kv.shared)))
     assert banks == 1
-    assert list(engine.caches.pool.slabs.banks) == []
+    assert list(engine.kv.shared) == []
     for request, said in zip(requests, tokens.values(), strict=True):
         assert said == answer(llama, request, LIMIT)[0]
 
@@ -340,16 +356,16 @@ def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.Mo
     chance = random.Random(8)
     memory = llama.cost.kv_bytes(5 * CHUNK)
     engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=SteadyPace(CHUNK))
-    assert isinstance(engine.caches.pool, SlotPool)
-    pool, seat, together = engine.caches.pool, engine.caches.pool.seat, list[int]()
+    assert isinstance(engine.kv, BufferBackend)
+    kv, assign, together = engine.kv, engine.kv.assign, list[int]()
 
     def watched(slots: Sequence[SlotCache]) -> Any:
-        groups = seat(slots)
+        groups = assign(slots)
         together.extend(len(members) for _, members in groups)
-        assert not pool.slabs.banks.idle_bytes or pool.slabs.excess <= 0
+        assert not idle_bytes(kv.shared) or excess(kv) <= 0
         return groups
 
-    monkeypatch.setattr(pool, "seat", watched)
+    monkeypatch.setattr(kv, "assign", watched)
     to_come = [
         Request(prompt_of(chance.randint(CHUNK - 40, CHUNK - 10)), 90, speculate=chance.choice(["off", "ngram"]))
         for _ in range(5)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Finished, Request, Step
-from headrace.runtime.kv.packed_cache import PackedCache
 from headrace.runtime.ops import AttentionSpec, Rope, packed, reference
 from headrace.runtime.ops.kv_format import FLOAT32, FORMATS, K8V4, Q4, Q8, Coding, KVFormat
+from tests.alone import new_cache
 from tests.tiny import load_decoder, write_model
 from tests.watched import answer
 
@@ -114,7 +114,7 @@ def test_it_says_about_what_full_precision_says(directory: Path, kv: KVFormat) -
     exact = load_decoder(directory, reference, kv=FLOAT32)
     logits = []
     for network in (exact, of_format(directory, kv)):
-        cache = network.make_cache(len(PROMPT))
+        cache = new_cache(network, len(PROMPT))
         rows = []
         for part in (PROMPT[:200], PROMPT[200:-1], PROMPT[-1:]):
             cache.reserve(len(part))
@@ -127,8 +127,7 @@ def test_it_says_about_what_full_precision_says(directory: Path, kv: KVFormat) -
 
 
 def test_the_account_is_what_the_arrays_take(decoder: Decoder) -> None:
-    cache = decoder.make_cache(2000)
-    assert isinstance(cache, PackedCache)
+    cache = new_cache(decoder, 2000)
     cache.reserve(700)
     assert cache.allocated_bytes == sum(array.nbytes for array in cache.arrays)
     assert decoder.cost.kv_bytes(1) == sum(array.nbytes // array.shape[2] for array in cache.arrays)

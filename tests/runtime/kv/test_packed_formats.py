@@ -12,12 +12,14 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.kv.cache import PassRow
 from headrace.runtime.kv.disk import DiskStore
-from headrace.runtime.kv.kept_chats import bring_back, keep
-from headrace.runtime.kv.paged_cache import KVPool, PagedCache
+from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
+from headrace.runtime.kv.paged import PagedPass
 from headrace.runtime.ops import BLOCK, native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
-from tests.pooled import WithPool, feed, say
+from tests.alone import new_cache
+from tests.pooled import WithPool, feed, pool_of, say, table
 from tests.tiny import load_decoder, quantize_model, write_model
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -57,37 +59,37 @@ def answered(network: Any, cache: Any, prompt: Sequence[int] = PROMPT, chunk: in
 
 
 def test_alone_in_other_chunks_and_behind_a_shared_prefix(decoder: Decoder) -> None:
-    expected = answered(decoder, decoder.make_cache(LIMIT))
+    expected = answered(decoder, new_cache(decoder, LIMIT))
     network = WithPool(decoder)
-    first = network.make_cache(LIMIT)
+    first = network.new_cache(LIMIT)
     assert mx.array_equal(answered(network, first, chunk=100), expected)
-    first.publish(SAID, end=True)
+    first.cache_blocks(SAID, end=True)
 
-    second = network.pool.make_cache(LIMIT)
-    assert second.resume(SAID) == len(PROMPT)
+    second = table(network.pool, LIMIT)
+    assert second.load_prefix(SAID) == len(PROMPT)
     assert mx.array_equal(say(network, second, ANSWER), expected)
     second.trim(len(PROMPT) - BLOCK)  # into a block of the first's: a copy
     feed(network, second, PROMPT[-BLOCK:])
     assert mx.array_equal(say(network, second, ANSWER), expected)
 
     first.close()
-    third = network.pool.make_cache(LIMIT)
-    assert third.resume(SAID[:-1], answers=True) == len(SAID) - 1
+    third = table(network.pool, LIMIT)
+    assert third.load_prefix(SAID[:-1], answers=True) == len(SAID) - 1
     assert mx.array_equal(say(network, third, ANSWER[-1:]), expected[-1:])
 
 
 def test_rows_of_several_sequences_in_one_pass(decoder: Decoder) -> None:
-    pool = KVPool(decoder.kv_shape, decoder.ops, 32 * BLOCK)
+    pool = pool_of(decoder, 32 * BLOCK)
     parts: list[tuple[int, list[int], Any]] = [
         (200, [3], "decode"),
         (130, SAID[130:190], "prefill"),
         (7, [1, 2], "decode"),
     ]
 
-    def filled() -> list[PagedCache]:
+    def filled() -> list[Any]:
         caches = []
         for length, _, _ in parts:
-            caches.append(pool.make_cache(LIMIT))
+            caches.append(table(pool, LIMIT))
             feed(decoder, caches[-1], PROMPT[:length])
         return caches
 
@@ -96,50 +98,50 @@ def test_rows_of_several_sequences_in_one_pass(decoder: Decoder) -> None:
         cache.reserve(len(tokens), phase)
         alone.append(decoder.layers(decoder.embed(mx.array([tokens])), cache))
         mx.eval(alone)
-    joined = decoder.join(filled(), [(len(tokens), phase) for _, tokens, phase in parts])
-    joined.reserve(0)
+    rows = [PassRow(cache.cache, len(tokens), phase) for cache, (_, tokens, phase) in zip(filled(), parts, strict=True)]
+    joined = PagedPass(rows)
     x = decoder.embed(mx.array([[token for _, tokens, _ in parts for token in tokens]]))
     assert mx.array_equal(decoder.layers(x, joined), mx.concatenate(alone, axis=1))
 
 
 def test_it_comes_back_from_disk(decoder: Decoder, tmp_path: Path) -> None:
-    first, second = (KVPool(decoder.kv_shape, decoder.ops, LIMIT, b"key") for _ in range(2))
+    first, second = (pool_of(decoder, LIMIT, b"key") for _ in range(2))
     store = DiskStore(tmp_path, 1 << 30)
-    cache = first.make_cache(LIMIT)
+    cache = table(first, LIMIT)
     answered(decoder, cache)
-    cache.publish(SAID, end=True)
-    assert keep(first, SAID, store) == bring_back(second, SAID, store) == 4
-    back = second.make_cache(LIMIT)
-    assert back.resume(SAID, answers=True) == len(SAID)
+    cache.cache_blocks(SAID, end=True)
+    assert store_blocks(first, SAID, store) == load_blocks(second, SAID, store) == 4
+    back = table(second, LIMIT)
+    assert back.load_prefix(SAID, answers=True) == len(SAID)
     assert mx.array_equal(say(decoder, back, [7, 8]), say(decoder, cache, [7, 8]))
 
 
 def test_no_trace_of_others_goes_to_disk(decoder: Decoder, tmp_path: Path) -> None:
     for name, before in (("fresh", []), ("used", [5] * (4 * BLOCK))):
-        pool = KVPool(decoder.kv_shape, decoder.ops, LIMIT, b"key")
+        pool = pool_of(decoder, LIMIT, b"key")
         if before:
-            another = pool.make_cache(LIMIT)
+            another = table(pool, LIMIT)
             feed(decoder, another, before)
             another.close()
-        cache = pool.make_cache(LIMIT)
+        cache = table(pool, LIMIT)
         answered(decoder, cache)
-        cache.publish(SAID, end=True)
-        assert keep(pool, SAID, DiskStore(tmp_path / name, 1 << 30)) == 4
+        cache.cache_blocks(SAID, end=True)
+        assert store_blocks(pool, SAID, DiskStore(tmp_path / name, 1 << 30)) == 4
     fresh, used = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("fresh", "used"))
     assert fresh == used
 
 
 def test_it_says_about_what_half_precision_says(directory: Path, kv: KVFormat) -> None:
     plain, packed = (load_decoder(directory, native, kv=form) for form in (FLOAT16, kv))
-    theirs, ours = (answered(network, network.make_cache(LIMIT)) for network in (plain, packed))
+    theirs, ours = (answered(network, new_cache(network, LIMIT)) for network in (plain, packed))
     assert 0 < mx.abs(ours - theirs).mean() < DISTANCE[kv] * mx.abs(theirs).mean()
 
 
 def test_the_account_is_what_the_arrays_take(decoder: Decoder) -> None:
-    pool = KVPool(decoder.kv_shape, decoder.ops, LIMIT)
-    pool.make_cache(LIMIT).reserve(LIMIT)
-    held = {id(group): sum(slab.nbytes for slab in group.slabs) for group in pool.slabs.store.groups}
-    entries = {id(group): group.blocks * BLOCK * len(group.layers) for group in pool.slabs.store.groups}
+    pool = pool_of(decoder, LIMIT)
+    table(pool, LIMIT).reserve(LIMIT)
+    held = {id(group): sum(slab.nbytes for slab in group.slabs) for group in pool.storage.store.groups}
+    entries = {id(group): group.blocks * BLOCK * len(group.layers) for group in pool.storage.store.groups}
     rows = {nbytes / entries[group] for group, nbytes in held.items()}
     assert rows == {decoder.kv_shape.row_bytes}
     assert decoder.cost.kv_bytes_per_token == decoder.kv_shape.layers * decoder.kv_shape.row_bytes

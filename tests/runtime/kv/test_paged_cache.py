@@ -9,11 +9,14 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.kv.paged_cache import PagedCache, PagedPass
-from headrace.runtime.kv.tables import LEFT
+from headrace.runtime.kv.block_table import NO_BLOCK
+from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.kv.paged import PagedPass
+from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, native, reference
+from tests.alone import Alone
 from tests.kernels import KERNELS, tolerance
-from tests.pooled import WithPool, feed, say
+from tests.pooled import WithPool, feed, say, table
 from tests.tiny import load_decoder, quantize_model, write_model
 
 VARIANTS = ["llama", "qwen3", "gemma3", "mistral-window"]  # fused whole, and layer by layer; some and all with windows
@@ -49,17 +52,21 @@ def case(request: pytest.FixtureRequest, directories: dict[str, Path]) -> Case:
     return Case(load_decoder(directories[name], ops), bits=ops is native and name == "llama-quantized")
 
 
-def rows(cache: PagedCache, network: WithPool) -> Iterator[tuple[int, mx.array]]:
+def in_buffers(decoder: Decoder) -> Any:
+    return Alone(SlotCache(decoder.kv_shape, decoder.ops, LIMIT))
+
+
+def rows(cache: Any, network: WithPool) -> Iterator[tuple[int, mx.array]]:
     """For each layer the first entry that is there, and K and V (2, Hkv, entries, D) from it on."""
     mx.eval(cache.arrays)
-    store = network.pool.slabs.store
+    store = network.pool.storage.store
     for group, place in store.places:
-        blocks = [store.block(group, block)[place] for block in cache.tables[group] if block != LEFT]
-        first = cache.left[group] * BLOCK
+        blocks = [store.block(group, block)[place] for block in cache.tables[group] if block != NO_BLOCK]
+        first = cache.dropped[group] * BLOCK
         yield first, mx.concatenate(blocks, axis=2)[:, :, : cache.committed - first]
 
 
-def same_rows(cache: PagedCache, network: WithPool, own: Any, case: Case) -> bool:
+def same_rows(cache: Any, network: WithPool, own: Any, case: Case) -> bool:
     held = own.arrays
     layers = len(held) // 2
     for layer, (first, ours) in enumerate(rows(cache, network)):
@@ -74,27 +81,27 @@ def same_rows(cache: PagedCache, network: WithPool, own: Any, case: Case) -> boo
 def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
     """Logits and K/V rows: buffers, blocks, other chunks, blocks of another, a part of a block, an answer's blocks."""
     decoder = case.decoder
-    own = decoder.make_cache(LIMIT)
+    own = in_buffers(decoder)
     feed(decoder, own, PROMPT)
     expected = say(decoder, own, ANSWER)
 
     network = WithPool(decoder)
-    first = network.make_cache(LIMIT)
+    first = network.new_cache(LIMIT)
     assert first.tables[0] == [3]  # what comes next are 0, 1, 2
     feed(network, first, PROMPT, chunk=100)
     assert case.same(say(network, first, ANSWER), expected)
     assert same_rows(first, network, own, case)
     said = [*PROMPT, *ANSWER]
-    first.publish(said, end=True)
+    first.cache_blocks(said, end=True)
 
-    second = network.pool.make_cache(LIMIT)
-    assert second.resume(said) == len(PROMPT)
+    second = table(network.pool, LIMIT)
+    assert second.load_prefix(said) == len(PROMPT)
     assert case.same(say(network, second, ANSWER), expected)
     assert same_rows(second, network, own, case)
 
     first.close()
-    third = network.pool.make_cache(LIMIT)
-    assert third.resume(said[:-1], answers=True) == len(said) - 1
+    third = table(network.pool, LIMIT)
+    assert third.load_prefix(said[:-1], answers=True) == len(said) - 1
     assert case.same(say(network, third, ANSWER[-1:]), expected[-1:])
     assert same_rows(third, network, own, case)
 
@@ -102,14 +109,14 @@ def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
 def test_going_back_into_a_shared_block_leaves_it_to_others(case: Case) -> None:
     decoder = case.decoder
     network = WithPool(decoder)
-    first = network.make_cache(LIMIT)
+    first = network.new_cache(LIMIT)
     feed(network, first, PROMPT)
-    first.publish(PROMPT)
-    second = network.pool.make_cache(LIMIT)
-    second.resume(PROMPT)
+    first.cache_blocks(PROMPT)
+    second = table(network.pool, LIMIT)
+    second.load_prefix(PROMPT)
     second.trim(len(PROMPT) - BLOCK)
     feed(network, second, ANSWER)
-    own = decoder.make_cache(LIMIT)
+    own = in_buffers(decoder)
     feed(decoder, own, PROMPT)
     assert same_rows(first, network, own, case)
     own.trim(len(PROMPT) - BLOCK)
@@ -127,10 +134,10 @@ def test_rows_of_several_sequences_in_one_pass(case: Case) -> None:
         (PROMPT[:150], [9], "decode"),
     ]
 
-    def filled(before: list[int]) -> PagedCache:
-        cache = network.make_cache(LIMIT) if not before else network.pool.make_cache(LIMIT)
-        feed(network, cache, before[cache.resume(before) :])
-        cache.publish(before, end=True)
+    def filled(before: list[int]) -> Any:
+        cache = network.new_cache(LIMIT) if not before else table(network.pool, LIMIT)
+        feed(network, cache, before[cache.load_prefix(before) :])
+        cache.cache_blocks(before, end=True)
         return cache
 
     alone = []
@@ -141,33 +148,31 @@ def test_rows_of_several_sequences_in_one_pass(case: Case) -> None:
         mx.eval(alone)
         cache.close()
     network.pool.clear()
-    assert network.pool.slabs.nbytes == 0
+    assert network.pool.storage.nbytes == 0
 
     caches = [filled(before) for before, _, _ in parts]
-    for cache, (_, tokens, phase) in zip(caches, parts, strict=True):
-        cache.reserve(len(tokens), phase)
     one = PagedPass(
-        network.pool.slabs, [cache.rows(len(tokens)) for cache, (_, tokens, _) in zip(caches, parts, strict=True)]
+        [PassRow(cache.cache, len(tokens), phase) for cache, (_, tokens, phase) in zip(caches, parts, strict=True)]
     )
     together = network.layers(network.embed(mx.array([[token for _, tokens, _ in parts for token in tokens]])), one)
     assert case.same(together, mx.concatenate(alone, axis=1))
-    assert network.pool.blocks.stats.shared > 0
+    assert network.pool.stats.shared > 0
 
 
 def test_memory_comes_and_goes_by_the_slab(directories: dict[str, Path]) -> None:
     network = WithPool(load_decoder(directories["gemma3"], reference))
     pool = network.pool
-    caches = [pool.make_cache(LIMIT) for _ in range(4)]
+    caches = [table(pool, LIMIT) for _ in range(4)]
     for cache in caches:
         cache.reserve(LIMIT)
         cache.advance(LIMIT)
         assert cache.allocated_bytes == LIMIT * network.kv_shape.bytes_per_token
-    assert pool.slabs.nbytes >= sum(cache.allocated_bytes for cache in caches)
+    assert pool.storage.nbytes >= sum(cache.allocated_bytes for cache in caches)
     caches[3].close()
-    before = pool.slabs.nbytes
+    before = pool.storage.nbytes
     pool.clear()
-    assert sum(cache.allocated_bytes for cache in caches) <= pool.slabs.nbytes < before
+    assert sum(cache.allocated_bytes for cache in caches) <= pool.storage.nbytes < before
     for cache in caches:
         cache.close()
     pool.clear()
-    assert (pool.slabs.nbytes, pool.blocks.stats.total) == (0, 0)
+    assert (pool.storage.nbytes, pool.stats.total) == (0, 0)

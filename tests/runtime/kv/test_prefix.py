@@ -13,8 +13,9 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
-from headrace.runtime.kv.prefix import Prefix, common_prefix
+from headrace.runtime.kv.kept_cache import KeptCache, common_prefix
 from headrace.runtime.sampling.params import SamplingParams
+from tests.alone import new_cache
 from tests.watched import WatchedNetwork, committed_rows, split
 
 LIMIT = 160
@@ -134,7 +135,7 @@ def test_clearing_gives_the_memory_back(network: Decoder) -> None:
     before = mx.get_active_memory()
     list(engine.generate(Request(FIRST, max_tokens=3)))
     assert mx.get_active_memory() > before
-    engine.caches.clear()
+    engine.kv.clear()
     assert mx.get_active_memory() == before
 
 
@@ -219,10 +220,10 @@ def test_a_reused_cache_holds_what_a_new_one_would(network: Decoder, first: list
     list(engine.generate(Request([3, *first], max_tokens=2)))
     prompt = [3, *first, *then]
     list(engine.generate(Request(prompt, max_tokens=1)))
-    reused = engine.caches.begin([*prompt, 0])
+    reused = engine.kv.acquire([*prompt, 0])
     alone = conversation(network)
     list(alone.generate(Request(prompt, max_tokens=1)))
-    expected = alone.caches.begin([*prompt, 0])
+    expected = alone.kv.acquire([*prompt, 0])
     assert reused.committed == expected.committed == len(prompt)
     for a, b in zip(committed_rows(reused), committed_rows(expected), strict=True):
         assert mx.allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -238,8 +239,8 @@ def test_the_context_limit_counts_reused_tokens(network: Decoder) -> None:
 
 
 def test_an_empty_cache_is_not_kept(network: Decoder) -> None:
-    prefix = Prefix()
-    prefix.keep(network.make_cache(8), [1, 2])
+    prefix = KeptCache()
+    prefix.keep(new_cache(network, 8), [1, 2])
     assert prefix.take([1, 2]) is None
 
 

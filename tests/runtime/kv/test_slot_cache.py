@@ -1,5 +1,6 @@
 """Prefixes copied out of one sequence's buffers into another's: the same bits, in no more memory than is spare."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,16 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.caches import Slots
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.kv.disk import DiskStore
-from headrace.runtime.kv.kept_chats import bring_back, keep
-from headrace.runtime.kv.slot_cache import SlotCache, SlotPool
+from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
+from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, reference
+from tests.alone import Alone
 from tests.pooled import feed, say
 from tests.tiny import load_decoder, write_model
 from tests.watched import answer, split
@@ -29,79 +32,88 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return load_decoder(write_model(tmp_path_factory.mktemp("model"), request.param), reference)
 
 
-def new_pool(network: Decoder) -> SlotPool:
-    pool = network.make_pool(LIMIT, LIMIT)
-    assert isinstance(pool, SlotPool)
-    return pool
+def new_kv(network: Decoder, spare: Callable[[int], int] | None = None) -> BufferBackend:
+    kv = network.kv_backend(KVOptions(LIMIT, spare=spare))
+    assert isinstance(kv, BufferBackend)
+    return kv
 
 
-def said(network: Decoder, pool: SlotPool) -> SlotCache:
+def new_slot(kv: BufferBackend) -> Any:
+    return Alone(kv.new_cache())
+
+
+def pool_of(kv: BufferBackend) -> BlockPool:
+    assert kv.pool is not None
+    return kv.pool
+
+
+def said(network: Decoder, kv: BufferBackend) -> Any:
     """A sequence that was asked and answered, and left what it has."""
-    slot = pool.make_slot(LIMIT)
+    slot = new_slot(kv)
     feed(network, slot, CHAT[: -len(ANSWER)])
-    slot.publish(CHAT)
+    slot.cache_blocks(CHAT)
     say(network, slot, ANSWER)
-    slot.publish(CHAT, end=True)
-    assert pool.blocks.stats.used == 0
+    slot.cache_blocks(CHAT, end=True)
+    assert pool_of(kv).stats.used == 0
     return slot
 
 
-def goes_on_alike(network: Decoder, ours: SlotCache, theirs: SlotCache) -> bool:
+def goes_on_alike(network: Decoder, ours: Any, theirs: Any) -> bool:
     return bool(mx.array_equal(say(network, ours, [7, 8, 9]), say(network, theirs, [7, 8, 9])))
 
 
 def test_a_sequence_goes_on_from_a_copy_as_from_its_own(network: Decoder) -> None:
-    pool = new_pool(network)
-    own, copy = said(network, pool), pool.make_slot(LIMIT)
-    assert copy.resume(CHAT, answers=True) == len(CHAT)
+    kv = new_kv(network)
+    own, copy = said(network, kv), new_slot(kv)
+    assert copy.load_prefix(CHAT, answers=True) == len(CHAT)
     assert goes_on_alike(network, copy, own)
     copy.trim(len(CHAT))
-    total = pool.blocks.stats.total
-    copy.publish(CHAT, end=True)
-    assert pool.blocks.stats.total == total  # all of it was there
-    assert pool.blocks.stats.used == 0
+    total = pool_of(kv).stats.total
+    copy.cache_blocks(CHAT, end=True)
+    assert pool_of(kv).stats.total == total  # all of it was there
+    assert pool_of(kv).stats.used == 0
 
 
 def test_without_answers_a_prompt_begins_with_what_was_prefilled(network: Decoder) -> None:
-    pool = new_pool(network)
-    said(network, pool)
-    slot = pool.make_slot(LIMIT)
-    reused = slot.resume(CHAT)
+    kv = new_kv(network)
+    said(network, kv)
+    slot = new_slot(kv)
+    reused = slot.load_prefix(CHAT)
     assert reused in (0, len(CHAT) - len(ANSWER))  # 0: a window that ends there lacks blocks
     if reused:
-        cold = pool.make_slot(LIMIT)
+        cold = new_slot(kv)
         feed(network, cold, CHAT[:reused])
         assert goes_on_alike(network, slot, cold)
 
 
 def test_it_comes_back_from_disk(network: Decoder, tmp_path: Path) -> None:
-    first, second = new_pool(network), new_pool(network)
+    first, second = new_kv(network), new_kv(network)
     own = said(network, first)
     store = DiskStore(tmp_path, 1 << 30)
-    assert keep(first, CHAT, store) == 7
-    assert bring_back(second, CHAT, store) == 7
-    slot = second.make_slot(LIMIT)
-    assert slot.resume(CHAT, answers=True) == len(CHAT)
+    assert store_blocks(pool_of(first), CHAT, store) == 7
+    assert load_blocks(pool_of(second), CHAT, store) == 7
+    slot = new_slot(second)
+    assert slot.load_prefix(CHAT, answers=True) == len(CHAT)
     assert goes_on_alike(network, slot, own)
 
 
 def test_what_there_is_no_memory_for_is_not_stored(buffered: Decoder) -> None:
-    pool = new_pool(buffered)
-    three = 3 * pool.slabs.block_bytes(0)
-    pool.slabs.spare = lambda _taken: three
-    said(buffered, pool)
-    assert pool.slabs.nbytes == three
-    slot = pool.make_slot(LIMIT)
-    assert slot.resume(CHAT) == 3 * BLOCK  # the beginning, not the end
-    other = pool.make_slot(LIMIT)
+    spare = [0]
+    kv = new_kv(buffered, lambda _taken: spare[0])
+    spare[0] = three = 3 * pool_of(kv).storage.block_bytes(0)
+    said(buffered, kv)
+    assert pool_of(kv).storage.nbytes == three
+    slot = new_slot(kv)
+    assert slot.load_prefix(CHAT) == 3 * BLOCK  # the beginning, not the end
+    other = new_slot(kv)
     feed(buffered, other, [5, *CHAT[:BLOCK]])
-    other.publish([5, *CHAT[:BLOCK]])  # the least recently used gives place
-    assert pool.make_slot(LIMIT).resume([5, *CHAT]) == BLOCK
-    assert pool.make_slot(LIMIT).resume(CHAT) == 2 * BLOCK
-    pool.slabs.spare = lambda _taken: 0
-    pool.give_way()
-    assert (pool.slabs.nbytes, pool.blocks.stats.total) == (0, 0)
-    assert pool.make_slot(LIMIT).resume(CHAT) == 0
+    other.cache_blocks([5, *CHAT[:BLOCK]])  # the least recently used gives place
+    assert new_slot(kv).load_prefix([5, *CHAT]) == BLOCK
+    assert new_slot(kv).load_prefix(CHAT) == 2 * BLOCK
+    spare[0] = 0
+    kv.evict()
+    assert (pool_of(kv).storage.nbytes, pool_of(kv).stats.total) == (0, 0)
+    assert new_slot(kv).load_prefix(CHAT) == 0
 
 
 def test_sequences_go_before_what_is_kept(buffered: Decoder) -> None:
@@ -135,5 +147,5 @@ def test_a_chat_too_long_for_both_goes_on_from_its_own_buffers(buffered: Decoder
 def test_packed_kv_stay_in_buffers_of_their_own(buffered: Decoder) -> None:
     from headrace.runtime.ops.kv_format import Q8
 
-    assert buffered.with_kv(Q8).make_pool(LIMIT, LIMIT) is None
-    assert isinstance(Engine(buffered, context_limit=LIMIT).caches, Slots)
+    assert new_kv(buffered.with_kv(Q8)).pool is None
+    assert new_kv(buffered).pool is not None

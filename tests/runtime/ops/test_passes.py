@@ -29,6 +29,7 @@ from headrace.runtime.ops import (
     reference,
 )
 from headrace.runtime.ops.kv_format import FLOAT16, FLOAT32, FORMATS, KVFormat, plain
+from tests.alone import new_cache
 from tests.kernels import INSTRUCTION_SETS, KERNELS, name_of, on_instruction_set, tolerance
 from tests.tiny import load_decoder, quantize_model, write_model
 
@@ -320,7 +321,7 @@ def test_a_network_over_a_pass(variant: str, ops: Ops, tmp_path: Path) -> None:
     singles = [blocks.new() for _ in prompts]
     expected = []
     for prompt in prompts:
-        cache, alone = network.make_cache(200), []
+        cache, alone = new_cache(network, 200), []
         parts: list[tuple[list[int], Phase]] = [(prompt, "prefill"), ([6], "decode"), ([8, 2], "decode")]
         for part, phase in parts:
             cache.reserve(len(part), phase)

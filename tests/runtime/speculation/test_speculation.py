@@ -170,7 +170,7 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     states = {}
     while theirs.state != "finished":
         plain.step()
-        if theirs.sampler is not None and theirs.said and not theirs.left:
+        if theirs.sampler is not None and theirs.said and not theirs.remaining:
             break
         if theirs.sampler is not None and theirs.cache.committed:  # the pass under way has chosen already
             key, counts = theirs.sampler._key, theirs.sampler._counts

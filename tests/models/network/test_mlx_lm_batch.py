@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.network.mlx_lm_joined import JoinedPart, worth_joining
+from headrace.models.network.mlx_lm_batch import BatchedPart, worth_batching
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.metrics.cost import LayerKV
@@ -30,7 +30,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def always(network: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weights of a tiny model are soon smaller than K/V: join all the same."""
-    monkeypatch.setattr("headrace.models.network.mlx_lm.worth_joining", lambda *_: True)
+    monkeypatch.setattr("headrace.models.network.mlx_lm_backend.worth_batching", lambda *_: True)
     return network
 
 
@@ -91,13 +91,13 @@ def test_a_class_that_says_something_else_beside_others_takes_turns(
 ) -> None:
     """As one does that leaves out the mask: from outside that cannot be seen."""
 
-    def unmasked(self: JoinedPart, *_: Any, **__: Any) -> None:
+    def unmasked(self: BatchedPart, *_: Any, **__: Any) -> None:
         self.masked = True
 
-    monkeypatch.setattr(JoinedPart, "make_mask", unmasked)
+    monkeypatch.setattr(BatchedPart, "make_mask", unmasked)
     network = always(load(write(tmp_path, CONFIGS["olmo2"])), monkeypatch)
-    assert network.can_join
-    assert not network.joins
+    assert network.can_batch
+    assert not network._shares_steps()
     wanted = requests(3)
     said, most = serve(Engine(network, context_limit=256), wanted, 5, cancels=False)
     assert most == 1
@@ -106,8 +106,8 @@ def test_a_class_that_says_something_else_beside_others_takes_turns(
 
 def test_recurrent_state_takes_turns(tmp_path: Path) -> None:
     network = load(write(tmp_path, CONFIGS["mamba"]))
-    assert not network.can_join
-    assert not network.joins
+    assert not network.can_batch
+    assert not network._shares_steps()
     wanted = requests(3)[:4]
     said, most = serve(Engine(network, context_limit=256), wanted, 5, cancels=False)
     assert most == 1
@@ -126,7 +126,7 @@ def test_finding_out_reads_no_weight_until_several_run(tmp_path: Path, monkeypat
 
 def test_a_pass_is_shared_where_that_moves_less() -> None:
     kv = [LayerKV(4, 100), LayerKV(4, 100, window=10)]
-    assert worth_joining([9, 3], 2 * 2 * 800 * 10, kv)  # 2 sequences, 10 entries of 800 bytes, read and written
-    assert not worth_joining([9, 3], 2 * 2 * 800 * 10 - 1, kv)
-    assert worth_joining([99, 3], 2 * 2 * (400 * 100 + 400 * 10), kv)
-    assert worth_joining([9] * 8, 2 * 8 * 800 * 10 // 7 + 1, kv)
+    assert worth_batching([9, 3], 2 * 2 * 800 * 10, kv)  # 2 sequences, 10 entries of 800 bytes, read and written
+    assert not worth_batching([9, 3], 2 * 2 * 800 * 10 - 1, kv)
+    assert worth_batching([99, 3], 2 * 2 * (400 * 100 + 400 * 10), kv)
+    assert worth_batching([9] * 8, 2 * 8 * 800 * 10 // 7 + 1, kv)

@@ -6,6 +6,7 @@ reader believes is noticed at once.
 
 from collections import Counter
 from random import Random
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from headrace.runtime.errors import PoolFullError
+from headrace.runtime.kv.block_table import NO_BLOCK, BlockTable
 from headrace.runtime.kv.pool import BlockPool
-from headrace.runtime.kv.tables import LEFT, Tables
 from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, Phase
 
@@ -31,7 +32,7 @@ class Memory:
         self.most = most
         self.failing = 0  # how many of the next allocations of a slab fail
 
-    def set_aside(self, group: int, blocks: int) -> int:
+    def allocate(self, group: int, blocks: int) -> int:
         if self.failing:
             self.failing -= 1
             raise MemoryError("no slab to be had")
@@ -42,6 +43,9 @@ class Memory:
 
     def settle(self) -> None:
         pass
+
+    def free_slabs(self, groups: object) -> None:
+        """They stay."""
 
     def copy(self, group: int, source: int, target: int, entries: int) -> None:
         held = self.blocks[group]
@@ -58,19 +62,19 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.memory = Memory(len(self.windows), self.most)
-        self.pool = BlockPool(self.windows, [self.most] * len(self.windows), self.memory.set_aside)
-        self.said: dict[Tables, tuple[list[int], bytearray]] = {}
-        self.dropped_at: dict[Tables, int] = {}  # the most entries when a window may have left some behind
+        self.pool = BlockPool(self.windows, [self.most] * len(self.windows), cast(Any, self.memory))
+        self.said: dict[BlockTable, tuple[list[int], bytearray]] = {}
+        self.dropped_at: dict[BlockTable, int] = {}  # the most entries when a window may have left some behind
         self.prompts: list[list[int]] = []  # what was ever held, so that new ones can begin like it
 
     @rule(target=sequences, data=st.data(), answers=st.booleans())
-    def begin(self, data: st.DataObject, answers: bool) -> Tables:
+    def begin(self, data: st.DataObject, answers: bool) -> BlockTable:
         """A new sequence, on a prompt that begins like an old one for as long as it likes."""
-        cache = Tables(self.pool, self.memory, LIMIT)
+        cache = BlockTable(self.pool, LIMIT)
         known = data.draw(st.sampled_from([[], *self.prompts]))
         kept = data.draw(st.integers(0, len(known)) | st.just(len(known)))
         prompt = [*known[:kept], *data.draw(st.lists(st.integers(0, 1), max_size=3))]
-        length = cache.resume(prompt, answers=answers)
+        length = cache.load_prefix(prompt, answers=answers)
         assert length == cache.length == cache.committed <= len(prompt)
         phases = self._phases(cache)
         assert answers or 1 not in phases
@@ -78,7 +82,7 @@ class Machine(RuleBasedStateMachine):
         self.dropped_at[cache] = length
         return cache
 
-    def _phases(self, cache: Tables) -> bytes:
+    def _phases(self, cache: BlockTable) -> bytes:
         if not cache.length:
             return b""
         index, entry = divmod(cache.length - 1, BLOCK)
@@ -88,7 +92,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(cache=sequences, count=st.sampled_from([1, 3, 100, BLOCK, 200]), token=st.integers(0, 1),
           phase=st.sampled_from(["prefill", "decode"]), fails=st.integers(0, 1))  # fmt: skip
-    def append(self, cache: Tables, count: int, token: int, phase: Phase, fails: int) -> None:
+    def append(self, cache: BlockTable, count: int, token: int, phase: Phase, fails: int) -> None:
         count = min(count, LIMIT - cache.length)
         held, self.memory.failing = cache.blocks, fails
         self.dropped_at[cache] = max(self.dropped_at[cache], cache.committed)
@@ -110,23 +114,23 @@ class Machine(RuleBasedStateMachine):
         cache.advance(count)
 
     @rule(cache=sequences, data=st.data())
-    def commit(self, cache: Tables, data: st.DataObject) -> None:
+    def commit(self, cache: BlockTable, data: st.DataObject) -> None:
         pending = cache.length - cache.committed
         cache.commit(data.draw(st.just(pending) | st.integers(0, pending)))
 
     @rule(cache=sequences, end=st.booleans())
-    def publish(self, cache: Tables, end: bool) -> None:
+    def publish(self, cache: BlockTable, end: bool) -> None:
         tokens, _ = self.said[cache]
-        cache.publish(tokens, end=end)
+        cache.cache_blocks(tokens, end=end)
         self.prompts.append(tokens[: cache.committed])
 
     @rule(cache=sequences)
-    def rollback(self, cache: Tables) -> None:
+    def rollback(self, cache: BlockTable) -> None:
         cache.rollback()
         self._cut(cache)
 
     @rule(cache=sequences, data=st.data())
-    def trim(self, cache: Tables, data: st.DataObject) -> None:
+    def trim(self, cache: BlockTable, data: st.DataObject) -> None:
         length = data.draw(st.integers(max(0, cache.committed - ROLLBACK), cache.committed))
         if length >= self.dropped_at[cache] - ROLLBACK:
             assert cache.reachable(length) == length, "less than a window's own cache keeps"
@@ -137,12 +141,12 @@ class Machine(RuleBasedStateMachine):
         cache.trim(length)
         self._cut(cache)
 
-    def _cut(self, cache: Tables) -> None:
+    def _cut(self, cache: BlockTable) -> None:
         for part in self.said[cache]:
             del part[cache.length :]
 
     @rule(cache=consumes(sequences))
-    def end(self, cache: Tables) -> None:
+    def end(self, cache: BlockTable) -> None:
         cache.close()
         del self.said[cache]
         assert cache.blocks == 0
@@ -152,13 +156,13 @@ class Machine(RuleBasedStateMachine):
     def clear(self) -> None:
         self.pool.clear()
         assert self.pool.stats.cached == 0
-        assert not self.pool.chains.root.after
+        assert not self.pool.index.root.children
 
     @invariant()
     def every_block_is_in_one_state(self) -> None:
         for group, blocks in enumerate(self.pool.groups):
             assert blocks.free + blocks.used + blocks.cached == blocks.total == len(self.memory.blocks[group])
-            holders = Counter(b for cache in self.said for b in cache.tables[group] if b != LEFT)
+            holders = Counter(b for cache in self.said for b in cache.tables[group] if b != NO_BLOCK)
             assert [blocks.count(block) for block in range(blocks.total)] == [
                 holders[block] for block in range(blocks.total)
             ]
@@ -173,7 +177,7 @@ class Machine(RuleBasedStateMachine):
                 assert len(table) >= -(-cache.length // BLOCK)
                 window = self.windows[group]
                 first = 0 if window is None else max(0, cache.committed - window + 1)
-                assert cache.left[group] * BLOCK <= first
+                assert cache.dropped[group] * BLOCK <= first
                 for position in {
                     first,
                     *range(first - first % BLOCK + BLOCK - 1, cache.length, BLOCK),
@@ -186,21 +190,21 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_can_be_found_is_what_blocks_hold(self) -> None:
         known = [set[int]() for _ in self.windows]
-        ways = [(link, ()) for link in self.pool.chains.root.after.values()]
+        ways = [(node, ()) for node in self.pool.index.root.children.values()]
         while ways:
-            link, before = ways.pop()
-            tokens = (*before, *link.tokens)
-            ways += [(after, tokens) for after in link.after.values()]
-            for group, block in enumerate(link.blocks):
+            node, before = ways.pop()
+            tokens = (*before, *node.tokens)
+            ways += [(after, tokens) for after in node.children.values()]
+            for group, block in enumerate(node.blocks):
                 if block is not None:
                     known[group].add(block)
-                    last = self.memory.blocks[group][block][len(link.tokens) - 1]
+                    last = self.memory.blocks[group][block][len(node.tokens) - 1]
                     assert last is not None
                     assert last[0] == tokens
-                    assert last[1].endswith(link.answered)
+                    assert last[1].endswith(node.decode_written)
             assert self.pool.lookup(tokens, answers=True).length <= len(tokens)
         for group, blocks in enumerate(self.pool.groups):
-            assert known[group] == {block for block in range(blocks.total) if blocks.known(block)}
+            assert known[group] == {block for block in range(blocks.total) if blocks.indexed(block)}
 
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -217,57 +221,57 @@ WindowsOnly.TestCase.settings = Machine.TestCase.settings
 TestTablesOfWindows = WindowsOnly.TestCase
 
 
-def filled(pool: BlockPool, memory: Memory, tokens: list[int], phase: Phase = "prefill") -> Tables:
-    cache = Tables(pool, memory, LIMIT)
-    done = cache.resume(tokens)
+def filled(pool: BlockPool, tokens: list[int], phase: Phase = "prefill") -> BlockTable:
+    cache = BlockTable(pool, LIMIT)
+    done = cache.load_prefix(tokens)
     cache.reserve(len(tokens) - done, phase)
     cache.advance(len(tokens) - done)
     cache.commit(len(tokens) - done)
-    cache.publish(tokens, end=True)
+    cache.cache_blocks(tokens, end=True)
     return cache
 
 
 def a_pool(most: int = 9, windows: tuple[int | None, ...] = (None,)) -> tuple[BlockPool, Memory]:
     memory = Memory(len(windows), most)
-    return BlockPool(windows, [most] * len(windows), memory.set_aside), memory
+    return BlockPool(windows, [most] * len(windows), cast(Any, memory)), memory
 
 
 @given(st.integers(0, 3 * BLOCK))
 def test_what_two_prompts_begin_with_is_held_once(common: int) -> None:
-    pool, memory = a_pool()
-    first = filled(pool, memory, [7] * 3 * BLOCK)
-    second = Tables(pool, memory, LIMIT)
-    assert second.resume([7] * common + [8]) == common
+    pool, _ = a_pool()
+    first = filled(pool, [7] * 3 * BLOCK)
+    second = BlockTable(pool, LIMIT)
+    assert second.load_prefix([7] * common + [8]) == common
     assert pool.stats.shared == common // BLOCK
     assert second.tables[0][: common // BLOCK] == first.tables[0][: common // BLOCK]
     assert len(second.tables[0]) == -(-common // BLOCK)
 
 
 def test_an_answer_is_found_by_who_accepts_it() -> None:
-    pool, memory = a_pool()
-    cache = filled(pool, memory, [1] * (BLOCK + 9))
+    pool, _ = a_pool()
+    cache = filled(pool, [1] * (BLOCK + 9))
     cache.reserve(BLOCK, "decode")
     cache.advance(BLOCK)
     cache.commit(BLOCK)
     tokens = [1] * (BLOCK + 9) + [2] * BLOCK
-    cache.publish(tokens, end=True)
+    cache.cache_blocks(tokens, end=True)
     assert pool.lookup(tokens).length == BLOCK + 9
     assert pool.lookup(tokens, answers=True).length == len(tokens)
 
 
 def test_the_oldest_gives_place_its_end_first() -> None:
-    pool, memory = a_pool(most=4)
+    pool, _ = a_pool(most=4)
     for token in (1, 2):
-        filled(pool, memory, [token] * 2 * BLOCK).close()
+        filled(pool, [token] * 2 * BLOCK).close()
     assert pool.stats.cached == 4
-    filled(pool, memory, [3] * BLOCK)
+    filled(pool, [3] * BLOCK)
     assert [pool.lookup([token] * 2 * BLOCK).length for token in (1, 2)] == [BLOCK, 2 * BLOCK]
 
 
 def test_what_is_held_is_never_given_away() -> None:
-    pool, memory = a_pool(most=3)
-    held = filled(pool, memory, [1] * 2 * BLOCK)
-    other = Tables(pool, memory, LIMIT)
+    pool, _ = a_pool(most=3)
+    held = filled(pool, [1] * 2 * BLOCK)
+    other = BlockTable(pool, LIMIT)
     other.reserve(BLOCK)
     with pytest.raises(PoolFullError, match="all 3 blocks"):
         other.reserve(BLOCK + 1)
@@ -275,44 +279,44 @@ def test_what_is_held_is_never_given_away() -> None:
 
 
 def test_a_part_is_not_copied_where_there_is_no_place_for_it() -> None:
-    pool, memory = a_pool(most=2)
-    held = filled(pool, memory, [1] * (BLOCK + 5))
-    second = Tables(pool, memory, LIMIT)
-    assert second.resume([1] * (BLOCK + 5)) == BLOCK
+    pool, _ = a_pool(most=2)
+    held = filled(pool, [1] * (BLOCK + 5))
+    second = BlockTable(pool, LIMIT)
+    assert second.load_prefix([1] * (BLOCK + 5)) == BLOCK
     assert second.tables[0] == held.tables[0][:1]
 
 
 def test_a_window_is_all_that_has_to_be_there() -> None:
-    pool, memory = a_pool(most=30, windows=(None, WINDOW))
+    pool, _ = a_pool(most=30, windows=(None, WINDOW))
     tokens = [1] * 6 * BLOCK
-    cache = filled(pool, memory, tokens)
+    cache = filled(pool, tokens)
     cache.reserve(1)
-    assert cache.left[1] == (6 * BLOCK - WINDOW + 1 - ROLLBACK) // BLOCK
-    second = Tables(pool, memory, LIMIT)
-    assert second.resume(tokens) == len(tokens)
-    assert second.left == cache.left
+    assert cache.dropped[1] == (6 * BLOCK - WINDOW + 1 - ROLLBACK) // BLOCK
+    second = BlockTable(pool, LIMIT)
+    assert second.load_prefix(tokens) == len(tokens)
+    assert second.dropped == cache.dropped
     while (oldest := pool.groups[1].oldest) is not None:  # as others would who need the place
-        pool._forget(1, oldest)
+        pool._evict(1, oldest)
     assert pool.lookup(tokens).length == len(tokens)
     assert pool.lookup(tokens[: 2 * BLOCK]).length < BLOCK
 
 
 def test_other_weights_other_keys() -> None:
-    keys = {filled(BlockPool((None,), [2], Memory(1, 2).set_aside, key), Memory(1, 2), [1]).pool.chains.root.key
+    keys = {filled(BlockPool((None,), [2], cast(Any, Memory(1, 2)), key), [1]).pool.index.root.key
             for key in (b"", b"a", b"b")}  # fmt: skip
     assert len(keys) == 3
 
 
 def test_ten_thousand_sequences_leave_nothing_behind() -> None:
     """Of random lengths, with shared beginnings, some refused, some cut off; no more than is cached stays."""
-    pool, memory = a_pool(most=12, windows=(None, WINDOW))
+    pool, _ = a_pool(most=12, windows=(None, WINDOW))
     random = Random(7)
-    running: list[Tables] = []
+    running: list[BlockTable] = []
     refused = 0
     for number in range(10_000):
-        cache = Tables(pool, memory, LIMIT)
+        cache = BlockTable(pool, LIMIT)
         tokens = [number % 3] * random.choice([5, BLOCK, 2 * BLOCK]) + [number] * random.randrange(1, 200)
-        done = cache.resume(tokens)
+        done = cache.load_prefix(tokens)
         try:
             cache.reserve(len(tokens) - done)
         except PoolFullError:
@@ -323,7 +327,7 @@ def test_ten_thousand_sequences_leave_nothing_behind() -> None:
         cache.advance(len(tokens) - done)
         if random.random() < 0.9:  # else cut off: what was appended was never committed
             cache.commit(len(tokens) - done)
-            cache.publish(tokens, end=True)
+            cache.cache_blocks(tokens, end=True)
         running.append(cache)
     assert 100 < refused < 9_000
     for cache in running:
@@ -331,7 +335,7 @@ def test_ten_thousand_sequences_leave_nothing_behind() -> None:
     assert pool.stats.used == 0
     pool.clear()
     assert pool.stats.free == pool.stats.total <= 24
-    assert not any(pool._links)
+    assert not any(pool._nodes)
     for blocks in pool.groups:
         assert blocks.free_from() == 0
         blocks.shrink(0)
@@ -339,14 +343,14 @@ def test_ten_thousand_sequences_leave_nothing_behind() -> None:
 
 
 def test_what_comes_after_a_cut_is_found_behind_what_was_kept() -> None:
-    pool, memory = a_pool()
-    cache = filled(pool, memory, [1] * 2 * BLOCK)
+    pool, _ = a_pool()
+    cache = filled(pool, [1] * 2 * BLOCK)
     cache.trim(100)
     cache.reserve(2 * BLOCK)
     cache.advance(2 * BLOCK)
     cache.commit(2 * BLOCK)
     tokens = [1] * 100 + [2] * 2 * BLOCK
-    cache.publish(tokens)
+    cache.cache_blocks(tokens)
     assert pool.lookup(tokens).length == 2 * BLOCK
     assert pool.lookup([1] * 2 * BLOCK).length == 2 * BLOCK
     assert pool.lookup([1] * 2 * BLOCK + [2] * BLOCK).length == 2 * BLOCK

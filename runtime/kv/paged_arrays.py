@@ -1,86 +1,95 @@
 """The arrays behind a pool's blocks: slabs of a few blocks each, per layer group.
 
-Contract: blocks are numbered through the slabs of a group in order, so a slab is added at the end and goes from the
-end. Growing copies no entry. Passes run one after the other: each waits for the one before it, whosever rows were in
-that, since slabs may be written in place, outside the graph.
+Contract: blocks are numbered through the slabs of a group in order; slabs are added and removed at the end. Growth
+copies no entry. Each pass waits for the one before it, since kernels write slabs in place, outside the graph.
 """
 
+import sys
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
 
+from headrace.runtime.kv.blocks import GroupBlocks
 from headrace.runtime.kv.cache import KVShape
-from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, KVStore, Ops
 
-MOST = 8  # blocks of a slab; a group's first one has two, and slabs double up to this
+MAX_SLAB = 8  # blocks of a slab; a group's first slab has two, and slabs double up to this
 
 
-class Slabs:
-    """What `BlockPool` and `Tables` need of memory (`set_aside`, `Storage`), and passes of what was before them."""
+class PagedArrays:
+    """Slabs of all layer groups. spare: bytes that all slabs may take; None for no bound."""
 
-    def __init__(self, shape: KVShape, ops: Ops) -> None:
+    def __init__(self, shape: KVShape, ops: Ops, spare: Callable[[], int] | None = None) -> None:
         self.shape = shape
         self.ops = ops
         windows = shape.windows or (None,) * shape.layers
         self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format)
-        self.newest: mx.array | None = None  # what the layer that appended last gave, of a pass that may be under way
+        self.newest: mx.array | None = None  # the output of the last layer that appended; its pass may be in flight
+        self._spare = spare
 
     @property
     def windows(self) -> list[int | None]:
-        """Of the layer groups."""
+        """The window of each layer group."""
         return [group.window for group in self.store.groups]
 
-    def set_aside(self, group: int, blocks: int) -> int:
-        """A slab of at most so many blocks; how many it has."""
+    @property
+    def excess(self) -> int:
+        """Bytes beyond `spare`; negative if more may be allocated."""
+        return -sys.maxsize if self._spare is None else self.nbytes - self._spare()
+
+    def allocate(self, group: int, blocks: int) -> int:
+        """Add a slab of at most `blocks` blocks, and return its size; 0 if no memory is spare."""
         held = self.store.groups[group]
-        blocks = min(blocks, MOST, max(2, held.blocks))
+        blocks = min(blocks, MAX_SLAB, max(2, held.blocks), -self.excess // self.block_bytes(group))
+        if blocks <= 0:
+            return 0
         held.slabs.append(self.ops.slab(blocks, held.block_shape, self.shape.format.dtype))
         return blocks
 
-    def give_back(self, pool: BlockPool) -> None:
-        """Let go of the last slabs, as far as nothing in them is in use or cached."""
+    def free_slabs(self, groups: Sequence[GroupBlocks]) -> None:
+        """Free the last slabs of each group, as far as all their blocks are free."""
         self.settle()
-        for group, blocks in zip(self.store.groups, pool.groups, strict=True):
+        for group, blocks in zip(self.store.groups, groups, strict=True):
             kept, needed = blocks.total, blocks.free_from()
             while group.slabs and kept - group.slabs[-1].shape[0] >= needed:
                 kept -= group.slabs.pop().shape[0]
             blocks.shrink(kept)
 
     def settle(self) -> None:
-        """Wait for the passes that were started."""
+        """Wait for all passes in flight."""
         if self.newest is not None:
             mx.eval(self.arrays)
             self.newest = None
 
     def copy(self, group: int, source: int, target: int, entries: int) -> None:
-        """The first `entries` of one block into another."""
+        """Copy the first `entries` of one block into another."""
         self.write(group, target, self.read(group, source, entries))
 
     def read(self, group: int, block: int, entries: int) -> mx.array:
-        """The first entries of a block (layers, 2, Hkv, entries, D), or all of a packed one (`KVFormat.part_shape`)."""
+        """Return the first entries (layers, 2, Hkv, entries, D), or a whole packed block (`KVFormat.part_shape`)."""
         self.settle()
         held = self.store.block(group, block)
         return held if self.shape.format.packed else held[..., :entries, :]
 
     def read_alone(self, group: int, block: int, entries: int) -> mx.array:
-        """`read`, without a trace of what others left in the block: zeros behind a packed one's first entries."""
+        """Return `read` without content of other sequences: zeros behind a packed block's first entries."""
         held = self.read(group, block, entries)
         return self.ops.cut_block(self.store, held, entries) if self.shape.format.packed and entries < BLOCK else held
 
     def write(self, group: int, block: int, entries: mx.array) -> None:
-        """The same into a block, at once."""
+        """Write what `read` returns into a block, at once."""
         self.settle()
         self.ops.write_block(self.store, group, block, entries)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All slabs, with what was appended."""
+        """All slabs, after all appends."""
         held = [slab for group in self.store.groups for slab in group.slabs]
         return held if self.newest is None else cast(list[mx.array], mx.depends(held, self.newest))
 
     def block_bytes(self, group: int) -> int:
-        """Bytes of a block of a group."""
+        """Return the bytes of a block of a group."""
         return len(self.store.groups[group].layers) * BLOCK * self.shape.row_bytes
 
     @property

@@ -1,0 +1,97 @@
+"""K/V backend of mlx-lm's caches: one list of mlx-lm's own caches per sequence.
+
+The last sequence's cache is kept for a prompt with the same beginning.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+from headrace.models.network.mlx_lm_batch import batch_parts, worth_batching
+from headrace.models.network.mlx_lm_cache import MlxLmCache
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.kv.kept_cache import KeptCache
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.ops import AttentionSpec, LayersNode, Projections
+
+
+class MlxLmPass:
+    """One row, or one token each of several. The model gets `parts`; its layers append and attend."""
+
+    runs_fused = False
+
+    def __init__(self, rows: Sequence[PassRow]) -> None:
+        self.rows = rows
+        self._caches = [cast(MlxLmCache, row.cache) for row in rows]
+        parts = [cache.parts for cache in self._caches]
+        self.parts: Sequence[Any] = parts[0] if len(parts) == 1 else batch_parts(parts)
+
+    def attend(self, _layer: int, _qkv: Projections, _spec: AttentionSpec) -> mx.array:
+        raise NotImplementedError("mlx-lm's classes attend by themselves")
+
+    def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
+        raise NotImplementedError("mlx-lm's classes attend by themselves")
+
+    def advance(self) -> None:
+        for cache, row in zip(self._caches, self.rows, strict=True):
+            cache.advance(row.count)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in cache.arrays]
+
+
+class MlxLmBackend:
+    """Caches of one mlx-lm model.
+
+    make_parts: returns empty mlx-lm caches, one a layer. can_batch: returns whether decode steps may share a pass.
+    """
+
+    pool = None
+
+    def __init__(
+        self,
+        options: KVOptions,
+        make_parts: Callable[[], list[Any]],
+        cost: StepCost,
+        can_batch: Callable[[], bool],
+        *,
+        rolls_back: bool,
+    ) -> None:
+        self._options = options
+        self._make_parts = make_parts
+        self._cost = cost
+        self._can_batch = can_batch
+        self.rolls_back = rolls_back
+        self._last = KeptCache()
+
+    def acquire(self, prompt: Sequence[int]) -> KVCache:
+        return self._last.take(prompt) or MlxLmCache(self._make_parts(), self._options.limit, self._cost.kv)
+
+    def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        if self._options.keep_prefix:
+            self._last.keep(cache, tokens)
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        """Return one pass for the leading decode steps, if sharing moves fewer bytes, and one for each other row."""
+        steps = next((i for i, row in enumerate(rows) if (row.count, row.phase) != (1, "decode")), len(rows))
+        lengths = [row.cache.length for row in rows[:steps]]
+        if steps < 2 or not self._can_batch() or not worth_batching(lengths, self._cost.weight_bytes, self._cost.kv):
+            steps = 0
+        shared: list[KVPass] = [MlxLmPass(rows[:steps])] if steps else []
+        return shared + [MlxLmPass([row]) for row in rows[steps:]]
+
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:  # noqa: ARG002
+        if self._options.keep_prefix and cache.needs_marks:
+            cache.mark()
+
+    def evict(self) -> None:
+        """Do nothing: there are no cached blocks."""
+
+    def trim(self) -> None:
+        """Do nothing: memory is freed with the caches."""
+
+    def clear(self) -> None:
+        self._last.clear()

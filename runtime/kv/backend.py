@@ -1,0 +1,76 @@
+"""KV cache allocation and prefix reuse, behind one interface: acquire, release, make_passes.
+
+`runtime.kv.paged` keeps K/V in blocks, for the native kernels. `runtime.kv.buffers` keeps them in contiguous buffers,
+for stock MLX. `models.network.mlx_lm_backend` wraps mlx-lm's caches. The network chooses one per engine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.ops import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class KVOptions:
+    """Requirements of one engine.
+
+    limit: entries of a sequence, at most. max_running: sequences with a cache at a time. keep_prefix: K/V outlive
+    their sequence, answers included, for later prompts with the same beginning; else only entries equal to a cold
+    prefill are shared, among concurrent sequences. key: identity of the K/V on disk. spare: bytes free for cached
+    blocks beside caches of so many bytes; None for no bound.
+    """
+
+    limit: int
+    max_running: int = 1
+    keep_prefix: bool = False
+    key: bytes = b""
+    spare: Callable[[int], int] | None = None
+
+
+class KVBackend(Protocol):
+    """All K/V memory of one engine."""
+
+    rolls_back: bool
+    """Whether caches can drop their newest entries, so that draft tokens can be verified."""
+
+    @property
+    def pool(self) -> BlockPool | None:
+        """Blocks shared by sequences; None without prefix sharing."""
+        ...
+
+    def acquire(self, prompt: Sequence[int]) -> KVCache:
+        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last."""
+        ...
+
+    def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        """Take back a cache, nothing pending; its entries are those of the first of `tokens`."""
+        ...
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        """Reserve room and return one pass for all rows, or several if rows cannot share one; rows keep their order."""
+        ...
+
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        """Make the committed entries, of the first of `tokens`, available to other sequences; nothing is pending."""
+        ...
+
+    def evict(self) -> None:
+        """Free cached memory beyond `KVOptions.spare`, after reservations changed."""
+        ...
+
+    def trim(self) -> None:
+        """Free memory that no later prompt needs; no sequence is left."""
+        ...
+
+    def clear(self) -> None:
+        """Drop everything after an error."""
+        ...
+
+
+def one_pass(kv: KVBackend, cache: KVCache, tokens: int, phase: Phase = "prefill") -> KVPass:
+    """Return a pass of one row."""
+    [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase)])
+    return kv_pass

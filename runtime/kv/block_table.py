@@ -1,0 +1,156 @@
+"""Block table of one sequence: the block of each BLOCK entries, in every layer group.
+
+Contract: `KVCache` of `runtime.kv.cache`. `reserve` allocates blocks. They are released as soon as no entry of the
+sequence is in them. A shared block is copied before the sequence writes to it.
+"""
+
+from collections.abc import Sequence
+
+from headrace.runtime.errors import PoolFullError
+from headrace.runtime.kv.pool import BlockPool, PrefixMatch
+from headrace.runtime.kv.prefix_index import PrefixNode
+from headrace.runtime.kv.reuse import ReusableCache
+from headrace.runtime.metrics.cost import ROLLBACK
+from headrace.runtime.ops import BLOCK, Phase
+
+NO_BLOCK = -1  # in a table: entries outside the group's window
+
+
+class BlockTable(ReusableCache):
+    """One sequence's blocks of `pool`, until `close`."""
+
+    def __init__(self, pool: BlockPool, limit: int) -> None:
+        super().__init__(pool, limit)
+        self.pool = pool
+        self.tables: list[list[int]] = [[] for _ in pool.windows]
+        self.dropped = [0] * len(pool.windows)  # leading blocks outside each group's window
+
+    def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
+        """Allocate blocks for `tokens` more entries, up to the limit. Raises PoolFullError and allocates nothing."""
+        self.phase = phase
+        self._drop_outside_windows()
+        end = min(self.length + tokens, self.limit)
+        try:
+            for group, table in enumerate(self.tables):
+                self._own_last(group, table)
+                while len(table) * BLOCK < end:
+                    table.append(self.pool.allocate(group))
+        except BaseException:
+            self._release_past(self.length)
+            raise
+
+    def reachable(self, length: int) -> int:
+        """Return `length`, or 0 if a window there lacks blocks."""
+        for window, dropped in zip(self.pool.windows, self.dropped, strict=True):
+            if window is not None and dropped * BLOCK > max(0, length - window + 1):
+                return 0
+        return length
+
+    def close(self) -> None:
+        """Release every block."""
+        self.length = self.committed = 0
+        self._shorten(pending=True)
+
+    @property
+    def blocks(self) -> int:
+        """Number of its blocks in all groups."""
+        return sum(len(table) - dropped for table, dropped in zip(self.tables, self.dropped, strict=True))
+
+    @property
+    def committed_bytes(self) -> int:
+        rows, storage = 0, self.pool.storage
+        for group, dropped in zip(storage.store.groups, self.dropped, strict=True):
+            rows += len(group.layers) * max(0, self.committed - dropped * BLOCK)
+        return rows * storage.shape.row_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of its blocks, shared ones included."""
+        held = 0
+        for group, (table, dropped) in enumerate(zip(self.tables, self.dropped, strict=True)):
+            held += self.pool.storage.block_bytes(group) * (len(table) - dropped)
+        return held
+
+    def _drop_outside_windows(self) -> None:
+        """Release blocks outside the windows, except the ROLLBACK entries that going back needs."""
+        for group, window in enumerate(self.pool.windows):
+            if window is None:
+                continue
+            table, committed = self.tables[group], min(self.committed, self.length)
+            for index in range(self.dropped[group], max(0, committed - window + 1 - ROLLBACK) // BLOCK):
+                self.pool.release(group, table[index])
+                table[index] = NO_BLOCK
+                self.dropped[group] = index + 1
+
+    def _own_last(self, group: int, table: list[int]) -> None:
+        """Replace the partial last block by a copy if it is shared or cached."""
+        index, entries = divmod(self.length, BLOCK)
+        if entries == 0 or self.pool.may_write(group, table[index]):
+            return
+        own = self.pool.allocate(group)
+        self.pool.storage.copy(group, table[index], own, entries)
+        self.pool.release(group, table[index])
+        table[index] = own
+
+    def _load(self, match: PrefixMatch) -> int:
+        """Share whole blocks, and copy the partial last one if a block is available."""
+        whole, length = match.length // BLOCK, match.length
+        for group, table in enumerate(self.tables):
+            self.dropped[group] = self._first_needed(group, match.nodes[:whole], length)
+            table += [NO_BLOCK] * self.dropped[group]
+            for node in match.nodes[self.dropped[group] : whole]:
+                block = node.blocks[group]
+                assert block is not None
+                self.pool.share(group, block)
+                table.append(block)
+        if whole < len(match.nodes) and not self._copy_part(match.nodes[-1], length % BLOCK):
+            length = self.reachable(whole * BLOCK)
+        self._release_past(length)
+        return length
+
+    def _copy_part(self, node: PrefixNode, entries: int) -> bool:
+        """Copy the first entries of a node's blocks into own ones; False if the pool is full."""
+        sources = [(group, block) for group, block in enumerate(node.blocks) if block is not None]
+        for group, block in sources:
+            self.pool.share(group, block)  # its own copy must not evict it
+        try:
+            for group, block in sources:
+                self.tables[group].append(self.pool.allocate(group))
+                self.pool.storage.copy(group, block, self.tables[group][-1], entries)
+        except PoolFullError:
+            return False
+        finally:
+            for group, block in sources:
+                self.pool.release(group, block)
+        return True
+
+    def _first_needed(self, group: int, nodes: Sequence[PrefixNode], length: int) -> int:
+        """Return the first block that a sequence of this length has in the group's window."""
+        window = self.pool.windows[group]
+        if window is None:
+            return 0
+        first, least = len(nodes), max(0, length - window + 1 - ROLLBACK) // BLOCK
+        while first > least and nodes[first - 1].blocks[group] is not None:
+            first -= 1
+        return first
+
+    def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
+        index = entries.start // BLOCK
+        blocks = [None if table[index] == NO_BLOCK else table[index] for table in self.tables]
+        return self.pool.cache_blocks(self._nodes[-1] if self._nodes else None, tokens, decode_written, blocks)
+
+    def _shorten(self, pending: bool) -> None:
+        if pending and any(len(table) * BLOCK >= self.length + BLOCK for table in self.tables):
+            self.pool.storage.settle()  # a pass in flight may write to the blocks
+        self._release_past(self.length)
+        super()._shorten(pending)
+
+    def _release_past(self, length: int) -> None:
+        """Release the blocks without an entry before `length`, the last one first."""
+        kept = -(-length // BLOCK)
+        for group, table in enumerate(self.tables):
+            while len(table) > kept:
+                block = table.pop()
+                if block != NO_BLOCK:
+                    self.pool.release(group, block)
+            self.dropped[group] = min(self.dropped[group], len(table))

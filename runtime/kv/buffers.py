@@ -1,0 +1,229 @@
+"""Contiguous K/V buffers for stock MLX, which has no paged attention.
+
+Decoding sequences of similar length share buffers and attend in one operation; prompts, draft tokens and packed formats
+attend row by row. Cached prefixes are copied from and to blocks of a pool. The cache of the last sequence is kept whole
+if it was alone: there may be no memory for blocks beside it.
+N = tokens of a pass, H / Hkv = query / key-value heads, D = head dimension.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import cast
+from weakref import WeakSet, WeakValueDictionary
+
+import mlx.core as mx
+
+from headrace.runtime.kv import slot_buffers
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.kept_cache import KeptCache
+from headrace.runtime.kv.paged import make_pool
+from headrace.runtime.kv.paged_arrays import PagedArrays
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.slot_buffers import SharedBuffers, SlotBuffers
+from headrace.runtime.kv.slot_cache import SlotCache
+from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Projections, reference
+from headrace.runtime.ops.slots import SlotRows, attend_slots
+
+Attend = Callable[[int, Projections, AttentionSpec], mx.array]
+Together = list[tuple[SlotBuffers, list[SlotCache]]]
+
+
+class BufferPass:
+    """One pass over slot caches. assign: returns the decoding caches that attend together."""
+
+    def __init__(
+        self, rows: Sequence[PassRow], assign: Callable[[Sequence[SlotCache]], Together] | None = None
+    ) -> None:
+        self.rows = rows
+        self._caches = [cast(SlotCache, row.cache) for row in rows]
+        for cache, row in zip(self._caches, rows, strict=True):
+            cache.reserve(row.count, row.phase)
+        self._order: mx.array | None = None
+        self._back: mx.array | None = None
+        single = [cache for cache, row in zip(self._caches, rows, strict=True) if (row.count, row.phase) == _STEP]
+        self._split(assign(single) if assign is not None and len(rows) > 1 else [])
+        self.runs_fused = len(rows) == 1 and self._caches[0].parts == 1 and self._caches[0].buffers is None
+
+    def _split(self, together: Together) -> None:
+        """Divide the tokens among attentions, each with the tokens of one cache or of several that share buffers."""
+        ends = accumulate(row.count for row in self.rows)
+        places = {
+            cache: range(end - row.count, end)
+            for cache, row, end in zip(self._caches, self.rows, ends, strict=True)
+        }  # fmt: skip
+        parts: list[tuple[list[int], Attend]] = []
+        for buffers, members in together:
+            parts.append(([places.pop(member).start for member in members], _attend_together(buffers, members)))
+        parts += [(list(own), cache.attend) for cache, own in places.items()]
+        parts.sort(key=lambda part: part[0])
+        self._attends = [attend for _, attend in parts]
+        self._ends = list(accumulate(len(own) for own, _ in parts))[:-1]
+        order = [place for own, _ in parts for place in own]
+        if order != sorted(order):
+            self._order = mx.array(order)
+            self._back = mx.argsort(self._order)
+
+    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
+        """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
+        if self._order is not None:
+            order = self._order
+            qkv = qkv[:, order] if isinstance(qkv, mx.array) else [part[:, order] for part in qkv]
+        if len(self._attends) == 1:
+            out = self._attends[0](layer, qkv, spec)
+        else:
+            rows: list[Projections]
+            if isinstance(qkv, mx.array):
+                rows = list(mx.split(qkv, self._ends, axis=1))
+            else:
+                rows = [list(part) for part in zip(*(mx.split(part, self._ends, axis=1) for part in qkv), strict=True)]
+            heads = [attend(layer, own, spec) for attend, own in zip(self._attends, rows, strict=True)]
+            out = mx.concatenate(heads, axis=1)
+        return out if self._back is None else out[:, self._back]
+
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
+        """x (1, N, E) -> (1, N, E), for one row."""
+        return self._caches[0].run_fused(layers, x, node)
+
+    def advance(self) -> None:
+        for cache, row in zip(self._caches, self.rows, strict=True):
+            cache.advance(row.count)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in cache.arrays]
+
+
+_STEP = (1, "decode")
+
+
+def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Attend:
+    """Return the attention of one new token each of caches that share buffers."""
+    rows_of: dict[int | None, SlotRows] = {}  # of the layers of each window
+
+    def attend(layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
+        if (rows := rows_of.get(spec.window)) is None:
+            rows = rows_of[spec.window] = SlotRows(
+                [member.slot for member in members],
+                [member.length for member in members],
+                [member.firsts[layer] for member in members],
+                spec.window,
+            )
+        keys, values = buffers.sides
+        out, keys[layer], values[layer] = attend_slots(qkv, keys[layer], values[layer], rows, spec)
+        return out
+
+    return attend
+
+
+class BufferBackend:
+    """Slot caches of one network.
+
+    shares_attention: `Ops.slots` holds for all layers. alone: no sequence shares a pass or a prefix with another, and
+    none is rolled back. scales: see `SlotCache`.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        ops: Ops,
+        options: KVOptions,
+        *,
+        shares_attention: bool = True,
+        alone: bool = False,
+        scales: mx.Dtype = mx.float16,
+    ) -> None:
+        self._shape, self._ops, self._options = shape, ops, options
+        self._shares_attention = shares_attention and not shape.format.packed
+        self._alone = alone
+        self._scales = scales
+        self.rolls_back = not alone
+        self._caches: WeakSet[SlotCache] = WeakSet()
+        self.shared: SharedBuffers = WeakValueDictionary()
+        self._last = KeptCache()
+        self.pool = self._new_pool()
+
+    def acquire(self, prompt: Sequence[int]) -> SlotCache:
+        pool, keep = self.pool, self._options.keep_prefix
+        found = pool.lookup(prompt[:-1], answers=keep).length if pool is not None else 0
+        cache = self._last.take(prompt)
+        if isinstance(cache, SlotCache) and cache.committed >= found:
+            return cache
+        del cache  # frees its memory first
+        cache = self.new_cache()
+        cache.load_prefix(prompt[:-1], answers=keep)
+        return cache
+
+    def new_cache(self) -> SlotCache:
+        """Return an empty cache."""
+        cache = SlotCache(self._shape, self._ops, self._options.limit, self.pool, self._scales)
+        self._caches.add(cache)
+        return cache
+
+    def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        slot = cast(SlotCache, cache)
+        if self._options.keep_prefix:
+            slot.cache_blocks(tokens, end=True)
+            if self.pool is None or sum(not cache.closed for cache in self._caches) == 1:
+                slot.leave()
+                self._last.keep(slot, tokens)
+                return
+        slot.close()
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        if self._alone:
+            return [BufferPass([row]) for row in rows]
+        return [BufferPass(rows, self.assign if self._shares_attention else None)]
+
+    def assign(self, caches: Sequence[SlotCache]) -> Together:
+        """Assign slots of shared buffers to caches with one new token each; return those that attend together."""
+        together = slot_buffers.assign(self.shared, caches, lambda nbytes: self._excess + nbytes <= 0)
+        slot_buffers.free_idle(self.shared, short=self._excess > 0)  # sequences that grew left slots
+        return together
+
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        slot = cast(SlotCache, cache)
+        if slot.needs_marks:
+            slot.mark()
+        slot.cache_blocks(tokens)
+
+    def evict(self) -> None:
+        """Free idle slots, then cached blocks, the last slabs first: shared prefixes were cached before the rest."""
+        if self.pool is None:
+            return
+        slot_buffers.free_idle(self.shared, short=self._excess > 0)
+        storage = self.pool.storage
+        groups = storage.store.groups
+        while storage.nbytes and self._excess > 0:
+            group = max(range(len(groups)), key=lambda group: groups[group].blocks * storage.block_bytes(group))
+            self.pool.evict_from(group, groups[group].blocks - groups[group].slabs[-1].shape[0])
+            self.pool.free_slabs()
+            mx.clear_cache()
+
+    def trim(self) -> None:
+        if self.pool is not None and not self._options.keep_prefix:
+            self.pool.clear()
+
+    def clear(self) -> None:
+        self._last.clear()
+        self.pool = self._new_pool()
+
+    @property
+    def _excess(self) -> int:
+        return self.pool.storage.excess if self.pool is not None else 0
+
+    def _new_pool(self) -> BlockPool | None:
+        """Return a pool for prefixes; None if sequences are alone, or rows are packed in MLX's own layout."""
+        if self._alone or self._shape.format.packed:
+            return None
+        options, caches, shared = self._options, self._caches, self.shared
+        spare: Callable[[], int] | None = None
+        if (spare_beside := options.spare) is not None:
+
+            def bytes_left() -> int:
+                used = sum(cache.allocated_bytes for cache in caches if not cache.closed)
+                return spare_beside(used + slot_buffers.idle_bytes(shared))
+
+            spare = bytes_left
+        storage = PagedArrays(self._shape, reference, spare)
+        return make_pool(storage, options.max_running * (options.limit + BLOCK), options.key, options.limit)

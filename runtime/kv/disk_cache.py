@@ -1,0 +1,112 @@
+"""Transfer of a conversation's blocks between a pool and the disk.
+
+Loaded blocks are cached in the pool like computed ones, with the same bytes, behind the same blocks as before.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import mlx.core as mx
+import numpy as np
+
+from headrace.runtime.errors import PoolFullError
+from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.prefix_index import PrefixNode, digest
+from headrace.runtime.ops import BLOCK
+
+
+def never() -> bool:
+    return False
+
+
+def store_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool] = never) -> int:
+    """Write the pool's blocks of `tokens` that the store lacks, and return how many.
+
+    Ends if writing fails, or if `stop()` before a block.
+    """
+    written = 0
+    index = pool.index
+    for (place, _), (node, entries) in zip(places(index.root.key, tokens), index.find(tokens, True), strict=False):
+        if entries < len(node.tokens):  # the end of another conversation
+            break
+        assert node.parent is not None
+        if store.has(place, node.key):
+            continue
+        if stop():
+            break
+        groups = tuple(_bytes(pool, group, block, entries) for group, block in enumerate(node.blocks))
+        if not store.put(place, StoredBlock(node.parent.key, node.key, node.tokens, node.decode_written, groups)):
+            break
+        written += 1
+    return written
+
+
+def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int:
+    """Cache the store's blocks of `tokens` that the pool lacks, until it is full, and return how many."""
+    index = pool.index
+    path = index.find(tokens, True)
+    parent, used, loaded = index.root, list[tuple[int, int]](), 0
+    for number, (place, part) in enumerate(places(index.root.key, tokens)):
+        if number < len(path) and path[number][1] == len(part):
+            parent = path[number][0]
+            continue
+        block = store.get(place)
+        if block is None or not _follows(block, parent, part):
+            break
+        try:
+            node = _cache(pool, block, parent, used)
+        except PoolFullError:
+            break
+        if node is None:
+            break
+        parent, loaded = node, loaded + 1
+    for group, number in reversed(used):
+        pool.release(group, number)
+    return loaded
+
+
+def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> bool:
+    """Return whether it is the block of these tokens behind `parent`; a partial block has to begin like them."""
+    if block.parent != parent.key or block.key != digest(parent.key, block.tokens, block.decode_written):
+        return False
+    same = len(part) if len(part) == BLOCK else 1
+    return block.tokens[:same] == tuple(part[:same])
+
+
+def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[tuple[int, int]]) -> PrefixNode | None:
+    """Copy a stored block into blocks of the pool, and add them to `used`. None for sizes of another pool."""
+    entries = [_entries(pool, group, stored, len(block.tokens)) for group, stored in enumerate(block.groups)]
+    if len(entries) != len(pool.groups) or any(
+        array is None and stored is not None for array, stored in zip(entries, block.groups, strict=True)
+    ):
+        return None
+    numbers: list[int | None] = []
+    for group, array in enumerate(entries):
+        if array is None:
+            numbers.append(None)
+            continue
+        number = pool.allocate(group)
+        used.append((group, number))
+        numbers.append(number)
+        pool.storage.write(group, number, array)
+    return pool.cache_blocks(parent, block.tokens, block.decode_written, numbers)
+
+
+def _bytes(pool: BlockPool, group: int, block: int | None, entries: int) -> bytes | None:
+    if block is None:
+        return None
+    held = mx.contiguous(pool.storage.read_alone(group, block, entries))
+    return np.array(held.view(mx.uint8), copy=False).tobytes()
+
+
+def _entries(pool: BlockPool, group: int, stored: bytes | None, entries: int) -> mx.array | None:
+    """Return stored bytes as `PagedArrays.read` returned them; None if missing or of another size."""
+    storage = pool.storage
+    if stored is None or group >= len(storage.windows):
+        return None
+    kv = storage.shape.format
+    part = kv.part_shape(storage.store.groups[group].block_shape, entries)
+    if len(stored) != prod(part) * kv.dtype.size:
+        return None
+    return mx.array(np.frombuffer(stored, np.uint8)).view(kv.dtype).reshape(part)

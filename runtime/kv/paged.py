@@ -1,0 +1,124 @@
+"""Paged K/V for the native kernels: blocks of one pool, which attention reads in place.
+
+Contract: `KVBackend` and `KVPass`.
+E = model width, N = tokens of a pass.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import mlx.core as mx
+
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.block_table import BlockTable
+from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.paged_arrays import PagedArrays
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.metrics.cost import BESIDE_WINDOW
+from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Pass, Projections, SequenceRows
+
+_Projected = TypeVar("_Projected", mx.array, Projections)
+
+
+class PagedPass:
+    """One pass over rows whose caches are block tables of one pool."""
+
+    runs_fused = True
+
+    def __init__(self, rows: Sequence[PassRow]) -> None:
+        self.rows = rows
+        self._tables = [cast(BlockTable, row.cache) for row in rows]
+        for table, row in zip(self._tables, rows, strict=True):
+            table.reserve(row.count, row.phase)
+        self._storage = self._tables[0].pool.storage
+        self._pass = Pass(
+            [
+                SequenceRows(row.count, table.length, row.phase, table.tables)
+                for table, row in zip(self._tables, rows, strict=True)
+            ],
+            self._storage.store,
+        )
+        self._before = self._storage.newest
+
+    def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
+        """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
+        out = self._storage.ops.attend_pass(self._in_turn(qkv), self._pass, layer, spec)
+        self._storage.newest = out
+        return out
+
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
+        """x (1, N, E) -> (1, N, E)."""
+        x = node.run_pass(self._in_turn(x), self._pass, layers)
+        self._storage.newest = x
+        return x
+
+    def advance(self) -> None:
+        for table, row in zip(self._tables, self.rows, strict=True):
+            table.advance(row.count)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self._storage.arrays
+
+    def _in_turn(self, x: _Projected) -> _Projected:
+        """Make `x` depend on the pass before: the graph does not show in-place writes."""
+        if self._before is None:
+            return x
+        before, self._before = self._before, None
+        return cast(_Projected, mx.depends(x, before))
+
+
+class PagedBackend:
+    """Block tables of one pool, which is replaced after an error."""
+
+    rolls_back = True
+
+    def __init__(self, shape: KVShape, ops: Ops, options: KVOptions) -> None:
+        self._shape, self._ops, self._options = shape, ops, options
+        self.pool = self._new_pool()
+
+    def acquire(self, prompt: Sequence[int]) -> BlockTable:
+        table = BlockTable(self.pool, self._options.limit)
+        table.load_prefix(prompt[:-1], answers=self._options.keep_prefix)
+        return table
+
+    def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        if self._options.keep_prefix:
+            cast(BlockTable, cache).cache_blocks(tokens, end=True)
+        cache.close()
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        return [PagedPass(rows)]
+
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        cast(BlockTable, cache).cache_blocks(tokens)
+
+    def evict(self) -> None:
+        """Do nothing: allocation evicts cached blocks as needed."""
+
+    def trim(self) -> None:
+        if self._options.keep_prefix:
+            self.pool.free_slabs()
+        else:
+            self.pool.clear()
+
+    def clear(self) -> None:
+        self.pool = self._new_pool()
+
+    def _new_pool(self) -> BlockPool:
+        options = self._options
+        entries = options.max_running * (options.limit + BLOCK)  # a block more each, to copy a shared one
+        return make_pool(PagedArrays(self._shape, self._ops), entries, options.key, options.limit)
+
+
+def make_pool(storage: PagedArrays, entries: int, key: bytes = b"", cached_entries: int | None = None) -> BlockPool:
+    """Return a pool for concurrent sequences of `entries` together.
+
+    cached_entries: blocks are cached as long as there are no more than one sequence of this length takes (in a group
+    with a window: two that end there). None: as long as there is room.
+    """
+    windows = storage.windows
+    most = -(-entries // BLOCK)
+    spans = [2 * (window + BESIDE_WINDOW) if window else entries for window in windows]
+    bounds = [-(-min(span, cached_entries or entries) // BLOCK) + 1 for span in spans]
+    return BlockPool(windows, [most] * len(windows), storage, key, bounds if cached_entries else None)

@@ -1,0 +1,109 @@
+"""Prefix index: a tree of cached blocks, found by their tokens and all tokens before.
+
+Entries are identified by token and by phase (`runtime.ops.Phase`), since kernels compute other bits in prefill than in
+decode. A lookup for exact prefill entries therefore ends at the first entry of an answer.
+
+Every node has a key: a digest of the key before it, its tokens and phases. The root's key identifies weights, format
+and kernels. Keys name blocks on disk; in memory they lead to a node, and its tokens are compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from struct import pack
+
+from headrace.runtime.ops import BLOCK
+
+
+@dataclass(slots=True, eq=False)
+class PrefixNode:
+    """A cached block: up to BLOCK entries behind those of `parent`.
+
+    decode_written: of each entry, 1 for a decode step, 0 for prefill. prefill_exact: its first entries that equal a
+    cold prefill of all tokens. blocks: the block of each layer group, None if evicted there. parent: None for the root
+    and for removed nodes.
+    """
+
+    key: bytes
+    parent: "PrefixNode | None"
+    tokens: tuple[int, ...]
+    decode_written: bytes
+    prefill_exact: int
+    blocks: list[int | None]
+    children: dict[bytes, "PrefixNode"] = field(default_factory=dict)  # by key
+    children_by_token: dict[int, list["PrefixNode"]] = field(default_factory=dict)  # by first token
+
+    def common(self, tokens: Sequence[int], answers: bool) -> int:
+        """Return the length of the common prefix with `tokens`; `answers`: decode-written entries count."""
+        most = min(len(tokens), len(self.tokens) if answers else self.prefill_exact)
+        return next((i for i in range(most) if self.tokens[i] != tokens[i]), most)
+
+
+class PrefixIndex:
+    """The tree of all nodes. `key`: identity of the K/V."""
+
+    def __init__(self, key: bytes) -> None:
+        self.root = PrefixNode(blake2b(key, digest_size=16).digest(), None, (), b"", 0, [])
+
+    def find(self, tokens: Sequence[int], answers: bool) -> list[tuple[PrefixNode, int]]:
+        """Return the longest path along `tokens`: nodes with their matching entries. All but the last match whole."""
+        end, length, best = self.root, 0, (0, 0)
+        level, done = [self.root], 0
+        while level and done < len(tokens):
+            rest, followed = tokens[done : done + BLOCK], []
+            for node in (node for at in level for node in at.children_by_token.get(rest[0], ())):
+                common = node.common(rest, answers)
+                if (done + common, node.prefill_exact) > best:
+                    end, length, best = node, common, (done + common, node.prefill_exact)
+                if common == BLOCK:
+                    followed.append(node)
+            level, done = followed, done + BLOCK
+        path = []
+        while end.parent is not None:
+            path.append((end, length))
+            end, length = end.parent, BLOCK
+        return path[::-1]
+
+    def add(self, parent: PrefixNode, tokens: Sequence[int], decode_written: bytes, groups: int) -> PrefixNode:
+        """Return the node of these entries behind `parent`, new or not. Raises ValueError behind a partial block."""
+        if parent is not self.root and len(parent.tokens) < BLOCK:
+            raise ValueError("a partial block is the last of its path")
+        if not 1 <= len(tokens) <= BLOCK or len(decode_written) != len(tokens):
+            raise ValueError(
+                f"a block has 1 to {BLOCK} entries, each with its phase, not {len(tokens)}, {len(decode_written)}"
+            )
+        key = digest(parent.key, tokens, decode_written)
+        found = parent.children.get(key)
+        if found is not None:
+            if found.tokens != tuple(tokens) or found.decode_written != decode_written:
+                raise ValueError("two blocks of different tokens have one key")
+            return found
+        exact = decode_written.find(1) if parent.prefill_exact == len(parent.tokens) else 0
+        exact = len(tokens) if exact < 0 else exact
+        node = PrefixNode(key, parent, tuple(tokens), decode_written, exact, [None] * groups)
+        parent.children[key] = node
+        parent.children_by_token.setdefault(tokens[0], []).append(node)
+        return node
+
+    def remove(self, node: PrefixNode) -> Iterator[PrefixNode]:
+        """Remove a node and all nodes behind it, and yield each."""
+        assert node.parent is not None, "the root stays"
+        del node.parent.children[node.key]
+        siblings = node.parent.children_by_token[node.tokens[0]]
+        siblings.remove(node)
+        if not siblings:
+            del node.parent.children_by_token[node.tokens[0]]
+        node.parent = None
+        pending = [node]
+        while pending:
+            removed = pending.pop()
+            for child in removed.children.values():
+                child.parent = None
+                pending.append(child)
+            removed.children, removed.children_by_token = {}, {}
+            yield removed
+
+
+def digest(parent: bytes, tokens: Sequence[int], decode_written: bytes) -> bytes:
+    """Return the key of a block of `tokens` behind the block of key `parent`."""
+    return blake2b(pack(f"<{len(tokens)}q", *tokens) + decode_written, key=parent, digest_size=16).digest()

@@ -1,0 +1,85 @@
+"""Prefix reuse of one sequence: lookup in a block pool, and registration of its own full blocks.
+
+Contract: `load_prefix` starts an empty cache with the longest cached prefix of some tokens. Between a commit and the
+next pass, `cache_blocks` makes committed entries available to other sequences. Subclasses move the entries.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.kv.pool import BlockPool, PrefixMatch
+from headrace.runtime.kv.prefix_index import PrefixNode
+from headrace.runtime.ops import BLOCK, Phase
+
+
+class ReusableCache(CacheLengths):
+    """One sequence's lengths, and what the index knows of its entries. pool: None without prefix sharing."""
+
+    def __init__(self, pool: BlockPool | None, limit: int) -> None:
+        super().__init__(limit)
+        self.phase: Phase = "prefill"  # of the pass in flight
+        self._pool = pool
+        self._nodes: list[PrefixNode] = []  # of each full block that was cached
+        self._decode_written = bytearray()  # of each entry: written by a decode step?
+
+    def advance(self, tokens: int) -> None:
+        super().advance(tokens)
+        self._decode_written += (b"\1" if self.phase == "decode" else b"\0") * tokens
+
+    def rollback(self) -> None:
+        pending = self.length > self.committed
+        super().rollback()
+        self._shorten(pending)
+
+    def trim(self, length: int) -> None:
+        """Keep the first `length` committed entries. Raises ValueError if they are not `reachable`."""
+        if 0 < length <= self.committed and not self.reachable(length):
+            raise ValueError(f"the cache has dropped what it would need to go back to {length} entries")
+        pending = self.length > self.committed
+        super().trim(length)
+        self._shorten(pending)
+
+    def load_prefix(self, tokens: Sequence[int], *, answers: bool = False) -> int:
+        """Start with the pool's longest prefix of `tokens`, committed, and return its length. See `lookup`."""
+        if self.length or self.committed:
+            raise ValueError("only an empty cache can load a prefix")
+        if self._pool is None:
+            return 0
+        match = self._pool.lookup(tokens, answers=answers)
+        try:
+            length = self._load(match)
+        except BaseException:
+            self.close()
+            raise
+        self._nodes = list(match.nodes[: length // BLOCK])
+        self._decode_written += b"".join(node.decode_written for node in match.nodes)[:length]
+        self.length = self.committed = length
+        return length
+
+    def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> None:
+        """Make the full blocks of committed entries, of the first of `tokens`, available to lookups.
+
+        end: the partial last block, too; nothing is appended any more.
+        """
+        last = -(-self.committed // BLOCK) if end else self.committed // BLOCK
+        for index in range(len(self._nodes), last):
+            entries = slice(index * BLOCK, min((index + 1) * BLOCK, self.committed))
+            node = self._cache_block(entries, tokens[entries], bytes(self._decode_written[entries]))
+            if node is None:
+                return
+            if entries.stop - entries.start == BLOCK:
+                self._nodes.append(node)
+
+    @abstractmethod
+    def _load(self, match: PrefixMatch) -> int:
+        """Share or copy the blocks of a match; return how many entries the cache then has."""
+
+    @abstractmethod
+    def _cache_block(self, entries: slice, tokens: Sequence[int], decode_written: bytes) -> PrefixNode | None:
+        """Cache one block behind the last of `_nodes`; None if the block before it was evicted."""
+
+    def _shorten(self, pending: bool) -> None:  # noqa: ARG002
+        """Drop what belongs to entries past `length`; pending: a pass in flight may still append some."""
+        del self._decode_written[self.length :]
+        del self._nodes[self.length // BLOCK :]
