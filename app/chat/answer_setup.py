@@ -37,7 +37,19 @@ class AnswerSetup:
 
 def stored_options(sampling: Mapping[str, Any]) -> AnswerOptions:
     """Return a session's sampling as options, without unknown names. Raises UsageError for a value out of range."""
-    return AnswerOptions(**{name: value for name, value in sampling.items() if name in OPTIONS})
+    values = {name: value for name, value in sampling.items() if name in OPTIONS}
+    if isinstance(values.get("logit_bias"), list):
+        values["logit_bias"] = _parsed_biases(values["logit_bias"])
+    return AnswerOptions(**values)
+
+
+def _parsed_biases(texts: list[object]) -> dict[str, float]:
+    """Parse `ID=VALUE` texts, the form of --logit-bias. Raises UsageError."""
+    pairs = [str(text).partition("=") for text in texts]
+    try:
+        return {token: float(bias) for token, _, bias in pairs}
+    except ValueError:
+        raise UsageError("logit_bias: not a list of ID=VALUE texts") from None
 
 
 def settings_used(sampling: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
