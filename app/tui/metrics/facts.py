@@ -8,7 +8,7 @@ from headrace.runtime.metrics.telemetry import Summary
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What a step is measured against. None where the machine does not say."""
+    """Limits and names of the machine; None if unknown."""
 
     name: str = ""
     backend: str = ""
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class CacheFill:
-    """What the KV cache holds."""
+    """Contents of the KV cache."""
 
     tokens: int = 0
     used_bytes: int = 0

@@ -35,7 +35,7 @@ def _rate(steps: list[StepRecord]) -> float | None:
 
 
 def moving_share(steps: Sequence[StepRecord]) -> float | None:
-    """How much of the last step's bytes are KV, 0 to 1."""
+    """Return the K/V part of the last step's bytes, 0 to 1."""
     if not steps or not steps[-1].step_bytes:
         return None
     last = steps[-1]
