@@ -54,7 +54,7 @@ def oracle(prompt: Sequence[int], answer: Sequence[int], wrong: frozenset[int] =
 def speculating(network: Any, *, context_limit: int = 256, **options: Any) -> Engine:
     """Return an engine that verifies every draft token."""
     engine = Engine(network, context_limit=context_limit, **options)
-    engine._guesses.controller = Always()
+    engine._drafting.controller = Always()
     return engine
 
 

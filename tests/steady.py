@@ -1,9 +1,9 @@
 """Chunk budget without a clock, so that batches are the same on every machine."""
 
-from headrace.runtime.engine.chunk_budget import Pace
+from headrace.runtime.engine.chunk_budget import ChunkBudget
 
 
-class SteadyPace(Pace):
+class SteadyPace(ChunkBudget):
     """Constant numbers of prompt tokens per pass, with decoding sequences and alone."""
 
     def __init__(self, tokens: int) -> None:

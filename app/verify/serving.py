@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headrace.app.verify.trace import Trace
-from headrace.runtime.engine.chunk_budget import Pace
+from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.engine.sequence import Sequence
@@ -25,7 +25,7 @@ Tick = Callable[[], None]
 """Called between steps; may raise to stop."""
 
 
-class FixedPace(Pace):
+class FixedPace(ChunkBudget):
     """A chunk budget drawn by `draw`, independent of measured speed."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
@@ -69,7 +69,7 @@ class Serving:
                 self._tick()
         return traces, ""
 
-    def together(self, most: int, pace: Pace | None = None) -> Served:
+    def together(self, most: int, pace: ChunkBudget | None = None) -> Served:
         """Submit all at once with at most `most` running; others join as some end."""
         engine = Engine(self.network, context_limit=self.limit, most_running=most, pace=pace)
         sequences = [engine.submit(request) for request in self.requests]

@@ -1,30 +1,29 @@
-"""The measured speed of passes, and how many prompt tokens the next one may take for it.
+"""Prompt tokens of the next pass, from the measured speed of passes.
 
-Alone, a prompt's chunks take about TARGET_S each. Beside sequences that decode they are as long as lets a pass take
-STRETCH times what the decoding alone takes: those sequences keep flowing, and the prompt gets the rest of the time.
-Measured are medians of the newest passes (`runtime.metrics.running_median`).
+Alone, a prompt's chunks take about TARGET_S each. Beside decoding sequences, a chunk may stretch a pass to STRETCH
+times the time of decoding alone. Times are medians of the newest passes (`runtime.metrics.running_median`).
 """
 
 from headrace.runtime.engine.prefill import ChunkSizer
 from headrace.runtime.metrics.running_median import RunningMedian
 
 STRETCH = 2.4
-SMALLEST = 8  # tokens: fewer make a pass hardly shorter
-STEP = 2  # tokens that a budget grows by: on a slow machine hardly more than SMALLEST fit into a pass
-_STEPS = 15  # passes of decoding sequences only that are looked at; they soon forget another number of sequences
-_CHUNKS = 7  # passes with prompts beside: a token costs more with every one
+SMALLEST = 8  # tokens: fewer hardly shorten a pass
+STEP = 2  # tokens: granularity of a budget; on a slow machine hardly more than SMALLEST fit into a pass
+_STEPS = 15  # passes of decoding sequences only; few, since their number of sequences changes
+_CHUNKS = 7  # passes with prompts
 
 
-class Pace:
-    """Fed with what passes took."""
+class ChunkBudget:
+    """The budget, from recorded pass times."""
 
     def __init__(self) -> None:
         self.alone = ChunkSizer()
-        self._step_s = RunningMedian(_STEPS)  # a pass of decoding sequences only
-        self._token_s = RunningMedian(_CHUNKS)  # what a prompt's token adds to it
+        self._step_s = RunningMedian(_STEPS)  # of a pass of decoding sequences only
+        self._token_s = RunningMedian(_CHUNKS)  # added by a prompt token
 
     def budget(self, beside: bool) -> int:
-        """Prompt tokens that the next pass may take, beside decoding sequences or alone."""
+        """Return the prompt tokens of the next pass, beside decoding sequences or alone."""
         if not beside:
             return self.alone.size
         step_s, token_s = self._step_s.median, self._token_s.median
@@ -34,7 +33,7 @@ class Pace:
         return max(SMALLEST, min(self.alone.size, affordable // STEP * STEP))
 
     def took(self, rows: int, fed: int, seconds: float) -> None:
-        """So long for a pass of `rows` decoding sequences and `fed` tokens of prompts."""
+        """Record the time of a pass of `rows` decoding sequences and `fed` prompt tokens."""
         if not fed:
             self._step_s.add(seconds)
         elif not rows:

@@ -1,18 +1,15 @@
-"""The heart: one decode step in its six stages, for every sequence that takes part in it.
+"""One decode step in its six stages, for all scheduled sequences at once.
 
-Semantics the loop of `runtime.engine.engine` keeps. A step feeds one token per decoding sequence and appends one K and
-one V entry per layer for it; chunks of prompts may pass beside. While the device works on step n, step n + 1 is built
-on n's tokens, values nobody has read yet. If such a token turns out to end an answer, the step built ahead has fed a
-token of that sequence all the same: its entry is committed, its own token is never read. So nothing has to be taken
-back, and any cache can be run ahead of.
+A step feeds one token per decoding sequence and appends one K and one V entry per layer; prompt chunks may share the
+pass. While the device computes step n, step n + 1 is built on n's tokens, which are not read yet. If such a token ends
+an answer, the entry of step n + 1 is committed and its token is never read. So nothing is rolled back.
 
-Guesses may ride along behind a sequence's token. Each row chooses by the sequence's own sampler what the model says
-there, with the random key of that position and the guesses before it counted as said: a guess is accepted if it is what
-the row before it chose, and all before it were. So what is said is what would have been said without, token for token,
-drawn or not, whatever guesses. (For a guess that comes without chance, as an n-gram's does, this is the exact rule of
-Leviathan et al. 2023, arXiv:2211.17192, and Chen et al. 2023, arXiv:2302.01318. Of what a draft model draws that rule
-accepts a little more, and says something else for the same seed; compare Daliri et al. 2024, arXiv:2408.07978.) What
-was not accepted is rolled back, and nothing is built ahead on a pass with guesses.
+Draft tokens may follow a sequence's token. Each row chooses by the sequence's own sampler, with the random key of its
+position and the draft tokens before it counted as output. A draft token is accepted if the row before it chose it, and
+all before it were accepted. So the output does not depend on draft tokens, sampled or not. (For draft tokens without
+chance, as of n-grams, this is the exact rule of Leviathan et al. 2023, arXiv:2211.17192, and Chen et al. 2023,
+arXiv:2302.01318. For a draft model that rule accepts a little more, with other output for the same seed; compare Daliri
+et al. 2024, arXiv:2408.07978.) Rejected entries are rolled back; no step is built ahead of a pass with draft tokens.
 """
 
 import math
@@ -27,7 +24,7 @@ import mlx.core as mx
 
 from headrace.runtime.engine.prefill import feed
 from headrace.runtime.engine.request import TokenLogprobs
-from headrace.runtime.engine.scheduler import Share
+from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.backend import KVBackend
@@ -50,41 +47,41 @@ def decode_step(network: Network, kv_pass: KVPass, sample: Sample, tokens: mx.ar
 
 
 def _rows(x: mx.array, rows: int) -> mx.array:
-    """(1, N, ...) -> the first `rows` of N, as sequences of one token: (rows, 1, ...)."""
+    """Return the first `rows` of (1, N, ...), as sequences of one token: (rows, 1, ...)."""
     if x.shape[1] == 1:
         return x
     return (x if x.shape[1] == rows else x[:, :rows]).reshape(rows, 1, *x.shape[2:])
 
 
 @dataclass(slots=True)
-class Flight:
-    """A pass under way. `token` (N,) is what the rows of the shares that choose do, one for each token fed."""
+class InFlightBatch:
+    """Passes in flight. token (N,): the tokens chosen, one for each token fed by chunks that choose."""
 
-    shares: list[Share]
-    batch: int  # sequences for which the weights are read at once
+    chunks: list[ScheduledChunk]
+    batch: int  # sequences of the first pass, which share one read of the weights
     started: float
     token: mx.array | None = None
-    ahead: bool = False  # built before the one before it had landed
+    ahead: bool = False  # built before the batch before it was read
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
-    errors: dict[Sequence, Exception] = field(default_factory=dict)  # that samplers raised: their tokens mean nothing
-    appended: list[mx.array] = field(default_factory=list)  # of passes that choose no token
-    logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the tokens
+    errors: dict[Sequence, Exception] = field(default_factory=dict)  # raised by samplers; their tokens are invalid
+    appended: list[mx.array] = field(default_factory=list)  # K/V of passes that choose no token
+    logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the chosen tokens
 
     @property
-    def guesses(self) -> int:
-        """Rows that were guessed."""
-        return sum(len(share.guesses) for share in self.shares)
+    def draft_tokens(self) -> int:
+        """Number of draft tokens."""
+        return sum(len(chunk.draft_tokens) for chunk in self.chunks)
 
     @property
     def decides(self) -> bool:
-        """Whether it has to land before the next pass is planned: how much was guessed right is to be known."""
+        """Whether its tokens are needed to schedule the next pass: draft tokens or their proposers depend on them."""
         return any(
-            share.guesses or ((proposer := share.sequence.proposer) is not None and proposer.needs_all_tokens)
-            for share in self.shares
+            chunk.draft_tokens or ((proposer := chunk.sequence.proposer) is not None and proposer.needs_all_tokens)
+            for chunk in self.chunks
         )
 
-    def land(self) -> list[int]:
-        """Wait for the device; the chosen tokens. EngineError where the logit of one is no number."""
+    def wait(self) -> list[int]:
+        """Wait for the device and return the chosen tokens. Raises EngineError if a logit is not finite."""
         if self.appended:
             mx.eval(self.appended)
         tokens = [] if self.token is None else cast(list[int], self.token.tolist())
@@ -92,72 +89,76 @@ class Flight:
             math.isfinite(logit) for logits in self.logits for [logit] in cast(list[list[float]], logits.tolist())
         ):
             raise EngineError(
-                "the model computes what is not finite (NaN or infinity), so its tokens would mean nothing",
-                "fetch its files anew; if that changes nothing, they need more range than is computed with",
+                "the model computes values that are not finite (NaN or infinity), so its tokens are meaningless",
+                "fetch its files anew; if that changes nothing, the model needs a type of more range",
             )
         return tokens
 
 
-def start(network: Network, kv: KVBackend, shares: list[Share], before: Flight | None) -> Flight:
-    """Build the passes over `shares` and hand them to the device without waiting.
+def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before: InFlightBatch | None) -> InFlightBatch:
+    """Build the passes over `chunks` and hand them to the device without waiting.
 
-    Shares that choose come first; of them those first that are fed what `before`, the pass under way, chooses.
+    Chunks that choose come first; of them first those that are fed the tokens of `before`, the in-flight batch.
     """
-    passes = kv.make_passes([PassRow(share.sequence.kv, share.count, share.phase) for share in shares])
-    flight = Flight(shares, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
-    rest = iter(shares)
-    tokens = [_begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, flight) for kv_pass in passes]
+    passes = kv.make_passes([PassRow(chunk.sequence.kv, chunk.count, chunk.phase) for chunk in chunks])
+    in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
+    rest = iter(chunks)
+    tokens = [_begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight) for kv_pass in passes]
     chosen = [token for token in tokens if token is not None]
     if chosen:
-        flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
-        kept = [array for rows in flight.logprobs.values() for values in rows for array in values]
-        mx.async_eval(flight.token, *flight.logits, *kept, *flight.appended)
+        in_flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
+        kept = [array for rows in in_flight.logprobs.values() for values in rows for array in values]
+        mx.async_eval(in_flight.token, *in_flight.logits, *kept, *in_flight.appended)
     else:
-        mx.async_eval(*flight.appended)
-    return flight
+        mx.async_eval(*in_flight.appended)
+    return in_flight
 
 
 def _begin(
-    network: Network, kv_pass: KVPass, group: list[Share], before: Flight | None, flight: Flight
+    network: Network,
+    kv_pass: KVPass,
+    group: list[ScheduledChunk],
+    before: InFlightBatch | None,
+    in_flight: InFlightBatch,
 ) -> mx.array | None:
-    """Build one forward pass over the shares; return the tokens that they choose, if any."""
+    """Build one forward pass over the chunks; return the tokens that they choose, if any."""
     tokens = _fed(group, before)
-    choosing = [share for share in group if share.chooses]
+    choosing = [chunk for chunk in group if chunk.chooses]
     if not choosing:
         feed(network, kv_pass, tokens)
-        flight.appended += kv_pass.arrays
+        in_flight.appended += kv_pass.arrays
         return None
 
     def sample(logits: mx.array) -> mx.array:
-        samplers = [cast(Sampler, share.sequence.sampler) for share in choosing]
+        samplers = [cast(Sampler, chunk.sequence.sampler) for chunk in choosing]
         errors: dict[int, Exception] = {}
-        chosen = choose(samplers, logits, [share.guesses for share in choosing], errors)
-        flight.errors |= {choosing[place].sequence: error for place, error in errors.items()}
-        flight.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
+        chosen = choose(samplers, logits, [chunk.draft_tokens for chunk in choosing], errors)
+        in_flight.errors |= {choosing[place].sequence: error for place, error in errors.items()}
+        in_flight.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
         first = 0
-        for share in choosing:
-            if (top := share.sequence.request.logprobs) is not None:
-                rows = [slice(row, row + 1) for row in range(first, first + share.count)]
-                flight.logprobs[share.sequence] = [logprobs(logits[row], chosen[row], top) for row in rows]
-            first += share.count
+        for chunk in choosing:
+            if (top := chunk.sequence.request.logprobs) is not None:
+                rows = [slice(row, row + 1) for row in range(first, first + chunk.count)]
+                in_flight.logprobs[chunk.sequence] = [logprobs(logits[row], chosen[row], top) for row in rows]
+            first += chunk.count
         return chosen
 
-    return decode_step(network, kv_pass, sample, tokens, sum(share.count for share in choosing))
+    return decode_step(network, kv_pass, sample, tokens, sum(chunk.count for chunk in choosing))
 
 
-def _fed(group: list[Share], before: Flight | None) -> mx.array:
-    """What the shares are fed (N,): tokens that are known, and what the pass under way chooses."""
+def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
+    """Return the tokens fed (N,): known ones, and those that the in-flight batch chooses."""
     chained: list[Sequence] = []
     known: list[int] = []
-    places: list[int] = []  # of each token fed: in what was chosen, or behind that
-    for share in group:
-        sequence, at = share.sequence, share.sequence.kv.length
+    places: list[int] = []  # of each token fed: among the chosen tokens, or behind them
+    for chunk in group:
+        sequence, at = chunk.sequence, chunk.sequence.kv.length
         if at < len(sequence.tokens):
-            fed: Row[int] = (*sequence.tokens[at : at + share.count - len(share.guesses)], *share.guesses)
+            fed: Row[int] = (*sequence.tokens[at : at + chunk.count - len(chunk.draft_tokens)], *chunk.draft_tokens)
         else:
             places.append(-1 - len(chained))
             chained.append(sequence)
-            fed = share.guesses
+            fed = chunk.draft_tokens
         places += range(len(known), len(known) + len(fed))
         known += fed
     if not chained:
@@ -165,29 +166,29 @@ def _fed(group: list[Share], before: Flight | None) -> mx.array:
     assert before is not None
     assert before.token is not None
     chosen = before.token
-    choosing = [share.sequence for share in before.shares if share.chooses]
-    if chained != choosing:  # some have ended, or take turns
+    choosing = [chunk.sequence for chunk in before.chunks if chunk.chooses]
+    if chained != choosing:  # some ended, or have passes of their own
         rows = {sequence: row for row, sequence in enumerate(choosing)}
         chosen = chosen[mx.array([rows[sequence] for sequence in chained])]
     if not known:
         return chosen
     fed_tokens = mx.concatenate([chosen, mx.array(known, mx.uint32)])
-    if any(share.guesses for share in group[: len(chained) - 1]):  # else they are in their order
+    if any(chunk.draft_tokens for chunk in group[: len(chained) - 1]):  # else they are in their order
         order = [-1 - place if place < 0 else place + len(chained) for place in places]
         fed_tokens = fed_tokens[mx.array(order)]
     return fed_tokens
 
 
-def agreed(chosen: Row[int], guesses: Row[int]) -> int:
-    """How many of the guesses behind a token are what was chosen in front of each, up to the first that is not."""
-    for place, guess in enumerate(guesses):
-        if chosen[place] != guess:
+def accepted(chosen: Row[int], draft_tokens: Row[int]) -> int:
+    """Return how many leading draft tokens equal the token chosen before each."""
+    for place, token in enumerate(draft_tokens):
+        if chosen[place] != token:
             return place
-    return len(guesses)
+    return len(draft_tokens)
 
 
 def read(values: Logprobs) -> TokenLogprobs:
-    """The log probabilities of one token, on the host."""
+    """Return the log probabilities of one token, on the host."""
     chosen, ids, best, digest = values
     pairs = zip(cast(list[int], ids[0].tolist()), cast(list[float], best[0].tolist()), strict=True)
     return TokenLogprobs(cast(float, chosen.item()), list(pairs), cast(int, digest.item()))

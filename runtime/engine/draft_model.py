@@ -1,8 +1,7 @@
-"""Guesses from a smaller network with the same vocabulary, which reads along with K/V of its own.
+"""Draft tokens from a smaller network of the same vocabulary, with its own K/V.
 
-It guesses what the sequence's own sampler would choose from the draft's logits, with the random keys of those very
-positions: where both networks agree on what is likely, they draw the same ("drafter-invariant" coupling, Daliri et al.
-2024, arXiv:2408.07978).
+The sequence's sampler chooses from the draft model's logits, with the random keys of the same positions. Where both
+networks agree, they sample the same token ("drafter-invariant" coupling, Daliri et al. 2024, arXiv:2408.07978).
 """
 
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.engine.decode import agreed, decode_step
+from headrace.runtime.engine.decode import accepted, decode_step
 from headrace.runtime.engine.prefill import ChunkSizer, feed, prefill
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.network import Network
@@ -18,19 +17,19 @@ from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
 from headrace.runtime.speculation.proposer import MAX_DRAFT
 
-_CHANCE = 0.7  # of a guess, before anything was seen
-_RUN = 16  # tokens that are read at once without being a prompt
+_CHANCE = 0.7  # of acceptance, before any measurement
+_RUN = 16  # tokens fed in one pass without prefill
 _NEW = 0.2  # the weight of a new measurement
 
 
-class Draft:
-    """A draft network's guesses for one sequence of at most `limit` entries, drawn as `sampler()` now would."""
+class DraftModel:
+    """Draft tokens for one sequence of at most `limit` entries. sampler: returns a fork of the sequence's sampler."""
 
     source = "draft"
     needs_all_tokens = True
 
     def __init__(self, network: Network, limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
-        """vocab_size: rows of logits that the sampler takes; networks of one vocabulary may be padded differently."""
+        """vocab_size: logits that the sampler takes; networks may pad one vocabulary differently."""
         self.cost_s = 0.0
         self._vocab_size = vocab_size
         self._network = network
@@ -40,28 +39,28 @@ class Draft:
         self._sizer = ChunkSizer()
         self._acceptance = Acceptance([_CHANCE] * (MAX_DRAFT + 1))
         self._tokens: Sequence[int] = ()
-        self._known = 0  # tokens, when it guessed last
-        self._guesses: Sequence[int] = ()
+        self._known = 0  # tokens, when it draft_entries last
+        self._draft_tokens: Sequence[int] = ()
 
     def update(self, tokens: Sequence[int]) -> None:
-        """See `Proposer`. Of what was guessed, K/V stay as far as it was right."""
-        came = tokens[self._known : self._known + len(self._guesses)]
-        right = agreed(came, self._guesses[: len(came)])
+        """See `Proposer`. K/V of accepted draft tokens stay."""
+        came = tokens[self._known : self._known + len(self._draft_tokens)]
+        right = accepted(came, self._draft_tokens[: len(came)])
         for place in range(min(right + 1, len(came))):
             self._acceptance.record(place, place < right)
-        if self._guesses:
+        if self._draft_tokens:
             self._cache.commit(min(right, self._cache.length - self._cache.committed))
             self._cache.rollback()
-        self._tokens, self._known, self._guesses = tokens, len(tokens), ()
+        self._tokens, self._known, self._draft_tokens = tokens, len(tokens), ()
 
     def chances(self, most: int) -> Sequence[float]:
         """See `Proposer`."""
         return [self._acceptance.chance(place) for place in range(most)]
 
     def propose(self, count: int) -> Sequence[int]:
-        """See `Proposer`. Reads what is new first; of a prompt a chunk a time, and guesses nothing until it is through.
+        """See `Proposer`. Feeds new tokens first, a prompt one chunk a call; no draft tokens until all are fed.
 
-        So an answer goes on meanwhile, and a cancel is heard between two chunks.
+        So decoding continues meanwhile, and can be cancelled between chunks.
         """
         if not self._read():
             return ()
@@ -75,15 +74,15 @@ class Draft:
         for _ in range(count):
             kv_pass = one_pass(self._kv, self._cache, 1, "decode")
             chosen.append(decode_step(self._network, kv_pass, sample, chosen[-1]))
-        guesses: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
+        draft_tokens: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
         self._cache.commit(1)
-        self._guesses = guesses
+        self._draft_tokens = draft_tokens
         took = (time.perf_counter() - began) / count
         self.cost_s += (_NEW if self.cost_s else 1.0) * (took - self.cost_s)
-        return guesses
+        return draft_tokens
 
     def _read(self) -> bool:
-        """All tokens but the last, or a chunk of them; whether these were all."""
+        """Feed all tokens but the last, or a chunk of them; return whether these were all."""
         new = self._tokens[self._cache.length : -1]
         if len(new) > _RUN:
             return next(prefill(self._network, self._kv, self._cache, new, self._sizer)) == len(new)

@@ -1,11 +1,11 @@
-"""The engine: requests in, events out, many at a time, on the thread that loaded the network.
+"""The engine: many requests in, events out, on the thread that loaded the network.
 
-A step schedules (who is served, who gets how many tokens), runs (builds the next pass while the device works on the one
-before), commits what has landed, and delivers its events. What a sequence says does not depend on who is beside it.
+A step schedules chunks, builds the next batch while the device computes the one before, commits that one's tokens, and
+delivers events. A sequence's output does not depend on other sequences.
 
-MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a
-request's `CancelFlag` may be touched from elsewhere. After any end (finished, cancelled, closed, failed) the next
-request may come, and what K/V there are is given back, unless `keep_prefix` holds on to it for the next prompt.
+MLX streams and compiled functions belong to a thread, so an engine is used from one thread for life; only a request's
+`CancelFlag` may be set from another. After any end the next request may come, and K/V are freed unless `keep_prefix`
+keeps them for the next prompt.
 """
 
 import time
@@ -19,14 +19,14 @@ from typing import cast
 
 import mlx.core as mx
 
-from headrace.runtime.engine.chunk_budget import Pace
-from headrace.runtime.engine.decode import Flight, agreed, read, start
-from headrace.runtime.engine.draft_model import Draft
-from headrace.runtime.engine.drafting import Guesses
-from headrace.runtime.engine.kv_budget import Room
+from headrace.runtime.engine.chunk_budget import ChunkBudget
+from headrace.runtime.engine.decode import InFlightBatch, accepted, read, start
+from headrace.runtime.engine.draft_model import DraftModel
+from headrace.runtime.engine.drafting import Drafting
+from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import chunk_end, prefill
 from headrace.runtime.engine.request import Event, Failed, Finished, FinishReason, Request, Step
-from headrace.runtime.engine.scheduler import Scheduler, Share
+from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.errors import EngineError, UsageError, expected
@@ -40,14 +40,14 @@ from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Proposer
 
-NEXT_IN_LINE = 64  # of those that wait: whose cancel flags are looked at in every step
+CHECKED_WAITING = 64  # waiting sequences whose cancel flags are checked in every step
 
 Delivery = tuple[Sequence, Event]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSoFar:
-    """How many entries of a prompt are in the KV cache, and their bytes."""
+class PrefetchedPrompt:
+    """Entries of a prompt in the KV cache, and their bytes."""
 
     tokens: int
     used_bytes: int
@@ -56,10 +56,7 @@ class ReadSoFar:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many sequences are where, and the memory that K/V take of what they may.
-
-    blocks: of the pool, and pool_bytes what they take; None and 0 as long as there is none.
-    """
+    """Sequences by state, and K/V memory. blocks, pool_bytes: of the block pool; None and 0 without."""
 
     waiting: int
     preempted: int
@@ -72,14 +69,12 @@ class Load:
 
 
 class Engine:
-    """Runs one network. `context_limit` bounds the cache entries of a generation: an answer's last token needs none.
+    """Runs one network. context_limit: cache entries of a generation; an answer's last token needs none.
 
-    keep_prefix: a conversation. K/V outlive their request, and of the next prompt only what is new is prefilled.
-    most_running: sequences served at a time; others wait. kv_memory: bytes that the K/V of all of them may take, a
-    draft's included; None for what the machine has free, and never less than one sequence may need. kv_key: what
-    tells K/V apart on disk. pace: how prompts are cut, where the measured speed shall not say it. draft: a smaller
-    network with the same vocabulary, for requests that are to be speculated on with it. pass_costs: where what
-    passes with guesses take is remembered.
+    keep_prefix: K/V outlive their request, for later prompts with the same beginning. most_running: concurrent
+    sequences. kv_memory: bytes for all K/V, a draft model's included, at least one sequence's; None for the machine's
+    free memory. kv_key: identity of the K/V on disk. pace: prompt tokens of a pass, instead of the measured budget.
+    draft: a smaller network of the same vocabulary. pass_costs: stored pass times.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class Engine:
         most_running: int = 16,
         kv_memory: int | None = None,
         kv_key: bytes = b"",
-        pace: Pace | None = None,
+        pace: ChunkBudget | None = None,
         draft: Network | None = None,
         pass_costs: PassCostStore | None = None,
     ) -> None:
@@ -102,18 +97,18 @@ class Engine:
         held = replace(self._cost, kv=[*self._cost.kv, *draft.cost.kv]) if draft else self._cost
         self._held = held.kv_bytes(context_limit)
         self._weights = self._cost.weight_bytes + (draft.cost.weight_bytes if draft else 0)
-        self._room = Room(held, context_limit, kv_memory)
-        self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._room.spare))
-        self._pace = pace or Pace()
-        self._scheduler = Scheduler(self._room, self._pace, most_running, shared=self.kv.pool is not None)
+        self._budget = KVBudget(held, context_limit, kv_memory)
+        self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
+        self._pace = pace or ChunkBudget()
+        self._scheduler = Scheduler(self._budget, self._pace, most_running, shared=self.kv.pool is not None)
         self._draft = draft
-        self._guesses = Guesses(network.vocab_size, pass_costs)
-        self._flight: Flight | None = None  # the pass under way
-        self._landed = 0.0  # when the newest pass had landed
-        self._ended: list[Sequence] = []  # whose caches are still to be kept or given back
+        self._drafting = Drafting(network.vocab_size, pass_costs)
+        self._in_flight: InFlightBatch | None = None  # the newest batch
+        self._landed = 0.0  # when the newest batch was read
+        self._ended: list[Sequence] = []  # whose caches are not released yet
         self._cancelled: list[Sequence] = []
-        self.on_release: Callable[[Sequence], None] | None = None  # is called before a sequence's cache is released
-        self._at_work: ExitStack | None = None  # what is to be undone when nothing is left to do
+        self.on_release: Callable[[Sequence], None] | None = None  # called before a sequence's cache is released
+        self._at_work: ExitStack | None = None  # closed when no work is left
         self._generating = False
         mx.set_cache_limit(CACHE_LIMIT)
 
@@ -124,7 +119,7 @@ class Engine:
         than the context limit, EngineError while others are being served, NotEnoughMemoryError where the device's
         memory runs out on the way.
         """
-        self._claimable()
+        self._check_idle()
         self._check(request)
         return self._generate(request)
 
@@ -142,7 +137,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do: sequences to serve, or what they leave behind to put away."""
+        """Whether `step` has something to do: sequences, or memory to free."""
         return bool(self._scheduler) or self._at_work is not None
 
     def preempt_youngest(self) -> None:
@@ -150,7 +145,7 @@ class Engine:
         self._scheduler.preempt_youngest()
 
     def load(self) -> Load:
-        """How busy the engine is."""
+        """Return the engine's load."""
         states = Counter(sequence.state for sequence in self._scheduler)
         pool = self.kv.pool
         return Load(
@@ -158,66 +153,73 @@ class Engine:
             preempted=states["preempted"],
             prefilling=states["prefill"],
             decoding=states["decode"],
-            kv_used_bytes=self._room.used,
-            kv_room_bytes=self._room.total,
+            kv_used_bytes=self._budget.used,
+            kv_room_bytes=self._budget.total,
             pool_bytes=pool.storage.nbytes if pool else 0,
             blocks=pool.stats if pool else None,
         )
 
     def step(self) -> list[Delivery]:
-        """One step of everyone who can make one: schedule, run, commit, deliver. May have nothing to deliver yet.
+        """Run one step of all sequences: schedule, run, commit, deliver. May have nothing to deliver yet.
 
-        Where it raises (see `generate`), every sequence is lost, and the engine ready for others.
+        After an error (see `generate`) every sequence is lost, and the engine ready for others.
         """
         events: list[Delivery] = []
         try:
             with memory_errors(self._cost.weight_bytes):
-                self._put_away()
-                self._hear(events)
-                if not self._scheduler:
-                    if not self._ended:  # nobody waits for an event while memory is given back
-                        self._rest()
-                    return events
-                if self._scheduler.waiting:  # blocks have to be back before the next sequence takes its own
-                    self._put_away()
-                self._work()
-                admitted = self._scheduler.admit()
-                self.kv.evict()
-                for sequence in admitted:
-                    self._admit(sequence, events)
-                landing, self._flight = self._flight, None
-                decided = landing is not None and landing.decides
-                if landing is not None and decided:  # what comes next has to be known first
-                    self._land(landing, events)
-                    landing = None
-                shares = self._guesses.add(self._scheduler.plan(), self._scheduler.extend)
-                self.kv.evict()
-                self._flight = start(self.network, self.kv, shares, landing) if shares else None
-                if decided and self._flight is not None:
-                    self._flight.started = self._landed  # guessing is part of what it takes
-                if landing is not None:
-                    self._land(landing, events)
-                if self._flight is not None and self._flight.token is None:  # prompts alone: nothing to run ahead of
-                    landing, self._flight = self._flight, None
-                    self._land(landing, events)
+                self._release_ended()
+                self._end_due(events)
+                if self._scheduler:
+                    self._admit_waiting(events)
+                    self._run_and_commit(events)
+                elif not self._ended:  # their events are delivered before memory is freed
+                    self._stop_work()
         except BaseException:
-            self._abandon()
+            self._drop_all()
             raise
         return events
 
-    def read_ahead(self, prompt: Row[int], stop: Callable[[], bool]) -> ReadSoFar | None:
+    def _admit_waiting(self, events: list[Delivery]) -> None:
+        """Admit sequences, after the blocks of ended ones are released."""
+        if self._scheduler.waiting:
+            self._release_ended()
+        self._start_work()
+        admitted = self._scheduler.admit()
+        self.kv.evict()
+        for sequence in admitted:
+            self._admit(sequence, events)
+
+    def _run_and_commit(self, events: list[Delivery]) -> None:
+        """Start the next batch, and commit the one before it, first if scheduling needs its tokens."""
+        before, self._in_flight = self._in_flight, None
+        decided = before is not None and before.decides
+        if before is not None and decided:
+            self._commit(before, events)
+            before = None
+        chunks = self._drafting.add(self._scheduler.plan(), self._scheduler.extend)
+        self.kv.evict()
+        self._in_flight = start(self.network, self.kv, chunks, before) if chunks else None
+        if decided and self._in_flight is not None:
+            self._in_flight.started = self._landed  # its time includes drafting
+        if before is not None:
+            self._commit(before, events)
+        if self._in_flight is not None and self._in_flight.token is None:  # prompts only: no step is built ahead
+            before, self._in_flight = self._in_flight, None
+            self._commit(before, events)
+
+    def read_ahead(self, prompt: Row[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
         """Prefill what the next prompt is expected to begin with, while nobody waits for an answer.
 
         Ends early, with nothing lost, once `stop()` says so between two chunks. Says how far it got; None, and nothing
         done, without `keep_prefix`. Raises what `generate` raises.
         """
-        self._claimable()
+        self._check_idle()
         self._check(Request(prompt))
         if not self._keeps:
             return None
         try:
             with memory_errors(self._cost.weight_bytes):
-                self._work()
+                self._start_work()
                 cache, end = self.kv.acquire(prompt), len(prompt) - 1
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
@@ -227,16 +229,16 @@ class Engine:
                         if stop():
                             end = 0
                             break
-                read = ReadSoFar(cache.committed, cache.committed_bytes, cache.allocated_bytes)
+                read = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes)
                 self.kv.release(cache, prompt)
                 return read
         except BaseException:
             self.kv.clear()
             raise
         finally:
-            self._rest()
+            self._stop_work()
 
-    def _claimable(self) -> None:
+    def _check_idle(self) -> None:
         if self._generating or self._scheduler:
             raise EngineError("the engine is already generating", "close the other generation first")
 
@@ -244,17 +246,17 @@ class Engine:
         request.check(self.network.vocab_size, self.context_limit)
         if request.speculate == "draft" and self._draft is None:
             raise UsageError("speculating with a draft needs a draft model")
-        self._room.check(len(request.prompt))
+        self._budget.check(len(request.prompt))
 
     def _enter(self, request: Request) -> Sequence:
         sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
         timeline = Timeline(cost=self._cost, prompt_tokens=len(request.prompt))
-        sequence = Sequence(request, self._room.limit, timeline, sampler)
+        sequence = Sequence(request, self._budget.limit, timeline, sampler)
         self._scheduler.add(sequence)
         return sequence
 
     def _generate(self, request: Request) -> Iterator[Event]:
-        self._claimable()  # again: another generation may have started since this one was made
+        self._check_idle()  # again: another generation may have started meanwhile
         sequence = self._enter(request)
         self._generating = True
         try:
@@ -267,18 +269,18 @@ class Engine:
             self._generating = False
             if sequence.state != "finished":  # closed between two events
                 self._end(sequence)
-            self._put_away()
-            self._rest()
+            self._release_ended()
+            self._stop_work()
 
-    def _hear(self, events: list[Delivery]) -> None:
-        """End those who were cancelled, and those who have said all there was room for."""
-        heard = [*self._scheduler.running, *islice(self._scheduler.waiting, NEXT_IN_LINE), *self._cancelled]
+    def _end_due(self, events: list[Delivery]) -> None:
+        """End sequences that are cancelled, stopped or complete."""
+        heard = [*self._scheduler.running, *islice(self._scheduler.waiting, CHECKED_WAITING), *self._cancelled]
         self._cancelled.clear()
         for sequence in heard:
             if sequence.state == "finished":  # before, or just now: it may be among those heard twice
                 continue
             with self._own_errors(sequence, events):
-                if sequence.wants_to_end:
+                if sequence.is_cancelled:
                     events.append((sequence, self._finish(sequence, "cancelled")))
                 elif sequence.stop_id is not None:
                     events.append((sequence, self._finish(sequence, "stop", sequence.stop_id)))
@@ -286,14 +288,14 @@ class Engine:
                     events.append((sequence, self._finish(sequence, "length")))
 
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
-        """Give a sequence its cache."""
+        """Acquire a sequence's cache."""
         sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
         sequence.marks = self._keeps and cache.needs_marks
         if self.kv.rolls_back and not cache.needs_marks:
             sequence.proposer = sequence.proposer or self._proposer(sequence)
         if not sequence.served:
             sequence.served = True
-            sequence.reused = sequence.told = cache.committed
+            sequence.reused = sequence.reported = cache.committed
             sequence.timeline.admitted(sequence.reused)
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
@@ -304,77 +306,77 @@ class Engine:
                 return NGram(sampled=sequence.request.sampling.temperature > 0)
             case "draft":
                 assert self._draft is not None
-                return Draft(
+                return DraftModel(
                     self._draft, sequence.limit, self.network.vocab_size, lambda: cast(Sampler, sequence.sampler).fork()
                 )
         return None
 
-    def _land(self, flight: Flight, events: list[Delivery]) -> None:
-        """Wait for a pass, make final what it appended, and say what it brought."""
-        tokens = flight.land()
+    def _commit(self, in_flight: InFlightBatch, events: list[Delivery]) -> None:
+        """Wait for a batch, commit its entries, and append its events."""
+        tokens = in_flight.wait()
         now = time.perf_counter()
         rows = fed = 0
-        for share in flight.shares:
-            if share.phase == "decode":
+        for chunk in in_flight.chunks:
+            if chunk.phase == "decode":
                 rows += 1
             else:
-                fed += share.count
-        seconds = now - max(self._landed, flight.started)
-        if not flight.guesses:
+                fed += chunk.count
+        seconds = now - max(self._landed, in_flight.started)
+        if not in_flight.draft_tokens:
             self._pace.took(rows, fed, seconds)
         if rows and not fed:
-            self._guesses.controller.record(rows, flight.guesses, seconds, ahead=flight.ahead)
+            self._drafting.controller.record(rows, in_flight.draft_tokens, seconds, ahead=in_flight.ahead)
         self._landed = now
         row = 0
-        for share in flight.shares:
-            sequence = share.sequence
-            chosen = tokens[row : row + share.count] if share.chooses else []
+        for chunk in in_flight.chunks:
+            sequence = chunk.sequence
+            chosen = tokens[row : row + chunk.count] if chunk.chooses else []
             row += len(chosen)
             if sequence.state == "finished":
                 continue
-            if share.chooses:
+            if chunk.chooses:
                 with self._own_errors(sequence, events):
-                    if sequence in flight.errors:
-                        raise flight.errors[sequence]
-                    events.append(self._chosen(share, chosen, flight))
+                    if sequence in in_flight.errors:
+                        raise in_flight.errors[sequence]
+                    events.append(self._commit_decode(chunk, chosen, in_flight))
                 continue
-            sequence.kv.commit(share.count)
-            if share.phase == "prefill":
-                self._prompted(sequence, events)
+            sequence.kv.commit(chunk.count)
+            if chunk.phase == "prefill":
+                self._commit_prefill(sequence, events)
                 if not rows and sequence.kv.committed == sequence.prefill_end:
-                    mx.clear_cache()  # decoding needs none of what the chunks were computed in
+                    mx.clear_cache()  # decoding needs no working memory of chunks
 
-    def _chosen(self, share: Share, chosen: list[int], flight: Flight) -> Delivery:
-        """What a sequence's rows choose has been read: a token, and as many more as were guessed right."""
-        sequence, guesses = share.sequence, share.guesses
-        said = chosen[: 1 + agreed(chosen, guesses)]
+    def _commit_decode(self, chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch) -> Delivery:
+        """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
+        sequence, draft_tokens = chunk.sequence, chunk.draft_tokens
+        said = chosen[: 1 + accepted(chosen, draft_tokens)]
         stop = next((place for place, token in enumerate(said) if token in sequence.request.stop_ids), None)
         if stop is not None:
             said = said[: stop + 1]
         sequence.kv.commit(len(said))
         source = None
-        if guesses:
+        if draft_tokens:
             sequence.kv.rollback()
             cast(Sampler, sequence.sampler).commit(len(said))
-            sequence.guessed, source = 0, share.source
+            sequence.draft_entries, source = 0, chunk.source
         sequence.tokens += said
-        record = sequence.timeline.step_done(sequence.kv, flight.batch, len(said), len(guesses), source)
-        values = flight.logprobs.get(sequence)
+        record = sequence.timeline.step_done(sequence.kv, in_flight.batch, len(said), len(draft_tokens), source)
+        values = in_flight.logprobs.get(sequence)
         if stop is not None:
             if not stop:
                 return sequence, self._finish(sequence, "stop", said[0], record)
             sequence.stop_id = said.pop()
-        sequence.said += len(said)
+        sequence.output_count += len(said)
         read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
         return sequence, Step(tuple(said), record, read_values)
 
-    def _prompted(self, sequence: Sequence, events: list[Delivery]) -> None:
-        """A chunk of a sequence's prompt is in the cache."""
+    def _commit_prefill(self, sequence: Sequence, events: list[Delivery]) -> None:
+        """Report a committed chunk of a prompt, and share it."""
         cache = sequence.kv
         if self._keeps or not self._generating:  # else nobody will ever begin like it
             self.kv.on_prefill(cache, sequence.tokens)
-        if cache.committed > sequence.told:  # else it had stepped back and gets again what it had
-            sequence.told = cache.committed
+        if cache.committed > sequence.reported:  # else it had stepped back and gets again what it had
+            sequence.reported = cache.committed
             events.append((sequence, sequence.progress()))
             sequence.timeline.prefilled()
 
@@ -382,28 +384,25 @@ class Engine:
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, record: StepRecord | None = None
     ) -> Finished:
         after = sequence.request.cancel.after
-        if after is not None and sequence.said >= after:  # the answer may have ended in the middle of a step
-            sequence.timeline.unsay(sequence.said - after + (sequence.stop_id is not None))
-            sequence.said = after
-        finished = Finished(reason, sequence.timeline.summary(sequence.cache, sequence.said), stop_id, record)
+        if after is not None and sequence.output_count >= after:  # the answer may end within a step
+            sequence.timeline.discard_tokens(sequence.output_count - after + (sequence.stop_id is not None))
+            sequence.output_count = after
+        finished = Finished(reason, sequence.timeline.summary(sequence.cache, sequence.output_count), stop_id, record)
         self._end(sequence)
         return finished
 
     def _end(self, sequence: Sequence) -> None:
-        """What a pass under way appends for it is a token of it: that entry stays, the token it chooses does not.
-
-        Guesses behind it do not stay.
-        """
+        """End a sequence. The entry of an in-flight token is committed, draft tokens are rolled back."""
         if sequence.cache is not None:
-            sequence.cache.commit(sequence.cache.length - sequence.cache.committed - sequence.guessed)
-            if sequence.guessed:
+            sequence.cache.commit(sequence.cache.length - sequence.cache.committed - sequence.draft_entries)
+            if sequence.draft_entries:
                 sequence.cache.rollback()
         self._scheduler.remove(sequence)
         self._ended.append(sequence)
 
     @contextmanager
     def _own_errors(self, sequence: Sequence, events: list[Delivery]) -> Iterator[None]:
-        """What is raised within is the sequence's own, and ends it alone."""
+        """End only this sequence on errors raised within."""
         try:
             yield
         except Exception as error:
@@ -414,8 +413,8 @@ class Engine:
             self._ended.append(sequence)
             events.append((sequence, Failed(expected(error))))
 
-    def _put_away(self) -> None:
-        """Keep or let go of the caches of those that ended."""
+    def _release_ended(self) -> None:
+        """Release the caches of ended sequences."""
         for sequence in self._ended:
             if sequence.cache is not None and self.on_release is not None:
                 self.on_release(sequence)
@@ -423,35 +422,35 @@ class Engine:
                 sequence.cache.close()
             elif sequence.cache is not None:
                 self.kv.release(sequence.cache, sequence.tokens)
-            self._let_go(sequence)
+            self._forget_state(sequence)
         self._ended.clear()
 
-    def _let_go(self, sequence: Sequence) -> None:
-        sequence.cache = sequence.sampler = None  # whoever keeps the sequence keeps no memory
+    def _forget_state(self, sequence: Sequence) -> None:
+        sequence.cache = sequence.sampler = None  # users may keep the sequence
         sequence.proposer = None
-        self._room.release(sequence)
+        self._budget.release(sequence)
 
-    def _abandon(self) -> None:
-        """After an error no cache is to be trusted."""
+    def _drop_all(self) -> None:
+        """Drop all sequences and K/V after an error."""
         for sequence in list(self._scheduler):
             self._scheduler.remove(sequence)
             self._ended.append(sequence)
         for sequence in self._ended:
-            self._let_go(sequence)
+            self._forget_state(sequence)
         self._ended.clear()
         self.kv.clear()
-        self._rest()
+        self._stop_work()
 
-    def _work(self) -> None:
-        """Begin, if nothing was to be done before."""
+    def _start_work(self) -> None:
+        """Wire memory at the beginning of work."""
         if self._at_work is None:
             mx.reset_peak_memory()
             self._at_work = ExitStack()
             self._at_work.enter_context(wired(self._weights, self._held))
 
-    def _rest(self) -> None:
-        """Nothing is left to do: give memory back."""
-        self._flight = None
+    def _stop_work(self) -> None:
+        """Free memory at the end of work."""
+        self._in_flight = None
         if self._at_work is None:
             return
         with self._at_work:
@@ -461,4 +460,4 @@ class Engine:
             mx.synchronize()
             self.kv.trim()
             mx.clear_cache()
-            self._guesses.keep()
+            self._drafting.keep()

@@ -8,10 +8,10 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.units import format_bytes
 
 
-class Room:
-    """Bytes for K/V. total: None for what the machine has free when a second sequence first asks.
+class KVBudget:
+    """Bytes for K/V. total: None for the machine's free memory when a second sequence first reserves.
 
-    One sequence always has room for `limit` entries, whose bytes are then the least there is.
+    One sequence can always reserve `limit` entries; their bytes are the minimum of `total`.
     """
 
     def __init__(self, cost: StepCost, limit: int, total: int | None = None) -> None:
@@ -29,7 +29,7 @@ class Room:
         return self._total
 
     def check(self, prompt: int) -> None:
-        """Raises NotEnoughMemoryError for a prompt of so many tokens that would never have room, with figures."""
+        """Raise NotEnoughMemoryError, with figures, for a prompt of more tokens than ever fit."""
         if prompt > self.limit:
             raise NotEnoughMemoryError(
                 f"not enough memory: the K/V of {prompt:,} tokens takes {format_bytes(self._cost.kv_bytes(prompt))}, "
@@ -37,24 +37,24 @@ class Room:
                 f"a prompt of up to {self.limit:,} tokens would fit",
             )
 
-    def promise(self, sequence: Sequence, entries: int, spare: int = 0) -> bool:
-        """Whether the sequence may have so many entries, with room for `spare` more pieces beside it."""
-        if entries <= sequence.promised:
+    def reserve(self, sequence: Sequence, entries: int, spare: int = 0) -> bool:
+        """Reserve entries, if they fit with `spare` more chunks beside them; return whether they do."""
+        if entries <= sequence.reserved:
             return True
         entries = min(-(-entries // CHUNK) * CHUNK, self.limit)
-        held = self._cost.kv_bytes(sequence.promised)
+        held = self._cost.kv_bytes(sequence.reserved)
         more = self._cost.kv_bytes(entries) - held
         if self.used > held and self.used + more + spare * self._cost.kv_bytes(CHUNK) > self.total:
             return False
         self.used += more
-        sequence.promised = entries
+        sequence.reserved = entries
         return True
 
-    def spare(self, taken: int) -> int:
-        """Bytes that nothing is promised of, nor among the `taken` ones of caches."""
-        return self.total - max(self.used, taken)
+    def spare(self, allocated: int) -> int:
+        """Return the bytes that are neither reserved nor among the caches' `allocated` bytes."""
+        return self.total - max(self.used, allocated)
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence's cache is gone."""
-        self.used -= self._cost.kv_bytes(sequence.promised)
-        sequence.promised = 0
+        """Release all of the sequence's entries."""
+        self.used -= self._cost.kv_bytes(sequence.reserved)
+        sequence.reserved = 0

@@ -1,9 +1,8 @@
-"""Prefill: the prompt into the cache, chunk by chunk, without computing a single logit.
+"""Prefill: feeds a prompt in chunks, without computing logits.
 
-Contract: everything but the prompt's last token is fed here; that last one is fed by the first decode step, so every
-token that comes out costs exactly one step. Chunks follow the measured speed, so that progress shows and a cancel
-is heard about every TARGET_S whatever the machine; chunking does not change what ends up in the cache. What a chunk
-was computed in is given back at the end.
+Contract: all tokens but the prompt's last are fed here; the first decode step feeds the last one. Chunks follow the
+measured speed, for progress and cancellation about every TARGET_S. Chunking does not change the cache's content.
+Working memory is freed at the end.
 """
 
 import time
@@ -18,20 +17,20 @@ from headrace.runtime.network import Network
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever
 STEP = 32  # chunks are rounded to a multiple of it
-# Of a chunk; bounds working memory. A GPU, whose attention keeps no scores, needs many rows to be busy.
+# Tokens of a chunk; bounds working memory. A GPU keeps no scores in attention, and needs many rows to be busy.
 LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
-OPENING = 16  # tokens: as many as templates open an answer with, or a few more
+OPENING = 16  # tokens: at least as many as templates open an answer with
 
 
 class ChunkSizer:
-    """How many tokens the next chunk has. Kept from prompt to prompt, it begins with what was measured last."""
+    """Tokens of the next chunk, from the last chunk's speed; kept from prompt to prompt."""
 
     def __init__(self, device: mx.DeviceType | None = None) -> None:
         self.size = FIRST
         self._largest = LARGEST[device or mx.default_device().type]
 
     def took(self, tokens: int, seconds: float) -> None:
-        """So long for a chunk of so many."""
+        """Record a chunk's time."""
         affordable = int(tokens / max(seconds, 1e-6) * TARGET_S)
         self.size = max(STEP, min(self._largest, affordable // STEP * STEP))
 
@@ -51,7 +50,7 @@ def prefill(
         done += len(chunk)
         sizer.took(len(chunk), time.perf_counter() - started)
         if done == len(tokens):
-            mx.clear_cache()  # decoding needs none of it
+            mx.clear_cache()  # decoding does not need it
         yield done
 
 
@@ -63,10 +62,10 @@ def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> None:
 
 
 def chunk_end(done: int, prompt: int, marks: bool) -> int:
-    """Where the chunk that begins at `done` of `prompt` entries has to end at the latest.
+    """Return the latest end of the chunk that begins at `done` of `prompt` entries.
 
-    With marks to come back to also a little before the end: what opens this answer may not be what opens it in the next
-    prompt (a template that drops the thinking).
+    With marks, one is set OPENING tokens before the end: the next prompt may open this answer differently, if a
+    template drops its thinking.
     """
     opening = max(0, prompt - OPENING)
     return opening if marks and done < opening else prompt

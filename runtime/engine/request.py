@@ -1,7 +1,6 @@
-"""What goes into the engine and what comes out: a request, and the events it is answered with.
+"""A request and its events, in token ids.
 
-Token ids only. Every generation ends with exactly one `Finished`, whatever ended it; or, where one of several
-sequences cannot go on for a reason of its own, with `Failed`.
+Every generation ends with exactly one `Finished`, or with `Failed` after an error of one sequence among several.
 """
 
 import threading
@@ -20,7 +19,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class CancelFlag:
     """Set from anywhere (another thread, a signal handler); read between steps and between prefill chunks.
 
-    `after`: the tokens of the answer that count, where a step said more of them than were wanted; None for all.
+    after: tokens of the answer that count, if a step gave more than wanted; None for all.
     """
 
     def __init__(self) -> None:
@@ -45,10 +44,10 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
     cancel: CancelFlag = field(default_factory=CancelFlag)
-    speculate: Speculation = "ngram"  # what may guess tokens ahead; it changes when they come, never which
+    speculate: Speculation = "ngram"  # proposer of draft tokens; the answer does not depend on it
 
     def check(self, vocab_size: int, context_limit: int) -> None:
-        """Raises UsageError for what is malformed, ContextLimitError for a prompt longer than the context limit."""
+        """Raise UsageError for malformed values, ContextLimitError for a prompt longer than the context limit."""
         if not self.prompt:
             raise UsageError("the prompt is empty")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -64,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """`done` of the `total` tokens that prefill feeds are in the cache; `reused` were there already."""
+    """`done` of `total` tokens to prefill are in the cache, besides `reused` ones."""
 
     done: int
     total: int
@@ -85,20 +84,19 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decode step gave one token, or several that had been guessed. Those of a step that ended the turn lack its
-    end-of-turn token."""
+    """Tokens of one decode step: one, or several with accepted draft tokens. An end-of-turn token is not included."""
 
     tokens: tuple[int, ...]
     record: StepRecord
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The generation is over. `stop_id` is the end-of-turn token where one ended it; `stop_record` is its step's record
-    where that step said nothing else, and therefore was no `Step`.
+    """End of a generation. stop_id: the end-of-turn token, if one ended it. stop_record: its step's record, if that
+    step gave no other token, and so was no `Step`.
 
-    The records of all `Step`s and this one are all steps there were, and `summary` can be computed from them.
+    The records of all `Step`s and `stop_record` are all steps; `summary` can be computed from them.
     """
 
     reason: FinishReason
@@ -109,7 +107,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What is the sequence's own (its sampler, its stop ids, its cancel flag) raised an error; others go on."""
+    """An error of one sequence's own sampler, stop ids or cancel flag; other sequences continue."""
 
     error: HeadraceError
 

@@ -1,51 +1,50 @@
-"""Who is served, and who gets how many tokens of the next pass. Bookkeeping only: no array, no clock.
+"""Admission, token budgets and preemption. Bookkeeping only: no array, no clock.
 
-Requests are admitted in the order they came, as soon as there is a place and room for their prompt; where K/V are
-shared, not while a prompt that begins alike is being fed, but behind it. Every admitted sequence that decodes gets one
-row of every pass; prompts share what `Pace` leaves them, the oldest first. Where room is short the youngest steps back:
-its cache goes, and it is admitted again before any younger one, to be fed what it had and to go on where it was. The
-oldest never steps back, so everyone's turn comes.
+Requests are admitted in order of arrival, if a place and K/V memory for their prompt are free; with prefix sharing, not
+while a running prompt with the same beginning is being fed. Every decoding sequence gets one row of every pass; prompts
+get the rest of `ChunkBudget`, the oldest first. If memory is short, the youngest sequence is preempted: its cache is
+released, and it is admitted again before younger ones and fed its tokens again. The oldest is never preempted.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from headrace.runtime.engine.chunk_budget import Pace
-from headrace.runtime.engine.kv_budget import Room
+from headrace.runtime.engine.chunk_budget import ChunkBudget
+from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import chunk_end
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.ops import BLOCK, Phase
 
-AGAIN = 16  # tokens at a time of what a sequence had said before it stepped back: as many rows as one may verify
+REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: the most rows of a sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What a sequence gets of a pass: so many of its tokens are fed, and whether they choose what comes next.
+class ScheduledChunk:
+    """One sequence's part of a pass: `count` tokens. chooses: they choose the next tokens.
 
-    guesses: what may follow on a token that chooses, and is fed behind it (in `count`) to choose as well.
+    draft_tokens: draft tokens, included in `count`.
     """
 
     sequence: Sequence
     count: int
     phase: Phase
     chooses: bool
-    guesses: tuple[int, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
     source: str | None = None
 
 
 class Scheduler:
-    """Sequences between submission and end."""
+    """All sequences between submission and end."""
 
-    def __init__(self, room: Room, pace: Pace, most_running: int, *, shared: bool = False) -> None:
-        self.waiting: deque[Sequence] = deque()  # oldest first, those that stepped back before all others
+    def __init__(self, room: KVBudget, pace: ChunkBudget, most_running: int, *, shared: bool = False) -> None:
+        self.waiting: deque[Sequence] = deque()  # oldest first, preempted ones before all others
         self.running: list[Sequence] = []  # oldest first
-        self._room = room
+        self._budget = room
         self._pace = pace
         self._most_running = most_running
-        self._shared = shared  # whether one begins with what others were fed
-        self._stepping_back: Sequence | None = None  # as soon as no pass is under way that appends to its cache
+        self._shared = shared  # with prefix sharing
+        self._preempting: Sequence | None = None  # as soon as no in-flight pass appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running
@@ -55,37 +54,37 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Submitted: it waits for its turn."""
+        """Queue a submitted sequence."""
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Ended."""
+        """Remove an ended sequence."""
         sequence.state = "finished"
         (self.running if sequence in self.running else self.waiting).remove(sequence)
-        if sequence is self._stepping_back:
-            self._stepping_back = None
+        if sequence is self._preempting:
+            self._preempting = None
 
     def admit(self) -> list[Sequence]:
-        """Those whose turn has come. They need caches."""
+        """Admit waiting sequences, and return them. They need caches."""
         admitted: list[Sequence] = []
-        while self.waiting and len(self.running) < self._most_running and self._stepping_back is None:
+        while self.waiting and len(self.running) < self._most_running and self._preempting is None:
             sequence = self.waiting[0]
-            if self._shared and any(_brings(other, sequence) for other in self.running):
+            if self._shared and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break
-            if not self._room.promise(sequence, len(sequence.tokens), spare=len(self.running)):
+            if not self._budget.reserve(sequence, len(sequence.tokens), spare=len(self.running)):
                 break
             self.running.append(self.waiting.popleft())
             sequence.state = "prefill"
             admitted.append(sequence)
         return admitted
 
-    def plan(self) -> list[Share]:
-        """The next pass: first those that choose a token (of them, first those fed what the pass under way chooses)."""
-        if self._stepping_back is not None and not self._stepping_back.pending:
-            self._step_back(self._stepping_back)
-        chained: list[Share] = []
-        first: list[Share] = []
-        again: list[Share] = []
+    def plan(self) -> list[ScheduledChunk]:
+        """Return the next pass: first chunks that choose (of them, first those fed the in-flight pass's tokens)."""
+        if self._preempting is not None and not self._preempting.pending:
+            self._preempt(self._preempting)
+        chained: list[ScheduledChunk] = []
+        first: list[ScheduledChunk] = []
+        again: list[ScheduledChunk] = []
         prompts: list[Sequence] = []
         for sequence in tuple(self.running):
             if sequence.state == "prefill":
@@ -93,75 +92,79 @@ class Scheduler:
                     prompts.append(sequence)
                     continue
                 sequence.state = "decode"
-            if sequence.state != "decode" or not sequence.remaining or not self._has_room(sequence):
+            if sequence.state != "decode" or not sequence.remaining or not self._reserve_entry(sequence):
                 continue
             known = len(sequence.tokens) - sequence.kv.length
-            if known > 1:  # what it had said before it stepped back
-                again.append(Share(sequence, min(known - 1, AGAIN), "decode", chooses=False))
+            if known > 1:  # its output before it was preempted
+                again.append(ScheduledChunk(sequence, min(known - 1, REFEED), "decode", chooses=False))
                 continue
-            (first if known else chained).append(Share(sequence, 1, "decode", chooses=True))
+            (first if known else chained).append(ScheduledChunk(sequence, 1, "decode", chooses=True))
         decoding = [*chained, *first, *again]
         return decoding + self._chunks(prompts, beside=bool(decoding)) if prompts else decoding
 
-    def extend(self, share: Share, guesses: tuple[int, ...], source: str) -> Share:
-        """The same share with guesses behind its token; as it is, where there is no room for them."""
-        sequence, count = share.sequence, share.count + len(guesses)
-        if not guesses or count > sequence.remaining or not self._room.promise(sequence, sequence.kv.length + count):
-            return share
-        sequence.guessed = len(guesses)
-        return replace(share, count=count, guesses=guesses, source=source)
+    def extend(self, chunk: ScheduledChunk, draft_tokens: tuple[int, ...], source: str) -> ScheduledChunk:
+        """Return the chunk with draft tokens, or unchanged if there is no room for them."""
+        sequence, count = chunk.sequence, chunk.count + len(draft_tokens)
+        if (
+            not draft_tokens
+            or count > sequence.remaining
+            or not self._budget.reserve(sequence, sequence.kv.length + count)
+        ):
+            return chunk
+        sequence.draft_entries = len(draft_tokens)
+        return replace(chunk, count=count, draft_tokens=draft_tokens, source=source)
 
     def preempt_youngest(self) -> None:
-        """Preempt the youngest of several running sequences, as soon as no pass under way appends to its cache."""
-        if len(self.running) < 2 or self._stepping_back is not None:
+        """Preempt the youngest of several running sequences, as soon as no in-flight pass appends to its cache."""
+        if len(self.running) < 2 or self._preempting is not None:
             return
         youngest = self.running[-1]
         if youngest.pending:
-            self._stepping_back = youngest
+            self._preempting = youngest
         else:
-            self._step_back(youngest)
+            self._preempt(youngest)
 
-    def _chunks(self, prompts: list[Sequence], beside: bool) -> list[Share]:
+    def _chunks(self, prompts: list[Sequence], beside: bool) -> list[ScheduledChunk]:
         budget = self._pace.budget(beside)
         chunks = []
         for sequence in prompts:
-            if sequence.state != "prefill" or sequence is self._stepping_back or (sequence.marks and sequence.pending):
+            if sequence.state != "prefill" or sequence is self._preempting or (sequence.marks and sequence.pending):
                 continue
             done = sequence.kv.length
             count = min(budget, chunk_end(done, sequence.prefill_end, sequence.marks) - done)
-            chunks.append(Share(sequence, count, "prefill", chooses=False))
+            chunks.append(ScheduledChunk(sequence, count, "prefill", chooses=False))
             budget -= count
             if not budget:
                 break
         return chunks
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether it may append an entry; if not, the youngest steps back, or will when its pass has landed."""
-        if sequence is self._stepping_back:
+    def _reserve_entry(self, sequence: Sequence) -> bool:
+        """Reserve one more entry, preempting the youngest if necessary; return whether the sequence may append now."""
+        if sequence is self._preempting:
             return False
-        while not self._room.promise(sequence, sequence.kv.length + 1):
-            if self._stepping_back is not None:
+        while not self._budget.reserve(sequence, sequence.kv.length + 1):
+            if self._preempting is not None:
                 return False
             youngest = self.running[-1]
             if youngest.pending:
-                self._stepping_back = youngest
+                self._preempting = youngest
                 return False
-            self._step_back(youngest)
+            self._preempt(youngest)
             if youngest is sequence:
                 return False
         return True
 
-    def _step_back(self, sequence: Sequence) -> None:
-        self._stepping_back = None
+    def _preempt(self, sequence: Sequence) -> None:
+        self._preempting = None
         sequence.kv.close()
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
         sequence.state, sequence.cache = "preempted", None
-        self._room.release(sequence)
+        self._budget.release(sequence)
 
 
-def _brings(other: Sequence, sequence: Sequence) -> bool:
-    """Whether blocks that the sequence begins with are just being fed to another: they will be there for both."""
+def _is_feeding_prefix_of(other: Sequence, sequence: Sequence) -> bool:
+    """Return whether `other` is being fed blocks that the sequence begins with."""
     if other.state != "prefill":
         return False
     fed = other.kv.committed // BLOCK if other.cache else 0
@@ -173,5 +176,5 @@ def _brings(other: Sequence, sequence: Sequence) -> bool:
 
 
 def _prefilled(sequence: Sequence) -> bool:
-    """Whether all of its prompt but the last token has been fed, so that its first step is next."""
+    """Return whether prefill is complete."""
     return sequence.kv.length >= sequence.prefill_end and not (sequence.marks and sequence.pending)

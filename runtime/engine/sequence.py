@@ -1,8 +1,8 @@
-"""A request's whole state, from its submission to its end: what the scheduler moves and the engine fills.
+"""A request's whole state, from submission to end.
 
-`tokens` are the prompt and every token read since; the first `cache.committed` of them are final in the cache, and
-`cache.length - cache.committed` more are in a pass that is under way. A pass feeds position `cache.length`: a token
-that is known, or, at `len(tokens)`, the one that the pass under way chooses.
+`tokens` are the prompt and every token read since. The first `cache.committed` of them are final in the cache;
+`cache.length - cache.committed` more are in an in-flight pass. A pass feeds position `cache.length`: a known token or,
+at `len(tokens)`, the token that the in-flight pass chooses.
 """
 
 from dataclasses import dataclass, field
@@ -19,31 +19,31 @@ State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request on its way.
+    """One submitted request.
 
-    limit: cache entries it may have. max_output: tokens of its answer, at most. marks: whether its cache has to be
-    marked to be come back to. served: whether its turn has come, if only to step back again.
+    limit: cache entries at most. max_output: output tokens at most. marks: its cache has to be marked for reuse.
+    served: it was admitted before, and maybe preempted since.
     """
 
     request: Request
     limit: int
     timeline: Timeline
-    sampler: Sampler | None = None  # until its end: it counts what was said
+    sampler: Sampler | None = None  # until its end
     tokens: list[int] = field(init=False)
     state: State = "waiting"
     cache: KVCache | None = None  # while it runs
     served: bool = False
     reused: int = 0
     max_output: int = field(init=False)
-    said: int = 0
-    told: int = 0  # entries that its prefill progress has got to
-    promised: int = 0  # entries there is room for
+    output_count: int = 0
+    reported: int = 0  # entries in the last progress event
+    reserved: int = 0  # entries, in the KV budget
     marks: bool = False
     cancelled: bool = False
-    failed: bool = False  # what its cache holds is not to be trusted
+    failed: bool = False  # its cache is invalid
     proposer: Proposer | None = None
-    guessed: int = 0  # entries of guesses in a pass under way: they are last
-    stop_id: int | None = None  # what ended the turn, where its `Finished` is still to come
+    draft_entries: int = 0  # draft tokens of the in-flight pass: its last entries
+    stop_id: int | None = None  # ended the turn; `Finished` follows in the next step
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -53,33 +53,33 @@ class Sequence:
 
     @property
     def prefill_end(self) -> int:
-        """How many entries prefill makes: the first step feeds the prompt's last token."""
+        """Entries of prefill: the first step feeds the prompt's last token."""
         return len(self.request.prompt) - 1
 
     @property
     def kv(self) -> KVCache:
-        """Its cache, which it has while it runs."""
+        """The cache of a running sequence."""
         assert self.cache is not None
         return self.cache
 
     @property
     def pending(self) -> bool:
-        """Whether a pass under way appends to its cache."""
+        """Whether an in-flight pass appends to its cache."""
         return self.kv.length > self.kv.committed
 
     @property
     def remaining(self) -> int:
-        """Tokens that passes to come may still choose: not chosen before, nor by a pass under way."""
+        """Output tokens that are neither chosen nor being chosen by an in-flight pass."""
         if self.stop_id is not None:
             return 0
         fed = 0 if self.cache is None else self.cache.length - self.prefill_end
         return self.max_output - max(fed, len(self.tokens) - len(self.request.prompt))
 
     @property
-    def wants_to_end(self) -> bool:
-        """Whether somebody cancelled it."""
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled."""
         return self.cancelled or bool(self.request.cancel)
 
     def progress(self) -> PrefillProgress:
-        """How far its prompt is in the cache."""
+        """Return the progress of its prefill."""
         return PrefillProgress(self.kv.committed - self.reused, self.prefill_end - self.reused, self.reused)

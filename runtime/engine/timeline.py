@@ -52,7 +52,7 @@ class Timeline:
     ) -> StepRecord:
         """A step's `tokens` have been read and as many entries committed. `batch` sequences took part in its pass.
 
-        proposed: how many had been guessed, and by what.
+        proposed: how many had been draft_entries, and by what.
         """
         now = self._clock()
         latency = now - (self._last if self._latencies else self._prefilled)
@@ -82,7 +82,7 @@ class Timeline:
             self._bytes += record.step_bytes
         return record
 
-    def unsay(self, tokens: int) -> None:
+    def discard_tokens(self, tokens: int) -> None:
         """The last so many tokens of the newest step do not count: the answer had ended before them."""
         if tokens > 0:
             self._tokens[-1] -= tokens

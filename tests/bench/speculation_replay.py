@@ -44,7 +44,7 @@ def replay(
     controller = controller or Controller()
     sequences = [_Sequence(prompt, answer, sampled) for prompt, answer in asked]
     spent, ahead, unread = 0.0, False, 0
-    while running := [sequence for sequence in sequences if sequence.left > unread]:
+    while running := [sequence for sequence in sequences if sequence.remaining > unread]:
         accepted = [sequence.right(unread) for sequence in running] if foresight else []
         counts = _best(accepted, cost) if foresight else _chosen(running, controller, unread)
         took = cost(len(running) + sum(counts)) + (0 if ahead else WAIT)

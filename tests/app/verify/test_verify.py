@@ -16,7 +16,7 @@ from headrace.app.verify.trace import Trace, compare
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
-from headrace.runtime.engine.chunk_budget import SMALLEST, Pace
+from headrace.runtime.engine.chunk_budget import SMALLEST, ChunkBudget
 from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.ops import native
 from tests.patience import PATIENCE_S
@@ -127,7 +127,7 @@ def test_a_row_that_changes_beside_others_is_found(model: Path, monkeypatch: pyt
         rows = logits(self, x)  # (rows, V)
         return rows if rows.shape[0] < 3 else mx.concatenate([rows[:2], rows[2:] * 1.0001])
 
-    monkeypatch.setattr(Pace, "budget", lambda *_: SMALLEST)  # the last is read when the first has ended
+    monkeypatch.setattr(ChunkBudget, "budget", lambda *_: SMALLEST)  # the last is read when the first has ended
     monkeypatch.setattr(Decoder, "logits", broken)
     done = invoke("-m", str(model), *SMALL)
     assert done.return_value == 1

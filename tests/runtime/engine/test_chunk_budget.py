@@ -2,14 +2,14 @@
 
 import pytest
 
-from headrace.runtime.engine.chunk_budget import SMALLEST, STRETCH, Pace
+from headrace.runtime.engine.chunk_budget import SMALLEST, STRETCH, ChunkBudget
 
 STEP_S, TOKEN_S = 0.0041, 0.0002
 
 
-def measured(passes: int = 20) -> Pace:
+def measured(passes: int = 20) -> ChunkBudget:
     """Fed with passes of four sequences, then with a prompt beside."""
-    pace = Pace()
+    pace = ChunkBudget()
     pace.took(0, 512, 512 * TOKEN_S)
     for _ in range(passes):
         pace.took(4, 0, STEP_S)
@@ -44,4 +44,4 @@ def test_it_follows_tokens_that_grow_dearer_and_other_numbers_of_sequences() -> 
 
 
 def test_nothing_is_affordable_before_anything_was_measured() -> None:
-    assert Pace().budget(beside=True) == SMALLEST
+    assert ChunkBudget().budget(beside=True) == SMALLEST

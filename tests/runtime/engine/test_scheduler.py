@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.runtime.engine.chunk_budget import SMALLEST, STEP, STRETCH, Pace
-from headrace.runtime.engine.kv_budget import Room
+from headrace.runtime.engine.chunk_budget import SMALLEST, STEP, STRETCH, ChunkBudget
+from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.request import Request
-from headrace.runtime.engine.scheduler import AGAIN, Scheduler, Share
+from headrace.runtime.engine.scheduler import REFEED, ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import CHUNK, CacheLengths
@@ -28,9 +28,9 @@ class Served(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room(COST, LIMIT, COST.kv_bytes(ROOM))
-        self.scheduler = Scheduler(self.room, Pace(), MOST)
-        self.flight: list[Share] = []
+        self.room = KVBudget(COST, LIMIT, COST.kv_bytes(ROOM))
+        self.scheduler = Scheduler(self.room, ChunkBudget(), MOST)
+        self.flight: list[ScheduledChunk] = []
         self.submitted: list[Sequence] = []
         self.ended: list[Sequence] = []
         self.said: dict[Sequence, list[int]] = {}
@@ -71,12 +71,12 @@ class Served(RuleBasedStateMachine):
         for share in shares:
             cache = share.sequence.cache
             cache.advance(share.count)
-            assert cache.length <= share.sequence.promised
+            assert cache.length <= share.sequence.reserved
         self.flight = shares
         for share in landing:
             self._land(share)
 
-    def _land(self, share: Share) -> None:
+    def _land(self, share: ScheduledChunk) -> None:
         sequence = share.sequence
         if sequence.state == "finished":
             return
@@ -89,7 +89,7 @@ class Served(RuleBasedStateMachine):
             self.said[sequence].append(token)
             sequence.tokens.append(token)
 
-    def _check(self, shares: list[Share], landing: list[Share]) -> None:
+    def _check(self, shares: list[ScheduledChunk], landing: list[ScheduledChunk]) -> None:
         sequences = [share.sequence for share in shares]
         assert len(set(sequences)) == len(sequences) <= MOST
         kinds = [(not share.chooses, share.phase == "prefill") for share in shares]
@@ -107,7 +107,7 @@ class Served(RuleBasedStateMachine):
                 assert at >= share.sequence.prefill_end
                 assert share.chooses == (at >= len(tokens) - 1)
                 assert at + share.count < len(tokens) + share.chooses * 2
-                assert 1 <= share.count <= (1 if share.chooses else AGAIN)
+                assert 1 <= share.count <= (1 if share.chooses else REFEED)
 
     def _end(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -122,9 +122,9 @@ class Served(RuleBasedStateMachine):
 
     @invariant()
     def room_is_kept(self) -> None:
-        assert self.room.used == sum(COST.kv_bytes(sequence.promised) for sequence in self.submitted)
+        assert self.room.used == sum(COST.kv_bytes(sequence.reserved) for sequence in self.submitted)
         assert self.room.used <= self.room.total
-        assert all(not sequence.promised for sequence in (*self.ended, *self.scheduler.waiting))
+        assert all(not sequence.reserved for sequence in (*self.ended, *self.scheduler.waiting))
 
     @invariant()
     def the_order_is_kept(self) -> None:
@@ -159,7 +159,7 @@ TestServed = Served.TestCase
 
 
 def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
-    room, pace = Room(COST, LIMIT, COST.kv_bytes(LIMIT * 4)), Pace()
+    room, pace = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4)), ChunkBudget()
     pace.took(rows=0, fed=512, seconds=0.4)
     scheduler = Scheduler(room, pace, most_running=8)
     timeline: Any = SimpleNamespace()
@@ -172,7 +172,7 @@ def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
 
 
 def test_beside_others_a_prompt_takes_what_stretches_their_steps_as_much_as_allowed() -> None:
-    pace = Pace()
+    pace = ChunkBudget()
     assert pace.budget(beside=True) == SMALLEST
     pace.took(rows=0, fed=400, seconds=0.4)  # 1 ms a token
     for _ in range(50):

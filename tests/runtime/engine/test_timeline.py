@@ -87,7 +87,7 @@ def test_a_step_of_several_tokens_gives_each_its_part() -> None:
     rows = PROMPT + 6  # what the five guesses and the token before them attend to
     assert records[1].kv_bytes_read == 400 * rows + 200 * min(rows, 10)
     assert records[1].kv_bytes_written == 6 * 600
-    timeline.unsay(1)
+    timeline.discard_tokens(1)
     assert timeline.summary(cache, 6).tpot_s == pytest.approx(0.5 / 5)
 
 

@@ -78,11 +78,11 @@ def test_an_engine_saves_its_costs_and_the_next_one_loads_them(tmp_path: Path) -
     costs = PassCostStore(network.cost)
     engine = Engine(network, context_limit=256, pass_costs=costs)
     for _ in range(20):
-        engine._guesses.controller.record(1, 0, 0.01, ahead=True)
-        engine._guesses.controller.record(1, 3, 0.017, ahead=False)
+        engine._drafting.controller.record(1, 0, 0.01, ahead=True)
+        engine._drafting.controller.record(1, 3, 0.017, ahead=False)
     list(engine.generate(Request([1, 2, 3], 2)))
     kept = costs.load()
-    assert kept[1, 3][0] == pytest.approx(engine._guesses.controller.measured[1, 3][0], abs=1e-3)
-    following = Engine(network, context_limit=256, pass_costs=costs)._guesses.controller
+    assert kept[1, 3][0] == pytest.approx(engine._drafting.controller.measured[1, 3][0], abs=1e-3)
+    following = Engine(network, context_limit=256, pass_costs=costs)._drafting.controller
     following.record(1, 0, 0.01, ahead=True)
     assert following._curve(1).ratios[3] == kept[1, 3][0]

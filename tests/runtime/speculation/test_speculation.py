@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.models.network.decoder import Decoder
-from headrace.runtime.engine.draft_model import Draft
+from headrace.runtime.engine.draft_model import DraftModel
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import FIRST
 from headrace.runtime.engine.request import Event, Finished, Request, Step
@@ -170,16 +170,16 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     states = {}
     while theirs.state != "finished":
         plain.step()
-        if theirs.sampler is not None and theirs.said and not theirs.remaining:
+        if theirs.sampler is not None and theirs.output_count and not theirs.remaining:
             break
         if theirs.sampler is not None and theirs.cache.committed:  # the pass under way has chosen already
             key, counts = theirs.sampler._key, theirs.sampler._counts
-            states[theirs.said + theirs.pending] = key, None if counts is None else counts.tolist()
+            states[theirs.output_count + theirs.pending] = key, None if counts is None else counts.tolist()
     compared = 0
     while ours.state != "finished":
         engine.step()
-        if ours.sampler is not None and not ours.sampler._states and ours.said:
-            chosen = ours.said + (1 if ours.pending else 0)
+        if ours.sampler is not None and not ours.sampler._states and ours.output_count:
+            chosen = ours.output_count + (1 if ours.pending else 0)
             if chosen in states:
                 assert ours.sampler._counts is not None
                 assert (ours.sampler._key, ours.sampler._counts.tolist()) == states[chosen]
@@ -209,7 +209,7 @@ def test_batch_with_cancels_and_little_memory(network: Decoder) -> None:
         passing.proposer = Scripted(lambda _, most: [3] * most)
         events: dict[Any, list[Event]] = {sequence: [] for sequence in [*sequences, passing]}
         while engine.has_work:
-            if passing.said >= 5 and passing.state != "finished":
+            if passing.output_count >= 5 and passing.state != "finished":
                 engine.cancel(passing)
             for sequence, event in engine.step():
                 events[sequence].append(event)
@@ -225,7 +225,7 @@ def test_cancelling_in_the_middle_of_a_run_keeps_only_output_tokens(network: Dec
         engine = speculating(network, keep_prefix=True)
         sequence = engine.submit(asked())
         sequence.proposer = oracle(PROMPT, tokens, wrong)
-        while sequence.said < 6:
+        while sequence.output_count < 6:
             engine.step()
         engine.cancel(sequence)
         while engine.has_work:
@@ -257,7 +257,7 @@ def test_proposers_are_updated_only_where_drafts_may_pay(
     engine, proposer = speculating(network), Scripted(lambda _tokens, _most: [])
     updates: list[int] = []
     monkeypatch.setattr(proposer, "update", lambda tokens: updates.append(len(tokens)))
-    monkeypatch.setattr(engine._guesses.controller, "pays", lambda *_: pays)
+    monkeypatch.setattr(engine._drafting.controller, "pays", lambda *_: pays)
     run(engine, [Request(PROMPT, max_tokens=8)], [proposer])
     assert bool(updates) == pays
 
@@ -288,7 +288,9 @@ def test_draft_network(
 
 def test_a_draft_reads_a_prompt_in_chunks_between_steps(network: Decoder) -> None:
     cache_lengths = []
-    draft = Draft(network, 256, network.vocab_size, lambda: Sampler(PLAIN, vocab_size=network.vocab_size, prompt=()))
+    draft = DraftModel(
+        network, 256, network.vocab_size, lambda: Sampler(PLAIN, vocab_size=network.vocab_size, prompt=())
+    )
     draft.update(PROMPT[:100])
     while not (drafted := draft.propose(3)):
         cache_lengths.append(draft._cache.committed)
