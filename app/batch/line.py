@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.runtime.errors import HeadraceError
@@ -15,11 +15,13 @@ Form = Literal["plain", "chat.completion", "text_completion"]
 class Defaults:
     """Defaults of all lines.
 
+    written: options from the settings file with their numbers as written there, for digests: in JSON, 1 is not 1.0.
     model: the model that answers. names: names that a line's `model` may have; None: any. identity: whatever else
     decides an answer (the model's files, the context limit), as part of every digest.
     """
 
     options: AnswerOptions = field(default_factory=AnswerOptions)
+    written: Mapping[str, Any] = field(default_factory=dict)
     system: str = ""
     raw: bool = False
     model: str = ""

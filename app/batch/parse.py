@@ -72,8 +72,8 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     options = own.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
-    values = sorted(options.given().items())
-    digest = _digest([defaults.model, defaults.identity, form, called, messages, text, values])
+    values = options.given() | {key: value for key, value in defaults.written.items() if key not in own.given()}
+    digest = _digest([defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())])
     return Line(number, name, form, prompt, options, digest)
 
 

@@ -131,10 +131,14 @@ def _defaults(
     arguments: BatchArguments, settings: "Settings", resolved: "ResolvedModel", context: int | None
 ) -> "Defaults":
     from headrace.app.batch.line import Defaults
+    from headrace.app.config.settings import read_toml, settings_path
 
     names = frozenset(filter(None, (resolved.name, resolved.stored_as)))
+    given = arguments.options.given()
+    written = read_toml(settings_path()).get("sampling", {})
     return Defaults(
         options=arguments.options.over(settings.sampling),
+        written={key: value for key, value in written.items() if key not in given},
         system=settings.chat.system if arguments.system is None else arguments.system,
         raw=arguments.raw,
         model=resolved.name,
