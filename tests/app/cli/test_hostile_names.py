@@ -1,16 +1,12 @@
 """Names of models and files that would drive a terminal, in everything the commands print about them."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.commands import headrace
 from tests.tiny_chat import write_chat_model
 
 NAME = "\x1b[31mred\x9b2J\u202e\x07"
@@ -23,14 +19,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chat_model(tmp_path_factory.mktemp("models") / NAME)
 
 
-def headrace(arguments: Sequence[str | Path], home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from headrace.app.cli.main import main; main()", *arguments],
-        env={**os.environ, "HEADRACE_HOME": str(home)},
-        capture_output=True, encoding="utf-8", timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -39,7 +27,7 @@ def headrace(arguments: Sequence[str | Path], home: Path) -> subprocess.Complete
     ],
 )  # fmt: skip
 def test_no_command_prints_what_a_name_has_in_it(command: str, model: Path, tmp_path: Path) -> None:
-    done = headrace([*command.split(), model], tmp_path)
+    done = headrace(*command.split(), model, home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "red" in done.stdout + done.stderr
     assert not DRIVES.search(done.stdout + done.stderr)
@@ -58,7 +46,7 @@ def test_no_error_says_what_a_file_has_in_it_as_it_is(
     before = config.read_text()
     config.write_text(json.dumps(json.loads(before) | change))
     try:
-        done = headrace([*command.split(), model], tmp_path)
+        done = headrace(*command.split(), model, home=tmp_path)
     finally:
         config.write_text(before)
     assert "Traceback" not in done.stderr
@@ -67,7 +55,7 @@ def test_no_error_says_what_a_file_has_in_it_as_it_is(
 
 def test_no_error_names_a_file_as_it_is(model: Path, tmp_path: Path) -> None:
     (tmp_path / f"{NAME}\n.bin").write_bytes(b"\xff\xfe")
-    done = headrace(["run", "hi", "-m", model, "-f", tmp_path / f"{NAME}\n.bin"], tmp_path)
+    done = headrace("run", "hi", "-m", model, "-f", tmp_path / f"{NAME}\n.bin", home=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "red" in done.stderr

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.commands import HEADRACE, headrace
 from tests.damaged import install_damaged
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END, write_chat_model
 
-HEADRACE = [sys.executable, "-m", "headrace"]
 FOREVER = ("-n", "1000000", "-t", "1", "--logit-bias", f"{IM_END}=-100")
 KEYS = {
     "model", "text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "ttft_s", "tokenize_s",
@@ -39,19 +39,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
-
-
-def headrace(
-    *arguments: str, home: Path, stdin: bytes | None = b"", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*HEADRACE, *arguments],
-        input=stdin,
-        capture_output=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "HEADRACE_HOME": str(home), **environment},
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def document(*arguments: str, home: Path, stdin: bytes = b"") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.app.sessions.records import Attachment
 from headrace.app.sessions.store import SessionStore
-from tests.patience import PATIENCE_S
+from tests import commands
 from tests.summaries import make_summary
 
 METRICS = make_summary(mbu=0.31)
@@ -46,15 +46,7 @@ def session(store: SessionStore) -> str:
 
 
 def headrace(home: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", *arguments],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=PATIENCE_S,
-        env={**os.environ, "HEADRACE_HOME": str(home)},
-    )
-    assert done.returncode == code, done.stderr
+    done = commands.headrace(*arguments, home=home, code=code)
     assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr)
     return done
 

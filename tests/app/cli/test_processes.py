@@ -1,0 +1,59 @@
+"""Every command once in an interpreter of its own. Other tests fork a process that has imported the modules."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from headrace.app.cli.commands import cli
+from tests.commands import HEADRACE, headrace
+from tests.patience import PATIENCE_S
+from tests.tiny_chat import write_chat_model
+
+COMMANDS = {
+    "batch": ("batch", "REQUESTS", "-m", "MODEL"),
+    "bench": ("bench", "-m", "MODEL", "-p", "4", "-n", "4", "-r", "1"),
+    "chat": ("chat", "--help"),
+    "completion": ("completion", "bash"),
+    "doctor": ("doctor",),
+    "fit": ("fit",),
+    "list": ("list",),
+    "models": ("models", "list"),
+    "paths": ("paths",),
+    "predict": ("predict", "-m", "MODEL"),
+    "pull": ("pull", "--help"),
+    "rm": ("rm", "--help"),
+    "run": ("run", "hi", "-m", "MODEL", "-n", "2"),
+    "sessions": ("sessions", "list", "--json"),
+    "verify": ("verify", "-m", "MODEL", "--tokens", "4", "--sequences", "2"),
+}
+
+
+def test_all_commands_are_here() -> None:
+    assert set(COMMANDS) == set(cli.list_commands(click.Context(cli)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_in_its_own_interpreter(command: str, tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "tiny")
+    (requests := tmp_path / "requests.jsonl").write_text('{"prompt": "hi", "max_tokens": 2}\n')
+    given = {"MODEL": str(model), "REQUESTS": str(requests)}
+    done = subprocess.run(
+        [*HEADRACE, *(given.get(argument, argument) for argument in COMMANDS[command])],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+        env={**os.environ, "HEADRACE_HOME": str(tmp_path / "home")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_forked_command_has_its_own_environment_folder_and_streams(tmp_path: Path) -> None:
+    first = headrace("paths", home=tmp_path / "first")
+    second = headrace("paths", home=tmp_path / "second")
+    assert (first.returncode, first.stderr) == (second.returncode, second.stderr) == (0, "")
+    assert str(tmp_path / "first") in first.stdout
+    assert str(tmp_path / "second") in second.stdout
+    assert headrace("nonsense", home=tmp_path).returncode == 2

@@ -1,0 +1,158 @@
+"""headrace commands as processes, on Linux forked from one that has already imported the modules.
+
+A command has its own process, streams, environment, working directory and session; only the start of the interpreter
+and the imports are shared. Memory bandwidth is measured on little memory.
+`tests/app/cli/test_processes.py` runs each command once in an interpreter of its own.
+"""
+
+import atexit
+import functools
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.patience import PATIENCE_S
+
+HEADRACE = (sys.executable, "-m", "headrace")
+_IMPORTED = (
+    "jinja2.sandbox", "mlx.core", "mlx_lm.utils", "numpy", "tokenizers", "headrace.app.api",
+    "headrace.app.bench.measure.run", "headrace.app.cli.batch", "headrace.app.cli.bench", "headrace.app.cli.models",
+    "headrace.app.cli.predict", "headrace.app.cli.run", "headrace.app.cli.run_answer", "headrace.app.cli.sessions",
+    "headrace.app.cli.verify", "headrace.models.loading.load", "headrace.runtime.engine.engine",
+)  # fmt: skip
+# Variables that the interpreter, the dynamic linker or an imported library reads at its start.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MLX_", "TOKENIZERS_", "HF_", "LANG", "LC_")
+_MESSAGE = 1 << 20
+
+
+def headrace(
+    *arguments: str | Path,
+    home: Path | None = None,
+    stdin: bytes = b"",
+    code: int | None = None,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run headrace to its end. Raises AssertionError if it exits with another code than `code`."""
+    command = [*map(str, arguments)]
+    variables = {**os.environ, **environment}
+    if home is not None:
+        variables["HEADRACE_HOME"] = str(home)
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        given.write(stdin)
+        given.seek(0)
+        files = (given, out, errors)
+        if sys.platform == "linux" and _at_start(variables) == _at_start(_first_environment()):
+            returned = _starter().run(command, variables, [file.fileno() for file in files])
+        else:
+            returned = subprocess.run(
+                [*HEADRACE, *command], stdin=given, stdout=out, stderr=errors, env=variables, timeout=PATIENCE_S
+            ).returncode
+        out.seek(0)
+        errors.seek(0)
+        texts = out.read().decode(), errors.read().decode()
+    if code is not None:
+        assert returned == code, texts[1]
+    return subprocess.CompletedProcess([*HEADRACE, *command], returned, *texts)
+
+
+def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+
+
+@functools.cache
+def _first_environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+@functools.cache
+def _starter() -> "_Starter":
+    return _Starter()
+
+
+class _Starter:
+    """The process that forks one command at a time. It ends with its socket."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from tests.commands import serve; serve({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[1],
+                env={**_first_environment(), "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
+            )
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait(PATIENCE_S)
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> int:
+        """Return the exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        with self._lock, tempfile.TemporaryFile() as request:
+            request.write(json.dumps([list(arguments), dict(environment), str(Path.cwd())]).encode())
+            request.flush()
+            socket.send_fds(self._socket, [b"run"], [request.fileno(), *streams])
+            pid = int(self._socket.recv(_MESSAGE))
+            self._socket.settimeout(PATIENCE_S)
+            try:
+                return int(self._socket.recv(_MESSAGE))
+            except TimeoutError:
+                os.killpg(pid, signal.SIGKILL)
+                self._socket.settimeout(None)
+                self._socket.recv(_MESSAGE)
+                raise subprocess.TimeoutExpired([*HEADRACE, *arguments], PATIENCE_S) from None
+            finally:
+                self._socket.settimeout(None)
+
+
+def serve(number: int) -> None:
+    """Fork commands for requests on this socket, until it is closed."""
+    import importlib
+
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    from headrace.runtime.machine import bandwidth
+
+    gc.freeze()  # a collection in a fork would copy the pages of all of these objects
+    bandwidth._CPU_SIZE, bandwidth._SECONDS, bandwidth._SHORT_S = (8 << 20, 8 << 20), 0.02, 0.02
+    with socket.socket(fileno=number) as requests:
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(requests, 16, 4)
+            if not message:
+                return
+            pid = os.fork()
+            if not pid:
+                requests.close()
+                _command(descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            requests.send(str(pid).encode())
+            requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _command(descriptors: Sequence[int]) -> None:
+    """Run the requested command in this forked process, and exit as an interpreter does."""
+    with os.fdopen(descriptors[0]) as request:
+        request.seek(0)
+        arguments, environment, folder = json.load(request)
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream, descriptor in enumerate(descriptors[1:]):
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    sys.argv = ["headrace", *arguments]
+    from headrace.app.cli.main import main
+
+    main()
