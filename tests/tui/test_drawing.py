@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from textual._compositor import CompositorUpdate
 from textual.geometry import Region
 
+from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.screens.help_screen import HelpScreen
-from headrace.app.tui.textual_overrides.partial_repaint import PartialRepaint, PlacedLines
+from headrace.app.tui.textual_overrides.partial_repaint import PartialRepaint, PlacedLines, draw, repaint
 from headrace.app.tui.transcript.row_strips import GUTTER
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.key_bar import KeyBar
@@ -125,6 +127,38 @@ def test_a_section_draws_only_lines_that_came_out_different(play) -> None:
         assert before
         assert all(line is kept for line, kept in zip(section._lines, before, strict=True))
         assert not section._repaint_regions
+
+    play(scenario)
+
+
+def test_sections_that_come_and_go_leave_nothing_of_the_old_layout(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first draft tokens of a turn change the panel's sections, and are drawn before textual lays them out."""
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("why?")
+        chat = it.app.poller.chat
+        assert chat is not None
+        compositor, console = chat._compositor, it.app.console
+        terminal = drawn(compositor.render_full_update().render_segments(console))
+        render = PartialRepaint.render_update
+
+        def render_update(self: PartialRepaint, **options: object):  # type: ignore[no-untyped-def]
+            update = render(self, **options)  # type: ignore[arg-type]
+            if isinstance(update, CompositorUpdate):
+                terminal.update(drawn(update.render_segments(console)))
+            return update
+
+        monkeypatch.setattr(PartialRepaint, "render_update", render_update)
+        metrics, panel = it.state.metrics, chat.query_one(DecodePanel)
+        for metrics.speculating in (True, False, True):
+            panel.show(metrics, frozen=False)
+            for section in panel.query(Section):
+                section.redraw()
+            repaint(chat.query_one(Transcript), Region(0, 0, 20, 1))  # asks textual for its place
+            draw(chat)
+            await it.pilot.pause()
+            await it.pilot.pause()
+            assert terminal == drawn(compositor.render_full_update().render_segments(console))
 
     play(scenario)
 

@@ -33,11 +33,17 @@ def draw(screen: Screen[object]) -> None:
 
 
 def repaint(widget: Widget, region: Region) -> None:
-    """Do the same as `widget.refresh(region)`, for a widget whose size does not depend on its content."""
+    """Do the same as `widget.refresh(region)`, for a widget whose size does not depend on its content.
+
+    A widget without a place on the screen is left to the layout that gives it one and draws it whole. Its repaint
+    before that layout would make textual place all widgets anew without drawing those that moved.
+    """
     if not widget.is_mounted:
         widget.refresh(region)
         return
     screen = widget.screen
+    if widget not in screen._compositor.visible_widgets:
+        return
     widget._set_dirty(region)
     screen._dirty_widgets.add(widget)
     screen.check_idle()  # in case nobody calls `draw`
