@@ -69,12 +69,12 @@ class _Sequence:
         self._tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return len(self._whole) - len(self._tokens)
 
     def chances_of(self, unread: int, first: bool = False) -> list[float]:
         """Return cumulative chances as `headrace.runtime.engine.drafting` does; `first`: of the first token alone."""
-        most = min(MAX_DRAFT, self.left - unread - 1)
+        most = min(MAX_DRAFT, self.remaining - unread - 1)
         if most <= 0 or len(self._tokens) == self._prompt:
             return []
         self.proposer.update(self._tokens)

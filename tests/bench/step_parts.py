@@ -18,20 +18,21 @@ from headrace.app.bench.measure.profile import run_ahead
 from headrace.models.loading.load import load_model
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.resolve import resolve
-from headrace.runtime.kv.cache import Cache
+from headrace.runtime.engine.prefill import prefill
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.ops import native
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler
-from tests.alone import new_cache, prefill
 
 KINDS = ("weights", "attention", "sampling")
 
 
-def round_of(network: Decoder, cache: Cache, steps: int, params: SamplingParams) -> dict[str, float]:
+def round_of(network: Decoder, kv: KVBackend, cache: KVCache, steps: int, params: SamplingParams) -> dict[str, float]:
     """Return the milliseconds of a step after the cached entries, by part."""
     depth = cache.committed
     sampler = Sampler(params, vocab_size=network.vocab_size, prompt=())
-    ahead = run_ahead(network, cache, sampler, mx.array([1]), steps + 1)
+    ahead = run_ahead(network, kv, cache, sampler, mx.array([1]), steps + 1)
     next(ahead)
     native.measure_regions(True)
     began = time.perf_counter()
@@ -69,10 +70,11 @@ def main() -> None:
     params = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=1)
     print(f"{resolved.name}: {native.status()}")
     for depth in map(int, options.depths.split(",")):
-        cache = new_cache(network, depth + options.steps + 2)
-        for _ in prefill(network, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
+        kv = network.kv_backend(KVOptions(depth + options.steps + 2))
+        cache = kv.acquire(())
+        for _ in prefill(network, kv, cache, [1 + i % (network.vocab_size - 1) for i in range(depth)]):
             pass
-        rounds = [round_of(network, cache, options.steps, params) for _ in range(options.rounds)]
+        rounds = [round_of(network, kv, cache, options.steps, params) for _ in range(options.rounds)]
         print(f"depth {depth}")
         for part in rounds[0]:
             print(f"  {part:28} {statistics.median(found[part] for found in rounds):8.3f}")

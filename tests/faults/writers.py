@@ -60,7 +60,7 @@ def write_batch(folder: Path, promise: Promise) -> None:
     try:
         file.begin({line.digest: line.number for line in _LINES}, in_order=True)
         for line in reversed(_LINES):
-            if line.digest not in file.decode_written:
+            if line.digest not in file.answered:
                 file.write(line, _result(line))
                 promise(line.digest)
     finally:
