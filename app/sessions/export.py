@@ -84,7 +84,7 @@ def made_with(message: Message) -> list[str]:
 def metrics_line(metrics: Summary) -> str:
     """Return an answer's metrics in one line."""
     known = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
-    return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} reused)"])
+    return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} cached)"])
 
 
 def _facts(session: Session) -> str:

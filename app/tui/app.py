@@ -192,7 +192,7 @@ class HeadraceApp(App[None]):
 
     def action_help_quit(self) -> None:
         """Replace textual's hint for Ctrl+C, which names another key."""
-        self.state.notify("Esc goes back, Ctrl+Q leaves the program")
+        self.state.notify("Esc goes back, Ctrl+Q quits")
 
     def action_redraw(self) -> None:
         """Repaint everything, after another program wrote to the terminal."""

@@ -474,7 +474,7 @@ def test_a_path_that_is_whole_is_sent_by_the_first_enter(play, home: Path) -> No
 def test_a_toast_leaves_the_input_free(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("ctrl+c")
-        await it.until(lambda: "leaves" in it.text())
+        await it.until(lambda: "quits" in it.text())
         (toast,) = it.app.screen.query("Toast")
         assert not toast.region.overlaps(it.prompt.region)
 

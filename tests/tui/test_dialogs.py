@@ -135,7 +135,7 @@ def test_ctrl_c_where_there_is_nothing_to_stop_says_how_to_leave_in_our_keys(pla
         await it.press("f1", "ctrl+c")
         assert isinstance(it.app.screen, ChatScreen)
         await it.press("f2", "ctrl+c")
-        await it.until(lambda: "Esc goes back, Ctrl+Q leaves the program" in it.text())
+        await it.until(lambda: "Esc goes back, Ctrl+Q quits" in it.text())
 
     play(scenario)
 

@@ -20,7 +20,7 @@ def test_ctrl_c_puts_a_draft_aside_and_up_brings_it_back(play) -> None:
         await it.press("up")
         assert it.prompt.text == "a draft"
         await it.press("ctrl+c", "ctrl+c")
-        assert "Ctrl+C again leaves" in it.text()
+        assert "Ctrl+C again quits" in it.text()
 
     play(scenario)
 

@@ -143,7 +143,7 @@ class AgainScreen(ParallelScreen):
         if self.candidates.growing:
             self.action_stop()
         else:
-            self.state.notify("Enter takes one, Esc none; Ctrl+Q leaves the program")
+            self.state.notify("Enter takes one, Esc none; Ctrl+Q quits")
 
     def action_leave(self) -> None:
         self.leave(None)

@@ -118,7 +118,7 @@ class ChatScreen(Screen[None]):
             self.run_command("quit", "")
         else:
             self._interrupted = time.monotonic()
-            self.state.notify("Ctrl+C again leaves")
+            self.state.notify("Ctrl+C again quits")
 
     def action_do(self, name: str) -> None:
         self.run_command(name, "")

@@ -201,7 +201,7 @@ class CompareScreen(ParallelScreen):
         elif self.prompt.text:
             self.prompt.keep_draft()
         else:
-            self.state.notify("Esc leaves the comparison, Ctrl+Q the program")
+            self.state.notify("Esc leaves the comparison, Ctrl+Q quits")
 
     async def on_prompt_end_of_input(self) -> None:
         await self.app.action_quit()

@@ -60,7 +60,7 @@ _KEYS = (
     (
         "several answers (/again 4)",
         (
-            ("1 to 8, ← →, a click", "choose one; ↑ ↓ scroll it"),
+            ("1 to 8, ← →, click", "choose one; ↑ ↓ scroll it"),
             ("Enter", "take it; the others stay as branches"),
             ("Esc, Ctrl+C", "stop all; then Esc: take none"),
             ("F2", "sequences, batch size, K/V pool"),

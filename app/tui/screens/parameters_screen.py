@@ -52,7 +52,7 @@ class ParametersScreen(ModalScreen[None]):
                         id=parameter.name,
                         compact=True,
                     )
-                    yield Static(Content.styled(_about(parameter), "$quiet"), classes="about")
+                    yield Static(Content.styled(parameter.help, "$quiet"), classes="about")
             yield Static("", id="line")
         yield Footer()
 
