@@ -6,6 +6,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from headrace.runtime.errors import UsageError
@@ -23,18 +24,21 @@ class Number:
     above: bool = False
 
     def read(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError("a number")
-        if not (self.minimum < value if self.above else self.minimum <= value) or value > self.maximum:
-            raise ValueError(str(self))
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
             raise ValueError("a smaller number") from None
+        if not (self.minimum < number if self.above else self.minimum <= number) or number > self.maximum:
+            raise ValueError(str(self))
+        return number
 
     def __str__(self) -> str:
-        lower = f"above {self.minimum:g}" if self.above else f"{_figure(self.minimum)} or more"
-        return lower if self.maximum == math.inf else f"{lower}, at most {_figure(self.maximum)}"
+        least, most = _figure(self.minimum), _figure(self.maximum)
+        if self.maximum == math.inf:
+            return f"above {least}" if self.above else f"{least} or more"
+        return f"above {least} and at most {most}" if self.above else f"from {least} to {most}"
 
 
 def _figure(number: float) -> str:
@@ -53,16 +57,17 @@ class Whole:
     maximum: int | None = None
 
     def read(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError("a whole number")
-        if value < self.minimum or (self.maximum is not None and value > self.maximum):
+        number = int(value)
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
             raise ValueError(str(self))
-        return value
+        return number
 
     def __str__(self) -> str:
         if self.maximum is None:
             return f"{self.minimum} or more"
-        return f"{self.minimum} or more, at most {'2^64 - 1' if self.maximum == 2**64 - 1 else self.maximum}"
+        return f"from {self.minimum} to {'2^64 - 1' if self.maximum == 2**64 - 1 else self.maximum}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +113,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts of one character or more; a single one may stand for a list."""
+    """Texts that are not empty; a single one may stand for a list."""
 
     def read(self, value: object) -> tuple[str, ...]:
         texts = (value,) if isinstance(value, str) else value
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError("a text or a list of texts")
         if not all(texts):
-            raise ValueError("texts of one character or more")
+            raise ValueError("texts that are not empty")
         return tuple(texts)
 
     def __str__(self) -> str:
@@ -134,9 +139,9 @@ class LogitBias:
     def _token(self, token: object) -> int:
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
             return int(token)
-        if isinstance(token, bool) or not isinstance(token, int):
+        if isinstance(token, bool) or not isinstance(token, Integral):
             raise ValueError(_BIAS)
-        return token
+        return int(token)
 
     def _added(self, added: object) -> float:
         try:

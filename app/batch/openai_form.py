@@ -68,7 +68,7 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
     if form == "chat.completion":
         return conversation(body["messages"], defaults.system), options
     if options.thinking is not None:
-        raise UsageError("thinking goes with a conversation, not with a text to continue")
+        raise UsageError("thinking needs a conversation, not a text to continue")
     return text("prompt", body["prompt"]), options
 
 

@@ -105,7 +105,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> Any:
-    raise UsageError(f"{name} is no number in JSON")
+    raise UsageError(f"{name} is not a JSON number")
 
 
 def _name(given: Mapping[str, Any], key: str) -> str | int | None:

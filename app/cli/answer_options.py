@@ -69,6 +69,8 @@ def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]
 def _read(given: Mapping[str, Any]) -> AnswerOptions:
     """Return the options that were given. Raises UsageError that names the flag."""
     values = {name: value for name, value in given.items() if value is not None and value != ()}
+    if "stop" in values:
+        values["stop"] = list(values["stop"])  # as JSON writes it, for errors
     if "logit_bias" in values:
         values["logit_bias"] = dict(map(_bias, values["logit_bias"]))
     return AnswerOptions(**{name: read_value(OPTIONS[name].kind, _flag(name), value) for name, value in values.items()})

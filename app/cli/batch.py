@@ -55,7 +55,7 @@ class BatchArguments:
     def check(self) -> None:
         """Raises UsageError for arguments that exclude each other."""
         if self.as_json and self.output in (None, STDOUT):
-            raise UsageError("--json needs -o OUT.jsonl, since results go to standard output", "give -o OUT.jsonl")
+            raise UsageError("--json needs -o OUT.jsonl, since results go to standard output")
         if self.raw and (self.system or self.options.thinking is not None):
             raise UsageError("--raw excludes a system message and --thinking")
 

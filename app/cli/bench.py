@@ -56,9 +56,9 @@ def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
             raise UsageError(f"--speculate measures workloads of fixed lengths: leave {length} out")
         return
     if given.workloads:
-        raise UsageError("--workload goes with --speculate")
+        raise UsageError("--workload needs --speculate")
     if given.draft is not None:
-        raise UsageError("--draft goes with --speculate")
+        raise UsageError("--draft needs --speculate")
 
 
 @bench.command()
@@ -179,7 +179,7 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
     no_python = "llama.cpp" in given.peers and given.llama_python is None
     if given.speculate:
         if "mlx-lm" in given.peers:
-            raise UsageError("mlx-lm has no prompt lookup decoding: --speculate goes with --vs llama.cpp")
+            raise UsageError("mlx-lm has no prompt lookup decoding: --speculate needs --vs llama.cpp")
         if no_python:
             raise UsageError("llama-bench has no prompt lookup decoding", "--llama-python PYTHON has it")
         if max(batches) > 1:
@@ -201,7 +201,7 @@ def _peers(given: BenchOptions, kv: str) -> "list[Peer]":
     from headrace.app.bench.measure.peers import Peer
 
     if given.peer_threads and not given.peers:
-        raise UsageError("--peer-threads goes with --vs")
+        raise UsageError("--peer-threads needs --vs")
     if (given.llama_python or given.llama_model) and "llama.cpp" not in given.peers:
         raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
     if given.llama_model and not Path(given.llama_model).is_file():

@@ -105,9 +105,9 @@ def pull(
 ) -> None:
     """Fetch or update NAME [the default model]."""
     if kept_as is not None and quantize is None:
-        raise UsageError("--as names the copy that --quantize makes")
+        raise UsageError("--as needs --quantize")
     if group_size is not None and quantize is None:
-        raise UsageError("--group-size goes with --quantize")
+        raise UsageError("--group-size needs --quantize")
     with drawn_progress(quiet=quiet) as progress:
         model = resolve(name, progress=progress, refresh=True)
         if quantize is not None:

@@ -47,7 +47,7 @@ def verify(name: str | None, as_json: bool) -> None:
 def _installed(store: Store, name: str) -> str:
     entry = stored_name(name)
     if entry is None or not store.has(entry):
-        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` shows installed models")
+        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` lists installed models")
     return entry
 
 

@@ -36,7 +36,7 @@ class PredictOptions:
 @click.command()
 @click.option("-m", "--model", metavar="MODEL", help="Model, as for run; only its configuration is ever fetched.")
 @click.option(
-    "--chip", "chips", multiple=True, metavar="CHIP", help='"M4 Max", m4max, 4090 ...; repeatable [this one].'
+    "--chip", "chips", multiple=True, metavar="CHIP", help='Chip: "M4 Max", m4max, 4090 ...; repeatable [this machine].'
 )
 @click.option("--list-chips", is_flag=True, help="List of known chips.")
 @click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chips [the largest sold].")
@@ -127,7 +127,7 @@ def _check_acceptance(acceptance: float, contexts: Sequence[int], *, other: bool
     if not 0 <= acceptance <= 1:
         raise UsageError("--acceptance must be a rate from 0 to 1")
     if len(contexts) > 1 or other:
-        raise UsageError("--acceptance goes with one --context, and not with --users or --explain")
+        raise UsageError("--acceptance needs one --context, and excludes --users and --explain")
 
 
 def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
@@ -138,7 +138,7 @@ def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
     if min(counts) < 1:
         raise UsageError("--users must be at least 1")
     if len(contexts) > 1 or explain:
-        raise UsageError("--users goes with one --context, and not with --explain")
+        raise UsageError("--users needs one --context, and excludes --explain")
     return counts
 
 

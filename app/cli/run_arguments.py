@@ -49,8 +49,8 @@ class RunArguments:
         """Raises UsageError for arguments that exclude each other."""
         report = self.with_steps or self.logprobs is not None
         rules = (
-            (report and not self.as_json, "--steps and --logprobs go with --json"),
-            (self.group_size is not None and self.quantize is None, "--group-size goes with --quantize"),
+            (report and not self.as_json, "--steps and --logprobs need --json"),
+            (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
             (self.quiet and self.stats, "--quiet and --stats exclude each other"),
             (self.go_on and self.resume is not None, "-c is --resume last: give one of them"),
             (

@@ -104,7 +104,7 @@ def run_samples(answerer: Answerer, messages: str | Messages, options: AnswerOpt
     otherwise = CHAT_DEFAULTS if options.temperature is None else None
     first = answerer.prepare(prompt, options, otherwise=otherwise)
     if first.request.sampling.greedy:
-        raise UsageError("greedy decoding gives the same answer every time", "--samples goes with -t, such as -t 0.7")
+        raise UsageError("greedy decoding gives the same answer every time", "sample with -t, such as -t 0.7")
     seed, count = first.request.sampling.seed, arguments.samples
     assert seed is not None
     assert count is not None

@@ -70,7 +70,7 @@ class SessionStore:
         """Return the session with this id. Raises DeletedError."""
         rows = self.db.rows("SELECT * FROM sessions WHERE id = ?", session_id)
         if not rows:
-            raise DeletedError(f"there is no session {session_id}", "`headrace sessions list` shows what is there")
+            raise DeletedError(f"there is no session {session_id}", "`headrace sessions list` lists all sessions")
         return session_of(rows[0])
 
     def find(self, text: str) -> Session:
@@ -83,7 +83,7 @@ class SessionStore:
             rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
         if len(rows) != 1:
             problem = f"{len(rows)} sessions begin with {text!r}" if rows else f"there is no session {text!r}"
-            raise SessionError(problem, "`headrace sessions list` shows what is there")
+            raise SessionError(problem, "`headrace sessions list` lists all sessions")
         return session_of(rows[0])
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:
@@ -100,7 +100,7 @@ class SessionStore:
 
     def rename(self, session_id: str, title: str) -> Session:
         if not title.strip():
-            raise UsageError("a title has to show something")
+            raise UsageError("a title must have visible characters")
         return self._change(session_id, title=title.strip())
 
     def set_model(self, session_id: str, model: str | None) -> Session:

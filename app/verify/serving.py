@@ -108,7 +108,7 @@ class Serving:
                     engine.cancel(sequence)
             self._tick()
         note = f"{fates.count(1)} ended early, {fates.count(2)} cancelled"
-        return traces, f"{note}, {watch.times} preemptions"
+        return traces, f"{note}, preemptions: {watch.times}"
 
     def preempted(self, most: int) -> Served:
         """Serve with too little memory, so that the youngest are preempted and prefilled again.
@@ -122,7 +122,7 @@ class Serving:
         sequences = [engine.submit(request) for request in self.requests]
         watch = _PreemptionCount()
         traces = self._drive(engine, sequences, lambda: watch.look(sequences))
-        return traces, f"{watch.times} preemptions" if watch.times else "no preemption"
+        return traces, f"preemptions: {watch.times}"
 
     def sharing(self, prompt: Row[int]) -> Served:
         """Serve after a request that begins with `prompt`: as turns of a chat, then in a batch."""

@@ -93,7 +93,7 @@ def load_model(
     longest = context_length(checkpoint)
     if context is not None and context > longest and not force:
         raise UsageError(
-            f"a context of {context} tokens was asked for, but the maximum of {name} is {longest}",
+            f"a context of {context} tokens is too long; the maximum of {name} is {longest}",
             "--force goes beyond it; answers may degrade",
         )
     if requantize is not None and checkpoint.quantization is not None:

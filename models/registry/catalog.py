@@ -128,7 +128,7 @@ def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
     from difflib import get_close_matches
 
     near = get_close_matches(name.lower(), list(dict.fromkeys([*catalog, *others])), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` shows what there is"
+    hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` lists all models"
     if Path(name).is_dir():  # a bare word is only a path if a model is found there
         hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"
     raise ModelNotFoundError(f"no model called {name!r}", hint)

@@ -64,7 +64,7 @@ def parse_source(text: str) -> Source:
     not a model.
     """
     if not text.strip():
-        raise UsageError("the model name is empty", "`headrace models list` shows what there is")
+        raise UsageError("the model name is empty", "`headrace models list` lists all models")
     if "\0" in text:
         raise UsageError("the model name has a NUL character in it")
     try:

@@ -525,7 +525,7 @@ def test_a_refused_parameter_is_said_where_it_shows(play) -> None:
         await it.press("f6", "tab")
         assert "0 is greedy" in it.text()
         await it.press("x", "enter")
-        assert "temperature must be 0 or more" in it.text()
+        assert "temperature must be from 0 to " in it.text()
 
     play(scenario, size=(80, 24))
 

@@ -26,7 +26,7 @@ def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
     if "auto" in formats and len(formats) > 1:
         raise UsageError("--kv auto chooses one format: leave the others out")
     if peers and len(formats) > 1:
-        raise UsageError("--vs goes with one K/V format")
+        raise UsageError("--vs needs one K/V format")
     for peer in peers:
         if formats[0] != "f16" and (peer != "llama.cpp" or formats[0] not in _PEERS):
             raise UsageError(

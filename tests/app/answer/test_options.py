@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.app.answer.options import CHAT_DEFAULTS, OPTIONS, AnswerOptions
@@ -21,6 +22,13 @@ from headrace.runtime.errors import UsageError
 def test_an_option_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be "):
         AnswerOptions(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "logit_bias": {np.int64(5): np.float32(1)}}
+    options = AnswerOptions.of({**given, "seed": np.uint64(7)})
+    assert options.given() == {"max_tokens": 3, "temperature": 0.5, "logit_bias": {5: 1.0}, "seed": 7}
+    assert {type(value) for value in (options.max_tokens, options.temperature, options.seed)} == {int, float}
 
 
 def test_values_of_documents_have_one_form() -> None:
