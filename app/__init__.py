@@ -1,1 +1,1 @@
-"""What people touch: command line, terminal UI, reports. The only layer that prints, draws or parses arguments."""
+"""Command line, terminal UI and reports: the only layer that prints, draws or parses arguments."""

@@ -38,12 +38,12 @@ class AnswerWriter:
 
     @property
     def has_unstored(self) -> bool:
-        """Whether the last answer ended and could not be stored yet."""
+        """True if the last answer ended and could not be stored yet."""
         return self._unstored is not None
 
     @property
     def retry_due(self) -> bool:
-        """Whether to try again to store the last answer."""
+        """True if it is time to try again to store the last answer."""
         return self.has_unstored and time.monotonic() >= self._retry_at
 
     @property

@@ -105,7 +105,7 @@ def read_attachments(name: str) -> list[Attachment]:
 
 
 def _stands_for(name: str, attachment: Attachment) -> bool:
-    """Whether this name, or a folder or pattern of this name, gave the attachment."""
+    """True if this name, or a folder or pattern of this name, gave the attachment."""
     try:
         path = Path(name).expanduser()
     except RuntimeError:
@@ -173,7 +173,7 @@ def _mentioned(match: re.Match[str]) -> str | None:
 
 
 def _is_pattern(name: str) -> bool:
-    """Whether a name looks like a folder or a pattern."""
+    """True if a name looks like a folder or a pattern."""
     return "/" in name or glob.has_magic(name)
 
 

@@ -60,17 +60,17 @@ class Comparison(ParallelAnswers):
 
     @property
     def one_model(self) -> bool:
-        """Whether A and B are the same model."""
+        """True if A and B are the same model."""
         return self.answers[0].setup.model_name == self.answers[1].setup.model_name
 
     @property
     def takes_turns(self) -> bool:
-        """Whether two models share one engine."""
+        """True if two models share one engine."""
         return self._engines_chosen and not self.one_model and not self.beside
 
     @property
     def beside(self) -> bool:
-        """Whether A and B have an engine each."""
+        """True if A and B have an engine each."""
         return self._engines[self.answers[1]] is not self._main
 
     @property
@@ -263,7 +263,7 @@ class Comparison(ParallelAnswers):
 
     @staticmethod
     def _made_by(candidate: ParallelAnswer, answer: Message) -> bool:
-        """Whether nothing known of this stored answer differs from the candidate's setup."""
+        """True if nothing known of this stored answer differs from the candidate's setup."""
         names = None, candidate.setup.model_name, candidate.card.name if candidate.card else None
         same_sampling = answer.sampling in (None, candidate.effective)
         same_system = answer.system in (None, candidate.setup.system)

@@ -95,7 +95,7 @@ class Conversation:
 
     @property
     def greedy(self) -> bool:
-        """Whether the session's settings would repeat the same answer every time."""
+        """True if the session's settings would repeat the same answer every time."""
         return not self.effective.get("temperature")
 
     # --- asking ----------------------------------------------------------------------------------------------

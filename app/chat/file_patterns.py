@@ -11,7 +11,7 @@ _MAX_ENTRIES = 20_000  # searched in a folder
 
 
 def is_file_group(name: str) -> bool:
-    """Whether this is an existing folder, or a pattern that matches a file; an existing file is neither."""
+    """True if this is an existing folder, or a pattern that matches a file; an existing file is neither."""
     try:
         path = Path(name).expanduser()
         return not path.is_file() and (path.is_dir() or next(_fitting(path), None) is not None)

@@ -188,7 +188,7 @@ class EngineClient:
         self.card = None
 
     def _is_awaited(self, event: Event) -> bool:
-        """Whether an event is not one of an abandoned generation."""
+        """True if an event is not one of an abandoned generation."""
         if not isinstance(event, Prefill | Delta | Dropped | ContextFull | Done | Failed) or event.id is None:
             return True
         return event.id in self._open

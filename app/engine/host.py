@@ -111,7 +111,7 @@ class EngineHost:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """True if `step` has something to do."""
         return bool(self._running) or self._answerer.has_work
 
     def begin(self, command: Generate, cancel: CancelFlag, send: Send) -> None:

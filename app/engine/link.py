@@ -71,7 +71,7 @@ class EngineLink:
 
     @property
     def behind(self) -> bool:
-        """Whether commands are queued: the process is busy or suspended."""
+        """True if commands are queued: the process is busy or suspended."""
         return bool(self._outgoing)
 
     def drain(self) -> list[Event]:

@@ -65,7 +65,7 @@ class Inbox:
             return cast(Generate, self._commands.popleft())
 
     def waiting(self) -> bool:
-        """Whether a command has arrived."""
+        """True if a command has arrived."""
         return bool(self._commands)
 
     def cancel_flag(self, generation: int) -> "CancelFlag":

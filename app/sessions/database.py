@@ -203,7 +203,7 @@ def _make_private(path: Path) -> None:
 
 
 def _is_at_rest(path: Path) -> bool:
-    """Whether the file is read-only and not open: WAL mode would create files even for reading."""
+    """True if the file is read-only and not open: WAL mode would create files even for reading."""
     return path.is_file() and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
 
 

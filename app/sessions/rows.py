@@ -129,7 +129,7 @@ def lost_message(number: int, session_id: str, parent: int | None) -> Message:
 
 
 def is_sound(text: str) -> bool:
-    """Whether the file's bytes were valid UTF-8 (see `database.text_of`)."""
+    """True if the file's bytes were valid UTF-8 (see `database.text_of`)."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -34,7 +34,7 @@ def store_for_chat() -> Iterator[tuple[SessionStore, str | None]]:
 
 
 def _can_be_written(path: Path) -> bool:
-    """Whether the file, if it exists, and its folder are writable."""
+    """True if the file, if it exists, and its folder are writable."""
     folder = next(parent for parent in path.parents if parent.exists())
     return os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK))
 

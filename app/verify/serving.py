@@ -47,7 +47,7 @@ class Serving:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether K/V are paged, and so can go to disk."""
+        """True if K/V are paged, and so can go to disk."""
         return Engine(self.network, context_limit=self.limit).kv.pool is not None
 
     def one_by_one(self) -> Served:

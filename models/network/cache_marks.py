@@ -14,7 +14,7 @@ MOST_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the cache held at `length` entries, as far as it will not be there later."""
+    """State of a cache at `length` entries that later entries overwrite."""
 
     length: int
     state: Any

@@ -82,7 +82,7 @@ class MlxLmNetwork:
 
     @property
     def can_batch(self) -> bool:
-        """Whether shapes allow steps of several sequences in one pass. Reads no weight."""
+        """True if shapes allow steps of several sequences in one pass. Reads no weight."""
         if self._can_batch is None:
             self._can_batch = self._long_rope is None and can_batch(self._model, self._fresh_parts)
         return self._can_batch

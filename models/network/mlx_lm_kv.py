@@ -28,7 +28,7 @@ def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
 
 
 def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
-    """How `model` stores K/V as the packed format `wanted`, or why it cannot. Evaluates nothing."""
+    """Return the packed format for `wanted` that `model` can store K/V in, or the reason why it cannot."""
     from mlx_lm.models.cache import KVCache
 
     if environment.exact():

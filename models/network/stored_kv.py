@@ -1,4 +1,4 @@
-"""How our decoder's K/V are stored: what was asked for, or why this network cannot. See `mlx_lm_kv` for mlx-lm's.
+"""Storage format of our decoder's K/V: the one asked for, or the reason against it. `mlx_lm_kv`: mlx-lm's classes.
 
 Unquantized formats are the operations' choice (`Ops.kv_format`): asking for f16 asks for that.
 """

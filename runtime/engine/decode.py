@@ -74,7 +74,7 @@ class InFlightBatch:
 
     @property
     def decides(self) -> bool:
-        """Whether its tokens are needed to schedule the next pass: draft tokens or their proposers depend on them."""
+        """True if its tokens are needed to schedule the next pass: draft tokens or their proposers depend on them."""
         return any(
             chunk.draft_tokens or ((proposer := chunk.sequence.proposer) is not None and proposer.needs_all_tokens)
             for chunk in self.chunks

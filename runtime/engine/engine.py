@@ -137,7 +137,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do: sequences, or memory to free."""
+        """True if `step` has something to do: sequences, or memory to free."""
         return bool(self._scheduler) or self._at_work is not None
 
     def preempt_youngest(self) -> None:

@@ -64,7 +64,7 @@ class Sequence:
 
     @property
     def pending(self) -> bool:
-        """Whether an in-flight pass appends to its cache."""
+        """True if an in-flight pass appends to its cache."""
         return self.kv.length > self.kv.committed
 
     @property
@@ -77,7 +77,7 @@ class Sequence:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """True if it was cancelled."""
         return self.cancelled or bool(self.request.cancel)
 
     def progress(self) -> PrefillProgress:

@@ -34,7 +34,7 @@ class KVBackend(Protocol):
     """All K/V memory of one engine."""
 
     rolls_back: bool
-    """Whether caches can drop their newest entries, so that draft tokens can be verified."""
+    """True if caches can drop their newest entries, so that draft tokens can be verified."""
 
     @property
     def pool(self) -> BlockPool | None:

@@ -49,7 +49,7 @@ class GroupBlocks:
 
     @property
     def grows(self) -> bool:
-        """Whether the next allocation needs a new block."""
+        """True if the next allocation needs a new block."""
         bound = min(self.max_cached_total, self.max_total) if self._cached else self.max_total
         return not self._free and self.total < bound
 

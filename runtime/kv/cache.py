@@ -48,7 +48,7 @@ class KVCache(Protocol):
 
     @property
     def needs_marks(self) -> bool:
-        """Whether `trim` reaches marked lengths only (recurrent state, sliding windows)."""
+        """True if `trim` reaches marked lengths only (recurrent state, sliding windows)."""
         ...
 
     def commit(self, tokens: int) -> None:
@@ -90,7 +90,7 @@ class KVPass(Protocol):
 
     rows: Sequence[PassRow]
     runs_fused: bool
-    """Whether `run_fused` is available."""
+    """True if `run_fused` is available."""
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec, /) -> mx.array:
         """Append a layer's K/V and attend. qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""

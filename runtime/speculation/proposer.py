@@ -18,7 +18,7 @@ class Proposer(Protocol):
     cost_s: float
     """Seconds to propose one draft token."""
     needs_all_tokens: bool
-    """Whether it cannot propose while the newest token is still on the device."""
+    """True if it cannot propose while the newest token is still on the device."""
 
     def update(self, tokens: Sequence[int], /) -> None:
         """Take all tokens of prompt and answer: those of the last call and more."""

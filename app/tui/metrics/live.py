@@ -50,7 +50,7 @@ class LiveMetrics:
         self.output_tokens = 0  # tokens of the turn
         self._final_rate: float | None = None  # of the turn, once it is over
         self.speculating = False
-        """Whether the latest turn had guesses that were verified."""
+        """True if the latest turn had guesses that were verified."""
         self.batch: BatchMetrics | None = None
         """Of the latest turn, where that is one of several answers side by side; its steps are there, then."""
         self.turns: list[Turn] = []
