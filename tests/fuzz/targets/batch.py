@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.batch.line import BadLine, Defaults, Line
 from headrace.app.batch.output import ResultFile, line_of
 from headrace.app.batch.parse import parse_lines
@@ -26,7 +27,7 @@ _LINES: tuple[dict[str, Any], ...] = (
      "body": {"model": "tiny", "messages": _ASKED, "n": 1, "stream": False, "user": "u", **_OPTIONS}},
     {"custom_id": "r", "url": "/v1/completions", "body": {"prompt": "Once", "max_completion_tokens": 9}},
 )  # fmt: skip
-_DEFAULTS = Defaults(options={"max_tokens": 9}, system="short", model="tiny", names=frozenset({"tiny"}))
+_DEFAULTS = Defaults(options=AnswerOptions(max_tokens=9), system="short", model="tiny", names=frozenset({"tiny"}))
 
 
 class Lines:
