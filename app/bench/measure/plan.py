@@ -122,7 +122,7 @@ def plan_speculation(workloads: Sequence[Workload], batches: Sequence[int]) -> l
 
 def _check_batches(batches: Sequence[int]) -> None:
     if not all(1 <= batch <= MAX_BATCH for batch in batches):
-        raise UsageError(f"--batch must be from 1 to {MAX_BATCH}")
+        raise UsageError(f"--batch must be numbers of sequences, from 1 to {MAX_BATCH}")
 
 
 def parse_counts(text: str, option: str) -> list[int]:
@@ -131,7 +131,7 @@ def parse_counts(text: str, option: str) -> list[int]:
         raise UsageError(f"{option} is empty", "give numbers such as 128 or 0,512,2048; 0 means none")
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
-        raise UsageError(f"{option} must be numbers such as 128 or 0,512,2048, not {text[:60]!r}")
+        raise UsageError(f"{option} must be counts such as 128 or 0,512,2048, not {text[:60]!r}")
     counts = [int(part) for part in parts]
     if any(count > 1 << 24 for count in counts):
         raise UsageError(f"{option}: numbers must be at most {1 << 24:,}")
