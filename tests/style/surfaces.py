@@ -1,0 +1,85 @@
+"""The texts people meet, as one file each: the help of every command, the errors that can be raised.
+
+`python -m tests.style.surfaces` writes both files anew; their diff is what a review reads.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+HELP = Path(__file__).with_name("help.txt")
+ERRORS = Path(__file__).with_name("errors.txt")
+COLUMNS = 100
+
+
+def help_texts() -> str:
+    """Return `--help` of every command, 100 columns wide."""
+    from headrace.app.cli.commands import cli
+
+    return "\n\n".join(f"$ {path} --help\n{text}" for path, text in _helps(cli, "headrace")) + "\n"
+
+
+def error_texts() -> str:
+    """Return the message and hint of every error that is raised, sorted by class; {...} stands for a value."""
+    classes = _error_classes()
+    found: dict[str, set[str]] = {}
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+                parts = [text for argument in node.args if (text := _template(argument))]
+                if parts:
+                    found.setdefault(node.func.id, set()).add("\n    ".join(parts))
+    return "\n".join(f"{name}\n" + "".join(f"  {text}\n" for text in sorted(found[name])) for name in sorted(found))
+
+
+def _helps(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
+    context = click.Context(command, info_name=path, terminal_width=COLUMNS, max_content_width=COLUMNS)
+    yield path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _helps(below, f"{path} {name}")
+
+
+def _sources() -> list[Path]:
+    return sorted(path for layer in ("app", "models", "runtime") for path in (ROOT / layer).rglob("*.py"))
+
+
+def _error_classes() -> set[str]:
+    """The names of HeadraceError and of every class derived from it, and click's two for wrong usage."""
+    bases: dict[str, set[str]] = {}
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
+    known = {"HeadraceError"}
+    while more := {name for name, of in bases.items() if of & known} - known:
+        known |= more
+    return known | {"BadParameter"}
+
+
+def _template(node: ast.expr) -> str:
+    """A string argument as written, with {names} for values; empty for any other argument."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"
+            for part in node.values
+            if isinstance(part, ast.Constant | ast.FormattedValue)
+        )
+    return ""
+
+
+def main() -> None:
+    """Write both files."""
+    HELP.write_text(help_texts(), encoding="utf-8")
+    ERRORS.write_text(error_texts(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
