@@ -5,6 +5,7 @@
 
 import ast
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 import click
@@ -12,14 +13,13 @@ import click
 ROOT = Path(__file__).resolve().parents[2]
 HELP = Path(__file__).with_name("help.txt")
 ERRORS = Path(__file__).with_name("errors.txt")
-COLUMNS = 100
 
 
 def help_texts() -> str:
-    """Return `--help` of every command, 100 columns wide."""
+    """Return the help of every command and option, independent of how click lays it out."""
     from headrace.app.cli.commands import cli
 
-    return "\n\n".join(f"$ {path} --help\n{text}" for path, text in _helps(cli, "headrace")) + "\n"
+    return "\n".join(_helps(cli, "headrace"))
 
 
 def error_texts() -> str:
@@ -35,9 +35,15 @@ def error_texts() -> str:
     return "\n".join(f"{name}\n" + "".join(f"  {text}\n" for text in sorted(found[name])) for name in sorted(found))
 
 
-def _helps(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
-    context = click.Context(command, info_name=path, terminal_width=COLUMNS, max_content_width=COLUMNS)
-    yield path, command.get_help(context)
+def _helps(command: click.Command, path: str) -> Iterator[str]:
+    context = click.Context(command, info_name=path)
+    text = cleandoc(command.help or command.short_help or "")
+    yield f"{path}\n" + "".join(f"  {line}".rstrip() + "\n" for line in text.replace("\b\n", "").splitlines())
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            names = ", ".join([*option.opts, *option.secondary_opts])
+            yield f"  {names}{f' {option.metavar}' if option.metavar else ''}\n      {option.help}"
+    yield ""
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             below = command.get_command(context, name)
