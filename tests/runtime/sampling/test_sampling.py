@@ -112,7 +112,7 @@ settings_ = st.builds(
 history = st.lists(tokens, max_size=4)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rows, settings_, history, history)
 def test_draws_come_from_the_documented_distribution(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
