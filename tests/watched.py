@@ -49,7 +49,7 @@ class WatchedNetwork:
         return cast(KVBackend, _WatchedBackend(self, self._network.kv_backend(options)))
 
     def watch(self, cache: Any) -> Any:
-        """Of a cache that was just made."""
+        """Watch a new cache."""
         if isinstance(cache, BlockTable):
             _remember(cache)
         self.caches.append(cache)

@@ -47,9 +47,9 @@ class Run:
     profile: Document | None
     kv_ratios: Sequence[Document]
     run_costs: Document | None
-    """Of workloads, see `run_cost`."""
+    """Pass times by draft length, for workloads only; see `run_cost`."""
     identity: Document | None
-    """Of workloads, see `speculation`."""
+    """Equality of answers with and without speculation, for workloads only; see `speculation`."""
 
 
 def document(run: Run) -> Document:

@@ -50,13 +50,13 @@ class LiveMetrics:
         self.output_tokens = 0  # tokens of the turn
         self._final_rate: float | None = None  # of the turn, once it is over
         self.speculating = False
-        """True if the latest turn had guesses that were verified."""
+        """True if the latest turn verified draft tokens."""
         self.batch: BatchMetrics | None = None
-        """Of the latest turn, where that is one of several answers side by side; its steps are there, then."""
+        """Metrics of parallel answers, if the latest turn is one of them; its steps are there, then."""
         self.turns: list[Turn] = []
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
-        """What the machine does, at the latest look."""
+        """Load of the machine, at the latest look."""
         self._contended_looks = 0  # samples in a row with contention
         self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
         self.prefill_batch = 0  # tokens the latest such prefill fed
