@@ -1,14 +1,20 @@
 """The Python API; `headrace/__init__.py` lists its names.
 
 Text is the model's, unsanitised: sanitise it before printing it on a terminal (`app.output.sanitise`). A `Model`
-belongs to the thread that loaded it, and answers one prompt at a time. All errors are HeadraceErrors.
+belongs to the thread that loaded it, and serves one call at a time. All errors are HeadraceErrors.
 """
 
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+from weakref import WeakSet
 
-from headrace.app.answer.answer import Prompt
+import mlx.core as mx
+
+from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer_stream import AnswerStream, require_thread
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.config.kv_option import kv_choice
@@ -23,90 +29,196 @@ from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
-from headrace.models.text.answer import Completed, Part, TextChunk
-from headrace.runtime.engine.request import CancelFlag, PrefillProgress
-from headrace.runtime.errors import EngineError
+from headrace.models.text.answer import EndedBy
+from headrace.runtime import ops
+from headrace.runtime.config import environment
+from headrace.runtime.engine.request import CancelFlag, Failed, FinishReason
+from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
-Answer = Generator[TextChunk | Completed, None, None]
-"""Parts with a `text` each: one `TextChunk` per decode step, then one `Completed` with the remaining text."""
+
+class OptionKeywords(TypedDict, total=False):
+    """Options of an answer as keywords, named as for `run`; None: not set."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    speculate: str | None
+    thinking: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer; `str` of it is its text.
+
+    reason: "stop", "length" or "cancelled". ended_by: the same in detail. sampling: as used, with the seed that gives
+    the answer again.
+    """
+
+    text: str
+    reason: FinishReason
+    ended_by: EndedBy
+    sampling: SamplingParams
+    summary: Summary
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Model:
-    """A loaded model. Its KV cache outlives an answer: only the new part of the next prompt is prefilled."""
+    """A loaded model. Its KV cache outlives an answer: only the new part of the next prompt is prefilled.
+
+    sampling: the recommended parameters, the default of every answer. context_limit: tokens of prompt and answer.
+    notes: facts about the loaded weights, such as a conversion. `close`, or the end of a `with` block, frees its
+    memory.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._answerer = Answerer(loaded, keep_prefix=True)
+        self._answerer: Answerer | None = Answerer(loaded, keep_prefix=True)
         self._thread = threading.get_ident()
+        self._streams: WeakSet[AnswerStream] = WeakSet()
         self.name = loaded.name
-        self.context_limit = loaded.context_limit  # tokens, prompt and answer together
+        self.context_limit = loaded.context_limit
+        self.notes = tuple(loaded.notes)
         self.sampling = recommended_options(loaded.generation_defaults).sampling_params()
 
     def __repr__(self) -> str:
         return f"<headrace.Model {self.name}, context limit {self.context_limit}>"
 
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End open answers and free the model's memory. Later calls raise EngineError; closing again does nothing."""
+        if self._answerer is None:
+            return
+        require_thread(self._thread)
+        for stream in list(self._streams):
+            stream.close()
+        self._answerer = None
+        mx.clear_cache()
+
     def chat(
         self,
         messages: str | Sequence[Message],
         *,
-        max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
-        stop: Sequence[str] = (),
-        thinking: bool | None = None,
         cancel: CancelFlag | None = None,
-    ) -> Answer:
+        **options: Unpack[OptionKeywords],
+    ) -> AnswerStream:
         """Answer a conversation with the model's chat template. A text alone is one user message.
 
-        sampling: None means the model's own (`Model.sampling`). stop: texts that end the answer and are left out of it.
-        thinking: thinking of reasoning models, on or off where they allow it. Closing the iterator ends the generation,
-        as does `cancel`, which any thread may set, during prefill too.
+        sampling: None means the model's own (`Model.sampling`); keywords such as `temperature` and `seed` go before it.
+        stop: a text, or several, that end the answer and are left out of it. max_tokens: None means up to the context
+        limit. thinking: thinking of reasoning models, on or off where they allow it. Closing the iterator ends the
+        generation, as does `cancel`, which any thread may set, during prefill too.
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
-        not fit. Iterating raises EngineError while another answer is open.
+        not fit, CheckpointError for a broken chat template, EngineError for a closed model. Iterating raises
+        EngineError while another answer is open or on another thread, and NotEnoughMemoryError.
         """
-        prompt = self._answerer.encode(_messages(messages), thinking=thinking)
-        return self._answer(prompt, max_tokens, sampling, stop, cancel)
+        return self._stream(self._prepare(_messages(messages), sampling, options, cancel))
 
     def complete(
         self,
         text: str,
         *,
-        max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
-        stop: Sequence[str] = (),
         cancel: CancelFlag | None = None,
-    ) -> Answer:
-        """Continue a plain text, without a chat template. Arguments and errors as for `chat`."""
-        return self._answer(self._answerer.encode(text), max_tokens, sampling, stop, cancel)
+        **options: Unpack[OptionKeywords],
+    ) -> AnswerStream:
+        """Continue a plain text, without a chat template. Arguments and errors as for `chat`, without `thinking`."""
+        return self._stream(self._prepare(text, sampling, options, cancel))
+
+    def generate(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        raw: bool = False,
+        sampling: SamplingParams | None = None,
+        cancel: CancelFlag | None = None,
+        **options: Unpack[OptionKeywords],
+    ) -> Generation:
+        """Return the whole answer of `chat`, or with `raw` of `complete`. Arguments and errors as there."""
+        answer = self._prepare(_prompt(messages, raw=raw), sampling, options, cancel)
+        for _ in self._stream(answer):
+            pass
+        return _generation(answer)
+
+    def batch(
+        self,
+        prompts: Iterable[str | Sequence[Message]],
+        *,
+        raw: bool = False,
+        sampling: SamplingParams | None = None,
+        cancel: CancelFlag | None = None,
+        **options: Unpack[OptionKeywords],
+    ) -> list[Generation]:
+        """Return the answers to many prompts, in their order; they are decoded together, each as if it were alone.
+
+        Arguments and errors as for `generate`. All prompts are checked before the first answer.
+        """
+        require_thread(self._thread)
+        answerer = self._opened
+        answers = [self._prepare(_prompt(each, raw=raw), sampling, options, None) for each in prompts]
+        try:
+            for answer in answers:
+                answerer.submit(answer)
+            while answerer.has_work:
+                for _, event in answerer.step():
+                    if isinstance(event, Failed):
+                        raise event.error
+                if cancel:
+                    for answer in answers:
+                        answer.request.cancel.set()
+        finally:
+            answerer.cancel_all()
+        return [_generation(answer) for answer in answers]
 
     def count_tokens(self, text: str | Sequence[Message]) -> int:
-        """Count the tokens of a text, or of the prompt that `chat` makes of messages."""
+        """Count the tokens of a text, or of the prompt that `chat` makes of messages. Errors as for `chat`."""
         if isinstance(text, str):
-            return len(self._answerer.model.tokenizer.encode(text))
-        return len(self._answerer.encode(text).ids)
+            return len(self._opened.model.tokenizer.encode(text))
+        return len(self._opened.encode(text).ids)
 
-    def _answer(
+    @property
+    def _opened(self) -> Answerer:
+        if self._answerer is None:
+            raise EngineError(f"{self.name} is closed", "load it again")
+        return self._answerer
+
+    def _prepare(
         self,
-        prompt: Prompt,
-        max_tokens: int | None,
+        prompt: str | Sequence[Message],
         sampling: SamplingParams | None,
-        stop: Sequence[str],
+        keywords: OptionKeywords,
         cancel: CancelFlag | None,
     ) -> Answer:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        chosen = AnswerOptions.of_sampling(self.sampling if sampling is None else sampling)
-        options = AnswerOptions(max_tokens=max_tokens, stop=stops).over(chosen)
-        return self._parts(self._answerer.stream(self._answerer.prepare(prompt, options, cancel=cancel)))
+        options = AnswerOptions.of(keywords)
+        if isinstance(prompt, str) and options.thinking is not None:
+            raise UsageError("thinking needs a conversation, not a text to continue")
+        encoded: Prompt = self._opened.encode(prompt, thinking=options.thinking)
+        chosen = options.over(AnswerOptions.of_sampling(self.sampling if sampling is None else sampling))
+        return self._opened.prepare(encoded, chosen, cancel=cancel)
 
-    def _parts(self, parts: Generator[Part, None, None]) -> Answer:
-        if threading.get_ident() != self._thread:
-            raise EngineError("a model answers on the thread that loaded it", "load and use it on one thread")
-        with closing(parts):
-            for part in parts:
-                if not isinstance(part, PrefillProgress):
-                    yield part
+    def _stream(self, answer: Answer) -> AnswerStream:
+        stream = AnswerStream(self._opened.stream(answer), self._thread)
+        self._streams.add(stream)
+        return stream
 
 
 def load(
@@ -124,12 +236,13 @@ def load(
     context: limit in tokens; None: the model's, as memory allows. quantize: bits to quantize a plain checkpoint to
     while loading, in groups of `group_size`. kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of
     these in which the context fits. force: go beyond the memory limit, or with `context` the model's.
-    progress(stage, done, total): called during long work.
+    progress(stage, done, total): called during long work. Warns (RuntimeWarning) if the native kernels are missing.
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # refused before any fetch
     kv_format = kv_choice(kv)
     resolved = resolve(name, progress=progress)
+    _warn_of_slow_kernels()
     return Model(load_resolved(resolved, context=context, requantize=requantize, kv=kv_format, force=force))
 
 
@@ -155,3 +268,23 @@ def predict(
 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+
+
+def _prompt(messages: str | Sequence[Message], *, raw: bool) -> str | Sequence[Message]:
+    if raw and not isinstance(messages, str):
+        raise UsageError("raw continues a text, not a conversation", "use complete's text, or leave out raw")
+    return messages if raw else _messages(messages)
+
+
+def _generation(answer: Answer) -> Generation:
+    end = answer.end
+    return Generation(answer.text, end.reason, answer.ended_by, answer.request.sampling, end.summary)
+
+
+def _warn_of_slow_kernels() -> None:
+    """Warn if the native kernels are missing on a CPU, where they are several times as fast."""
+    chosen = ops.describe()
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    if on_cpu and chosen["kernels"] == ops.reference.name and not environment.reference_kernels():
+        problem = f"headrace runs slow stock MLX operations on this CPU: {chosen['reason']}"
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)

@@ -2,8 +2,8 @@
 
     from headrace import load
 
-    for part in load("smollm2-135m").chat("Why is the sky blue?", max_tokens=100):
-        print(part.text, end="", flush=True)
+    with load("smollm2-135m") as model:
+        print(model.generate("Why is the sky blue?", max_tokens=100))
 
 `__all__` is the public API; everything else may change. Each name is imported on first use, so that `import headrace`
 by itself costs nothing.
@@ -12,45 +12,68 @@ The package's parts stand at the top of the repository (`app/`, `models/`, `runt
 file make them `headrace.app` and so on, in the source tree as in a wheel.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as type checkers know it; importing `typing` takes milliseconds
 
 if TYPE_CHECKING:
-    from headrace.app.api import Model, load, predict
+    from headrace.app.answer.answer_stream import AnswerStream
+    from headrace.app.api import Generation, Model, load, predict
     from headrace.app.predict.prediction import Prediction
     from headrace.models.text.answer import Completed, TextChunk
     from headrace.runtime.engine.request import CancelFlag
-    from headrace.runtime.errors import HeadraceError
+    from headrace.runtime.errors import (
+        CheckpointError,
+        ContextLimitError,
+        EngineError,
+        FetchError,
+        HeadraceError,
+        ModelNotFoundError,
+        NotEnoughMemoryError,
+        UnsupportedModelError,
+        UsageError,
+    )
     from headrace.runtime.metrics.telemetry import StepRecord, Summary
     from headrace.runtime.sampling.params import SamplingParams
 
 __all__ = [
+    "AnswerStream",
     "CancelFlag",
+    "CheckpointError",
     "Completed",
+    "ContextLimitError",
+    "EngineError",
+    "FetchError",
+    "Generation",
     "HeadraceError",
     "Model",
+    "ModelNotFoundError",
+    "NotEnoughMemoryError",
     "Prediction",
     "SamplingParams",
     "StepRecord",
     "Summary",
     "TextChunk",
+    "UnsupportedModelError",
+    "UsageError",
     "load",
     "predict",
 ]
 
 _HOMES = {
-    "app.api": ("Model", "load", "predict"),
+    "app.answer.answer_stream": ("AnswerStream",),
+    "app.api": ("Generation", "Model", "load", "predict"),
     "app.predict.prediction": ("Prediction",),
     "models.text.answer": ("Completed", "TextChunk"),
-    "runtime.errors": ("HeadraceError",),
     "runtime.engine.request": ("CancelFlag",),
-    "runtime.sampling.params": ("SamplingParams",),
+    "runtime.errors": tuple(name for name in __all__ if name.endswith("Error")),
     "runtime.metrics.telemetry": ("StepRecord", "Summary"),
+    "runtime.sampling.params": ("SamplingParams",),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module (PEP 562)."""
+    from importlib import import_module
+
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

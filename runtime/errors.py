@@ -81,6 +81,10 @@ class DeletedError(SessionError):
     """A session or message that does not exist, maybe deleted by another process. Retrying does not help."""
 
 
+class FullDiskError(SessionError):
+    """A database whose disk is full, or fails."""
+
+
 def expected(error: Exception) -> HeadraceError:
     """Return the error itself if it is a HeadraceError, else an EngineError caused by it."""
     if isinstance(error, HeadraceError):

@@ -1,5 +1,6 @@
 """Fixtures for the whole suite, among them the default model, fetched once outside the repository."""
 
+import gc
 import os
 import signal
 import sys
@@ -48,6 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(nightly) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests, a million objects, from all further garbage collections."""
+    gc.freeze()
 
 
 # What is fetched stays here, so that only the first run of the suite fetches.

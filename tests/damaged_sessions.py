@@ -29,7 +29,7 @@ COLUMNS = {
     ),
     "sessions": (
         "id", "title", "created_at", "updated_at", "model", "system", "sampling", "active_leaf", "prompt_from",
-        "summary",
+        "summary", "draft",
     ),
     "pieces": ("message_id", "text"),
 }  # fmt: skip

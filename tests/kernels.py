@@ -20,7 +20,7 @@ class Exact:
     def __getattr__(self, name: str) -> Any:
         return getattr(native, name)
 
-    def prepare(self, weight: Weight, dtype: mx.Dtype) -> Weight:
+    def prepare(self, weight: Weight, dtype: mx.Dtype, *, exact: bool = True) -> Weight:  # noqa: ARG002
         with patch.dict(os.environ, HEADRACE_EXACT="1"):
             return native.prepare(weight, dtype)
 

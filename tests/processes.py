@@ -1,6 +1,22 @@
-"""Search for processes that a test started indirectly. Linux only."""
+"""Search for processes that a test started indirectly (Linux only), and waits for their state."""
 
+import time
 from pathlib import Path
+
+import psutil
+
+from tests.patience import PATIENCE_S
+
+
+def wait_until_asleep(pid: int) -> None:
+    """Wait until a process that has shown a prompt waits for its answer.
+
+    Python loses no signal, but one between its last check and the call that reads is handled after that call.
+    """
+    process, end = psutil.Process(pid), time.monotonic() + PATIENCE_S
+    while process.status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def engines(home: Path) -> list[int]:

@@ -1,5 +1,6 @@
 """The public Python API: locked names and signatures, documented examples, imports."""
 
+import asyncio
 import inspect
 import json
 import os
@@ -7,18 +8,25 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import headrace
 from headrace import CancelFlag, Completed, HeadraceError, Model, SamplingParams, StepRecord, TextChunk, load, predict
+from headrace.app.answer.options import OPTIONS
+from headrace.app.api import OptionKeywords
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.ops import native
 from tests.conftest import TEST_HOME
 from tests.patience import PATIENCE_S
 from tests.test_house import ROOT
 from tests.tiny_chat import IM_END, write_chat_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:headrace runs slow:RuntimeWarning")  # an install without kernels
 QUESTION = [{"role": "user", "content": "hi"}]
 NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 
@@ -26,13 +34,18 @@ NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 SIGNATURES = {
     "load": ["name", "context", "quantize", "group_size", "kv", "force", "progress"],
     "predict": ["name", "chip", "memory_gb", "context", "batch"],
-    "Model.chat": ["self", "messages", "max_tokens", "sampling", "stop", "thinking", "cancel"],
-    "Model.complete": ["self", "text", "max_tokens", "sampling", "stop", "cancel"],
+    "Model.chat": ["self", "messages", "sampling", "cancel", "options"],
+    "Model.complete": ["self", "text", "sampling", "cancel", "options"],
+    "Model.generate": ["self", "messages", "raw", "sampling", "cancel", "options"],
+    "Model.batch": ["self", "prompts", "raw", "sampling", "cancel", "options"],
     "Model.count_tokens": ["self", "text"],
+    "Model.close": ["self"],
 }
 NAMES = {
-    *("CancelFlag", "Completed", "HeadraceError", "Model", "Prediction", "SamplingParams", "StepRecord", "Summary"),
-    *("TextChunk", "load", "predict"),
+    *("AnswerStream", "CancelFlag", "Completed", "Generation", "Model", "Prediction", "SamplingParams", "StepRecord"),
+    *("Summary", "TextChunk", "load", "predict"),
+    *("CheckpointError", "ContextLimitError", "EngineError", "FetchError", "HeadraceError", "ModelNotFoundError"),
+    *("NotEnoughMemoryError", "UnsupportedModelError", "UsageError"),
 }
 
 
@@ -63,13 +76,27 @@ def test_the_signatures_are_locked(name: str) -> None:
     parameters = inspect.signature(found).parameters.values()  # type: ignore[arg-type]
     assert [parameter.name for parameter in parameters] == SIGNATURES[name]
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert len(positional) == 1 + ("self" in positional)
+    assert len(positional) == (name != "Model.close") + ("self" in positional)
+
+
+def test_every_option_is_a_keyword() -> None:
+    assert list(OptionKeywords.__annotations__) == list(OPTIONS)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_every_error_that_is_documented_is_exported(name: str) -> None:
+    found: Any = headrace
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert set(re.findall(r"\w+Error\b", found.__doc__)) <= NAMES
 
 
 def test_type_checkers_see_the_same_names() -> None:
     source = inspect.getsource(headrace)
-    for module, names in re.findall(r"^    from headrace\.([\w.]+) import (.+)$", source, flags=re.MULTILINE):
-        assert set(names.split(", ")) == set(headrace._HOMES[module])
+    found = re.findall(r"^    from headrace\.([\w.]+) import ([\w, ]+|\([^)]+\))$", source, flags=re.MULTILINE)
+    assert {module: set(re.findall(r"\w+", names)) for module, names in found} == {
+        module: set(names) for module, names in headrace._HOMES.items()
+    }
     assert {name for names in headrace._HOMES.values() for name in names} == NAMES
 
 
@@ -108,7 +135,7 @@ def test_the_readme_example_runs(directory: Path, tmp_path: Path, monkeypatch: p
 def test_examples_run_as_they_stand(default_model: Path, page: str, word: str) -> None:
     assert default_model.is_dir()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example(page)],
+        [sys.executable, "-W", "error", "-W", "ignore::RuntimeWarning", "-c", example(page)],
         env={**os.environ, "HEADRACE_HOME": str(TEST_HOME)}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -128,7 +155,7 @@ def test_an_answer_is_text_with_its_step_records(model: Model) -> None:
 
 
 def test_a_text_alone_is_one_user_message_and_complete_uses_no_template(model: Model) -> None:
-    def text(parts: headrace.app.api.Answer) -> str:
+    def text(parts: headrace.AnswerStream) -> str:
         return "".join(part.text for part in parts)
 
     told = {"max_tokens": 6, "sampling": NEVER_ENDING}
@@ -136,6 +163,114 @@ def test_a_text_alone_is_one_user_message_and_complete_uses_no_template(model: M
     *_, end = model.complete("hi", **told)  # type: ignore[arg-type]
     assert isinstance(end, Completed)
     assert end.finished.summary.prompt_tokens == model.count_tokens("hi") == 2
+
+
+LIVELY = {"temperature": 0.9, "seed": 3, "max_tokens": 9, "logit_bias": {IM_END: -100.0}}
+
+
+def test_options_are_keywords_too(model: Model) -> None:
+    sampled = SamplingParams(temperature=0.9, seed=3, logit_bias={IM_END: -100.0})
+    told: Any = LIVELY
+    *_, end = model.chat("hi", **told)
+    *_, same = model.chat("hi", sampling=replace(sampled, temperature=0.1), temperature=0.9, max_tokens=9)
+    assert isinstance(end, Completed)
+    assert isinstance(same, Completed)
+    assert model.generate("hi", **told).text == model.generate("hi", sampling=sampled, max_tokens=9).text
+    with pytest.raises(UsageError, match="temprature"):
+        model.chat("hi", temprature=1)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="top_p"):
+        model.generate("hi", top_p=2)
+    with pytest.raises(UsageError, match="thinking"):
+        model.complete("hi", thinking=True)
+
+
+def test_one_text_is_one_stop_string(model: Model) -> None:
+    told: Any = LIVELY
+    text = model.generate("hi", **told).text
+    stop = next(piece for piece in (text[at : at + 2] for at in range(1, 9)) if text.index(piece) > 0)
+    one = model.generate("hi", **told, stop=stop)
+    assert (one.text, one.reason, one.ended_by) == (text[: text.index(stop)], "stop", "stop_string")
+    assert model.generate("hi", **told, stop=["nowhere", stop]).text == one.text
+
+
+def test_a_whole_answer_has_its_summary(model: Model) -> None:
+    told: Any = LIVELY
+    whole = model.generate(QUESTION, **told)
+    assert "".join(part.text for part in model.chat(QUESTION, **told)) == whole.text == str(whole)
+    assert (whole.reason, whole.ended_by, whole.summary.completion_tokens) == ("length", "max_tokens", 9)
+    assert (whole.sampling.temperature, whole.sampling.seed) == (0.9, 3)
+    assert model.generate("hi", raw=True, **told).summary.prompt_tokens == 2
+    with pytest.raises(UsageError, match="raw"):
+        model.generate(QUESTION, raw=True)
+
+
+def test_a_batch_answers_in_order_as_each_prompt_alone(model: Model) -> None:
+    told: Any = LIVELY
+    prompts = ["one", QUESTION, "three " * 9]
+    texts = [model.generate(prompt, **told).text for prompt in prompts]
+    assert [one.text for one in model.batch(prompts, **told)] == texts
+    stops = {**told, "stop": texts[0][3:5]}
+    stopped = model.batch(prompts, **stops)
+    assert stopped[0].ended_by == "stop_string"  # which ends no other answer
+    assert [one.text for one in stopped] == [model.generate(prompt, **stops).text for prompt in prompts]
+    assert model.batch([]) == []
+    assert model.batch("ab", raw=True, **told)[1].text == model.generate("b", raw=True, **told).text
+    with pytest.raises(ContextLimitError):
+        model.batch(["hi", "x" * 9000], **told)
+    cancel = CancelFlag()
+    cancel.set()
+    assert [one.reason for one in model.batch(["a", "b"], cancel=cancel)] == ["cancelled"] * 2
+    assert model.generate("one", **told).text == texts[0]
+
+
+def test_tasks_run_between_the_steps_of_an_answer(model: Model) -> None:
+    told: Any = LIVELY
+    order: list[str] = []
+
+    async def answer() -> None:
+        async for part in model.chat(QUESTION, **told):
+            order.append("end" if isinstance(part, Completed) else "step")
+
+    async def other() -> None:
+        for _ in range(3):
+            order.append("other")
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(answer(), other())
+        stream = model.chat(QUESTION, **told)
+        await anext(stream)
+        await stream.aclose()
+        assert [part async for part in stream] == []
+
+    asyncio.run(both())
+    assert order.count("step") + 1 == order.index("end") + 1 - 3
+    assert order.index("step") < len(order) - 1 - order[::-1].index("other")
+
+
+def test_a_closed_model_gives_its_memory_back(directory: Path) -> None:
+    before = mx.get_active_memory()
+    with load(str(directory)) as model:
+        stream = model.chat(QUESTION, sampling=NEVER_ENDING)
+        next(stream)
+        assert mx.get_active_memory() > before
+    assert list(stream) == []
+    assert mx.get_active_memory() <= before
+    model.close()
+    for use in (model.chat, model.generate, model.complete, model.count_tokens):
+        with pytest.raises(EngineError, match="closed"):
+            use("hi")
+    with pytest.raises(EngineError, match="closed"):
+        model.batch(["hi"])
+
+
+def test_an_install_without_kernels_says_so(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_KERNELS", raising=False)
+    monkeypatch.setattr("headrace.app.api.ops.native.status", lambda: native.Status(False, "no compiler was found"))
+    with pytest.warns(RuntimeWarning, match="no compiler"):
+        load(str(directory)).close()
+    monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+    load(str(directory)).close()  # asked for
 
 
 def test_closing_the_iterator_ends_the_generation(model: Model) -> None:

@@ -79,6 +79,8 @@ _TEMPLATES = {
     "{% endfor %}",
     "put together": "{{ bos_token }}{% for m in messages %}{{ '<|im_' + 'start|>' }} {{ m.role }} "
     "{{ m.content | trim }} {{ '<|im_' ~ 'end|>' }}{% endfor %}",
+    "around": "{{ bos_token }}{% for m in messages %}<|im_start|><{{ m.content }}></{{ m.content }}>"
+    "<|im_{{ m.content }}|><|im_end|>{% endfor %}",
 }
 _SPELLINGS = (
     *CONTROLS[1:], *(text.upper() for text in CONTROLS[1:]), "\uff1c\uff53\uff1e", "\uff1c/s\uff1e",

@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any
 
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
+from headrace.runtime.machine.cpu_use import CPUMeter
+from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.telemetry import StepRecord, in_milliseconds
+from headrace.runtime.sampling.params import SamplingParams
 
 TextEvent = Part | Failed
 """Prefill progress, text of a step, then exactly one `Completed` or `Failed`."""
@@ -31,16 +35,27 @@ class Answer:
     """An answer being generated. Times count from the start of its prompt's encoding.
 
     steps: those so far. finished: its end, once there. ttft_s: seconds to the first text; None until there is some.
+    cpu_use: of the machine from the first step to the end; None if unknown.
     """
 
-    def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        """Raises UsageError for an empty stop string."""
+    def __init__(
+        self,
+        prompt: Prompt,
+        request: Request,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        own_processes: Sequence[int] = (),
+    ) -> None:
+        """own_processes: see `CPUMeter`. Raises UsageError for an empty stop string."""
         self.prompt = prompt
         self.request = request
         self.steps: list[Step] = []
         self.finished: Finished | None = None
         self.ttft_s: float | None = None
         self.e2e_s = 0.0
+        self.cpu_use: CPUUse | None = None
+        self._own_processes = own_processes
+        self._meter: CPUMeter | None = None
         self._text = AnswerText(tokenizer, request, stop)
         self._pieces: list[str] = []
 
@@ -54,9 +69,12 @@ class Answer:
                     self.ttft_s = time.perf_counter() - self.prompt.started
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
+                if self._meter is None:
+                    self._meter = CPUMeter(self._own_processes)
             else:
                 self.finished = part.finished
                 self.e2e_s = time.perf_counter() - self.prompt.started
+                self.cpu_use = self._meter.use() if self._meter is not None else None
         return part
 
     @property
@@ -69,6 +87,11 @@ class Answer:
         """Its end. The answer has to be over."""
         assert self.finished is not None
         return self.finished
+
+    @property
+    def busy(self) -> bool:
+        """True if other programs slowed the answer down."""
+        return self.cpu_use is not None and self.cpu_use.contended
 
     @property
     def ended_by(self) -> EndedBy:
@@ -93,6 +116,10 @@ class Answer:
             record.latency_s / record.tokens for record in self.records if record.index for _ in range(record.tokens)
         ]
 
+    def sampling(self) -> dict[str, Any]:
+        """Return the `sampling` object of a result document: as used."""
+        return sampling_document(self.request.sampling)
+
     def timing(self) -> dict[str, Any]:
         """Return the `timing` object of a result document."""
         summary = self.end.summary
@@ -103,3 +130,9 @@ class Answer:
             "decode_tokens_per_second": summary.decode_tokens_per_second,
             "e2e_s": self.e2e_s,
         }
+
+
+def sampling_document(params: SamplingParams) -> dict[str, Any]:
+    """Return sampling parameters for JSON, an infinite bias as text."""
+    bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
+    return {**asdict(params), "logit_bias": bias}

@@ -41,8 +41,9 @@ class Answerer:
         keep_prefix: bool = False,
         max_running: int = MAX_RUNNING,
         kv_key: bytes = b"",
+        own_processes: Sequence[int] = (),
     ) -> None:
-        """draft: a draft model's network. The others are `Engine`'s."""
+        """draft: a draft model's network. own_processes: see `CPUMeter`. The others are `Engine`'s."""
         self.model = model
         self.chat_prompt = ChatPrompt(model.tokenizer)
         self.engine = Engine(
@@ -55,6 +56,7 @@ class Answerer:
             pass_costs=PassCostStore(model.network.cost),
         )
         self._drafted = draft is not None
+        self._own_processes = own_processes
         self._running: dict[EngineSequence, Answer] = {}
 
     def encode(self, prompt: str | Messages, *, thinking: bool | None = None) -> Prompt:
@@ -75,16 +77,14 @@ class Answerer:
         prompt: Prompt,
         options: AnswerOptions,
         *,
-        otherwise: AnswerOptions | None = None,
         logprobs: int | None = None,
         cancel: CancelFlag | None = None,
     ) -> Answer:
         """Make the request for an answer. Options that are not set are the model's recommendations.
 
-        otherwise: options for a model that recommends no temperature. logprobs: number of best tokens reported with
-        their log probabilities; None: off.
+        logprobs: number of best tokens reported with their log probabilities; None: off.
         """
-        options = options.resolved(self.model.generation_defaults, otherwise)
+        options = options.resolved(self.model.generation_defaults)
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
@@ -94,7 +94,7 @@ class Answerer:
             cancel=CancelFlag() if cancel is None else cancel,
             speculate=self._speculation(options.speculate),
         )
-        return Answer(prompt, request, self.model.tokenizer, options.stop or ())
+        return Answer(prompt, request, self.model.tokenizer, options.stop or (), self._own_processes)
 
     def stream(self, answer: Answer) -> Generator[Part, None, None]:
         """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.

@@ -6,7 +6,7 @@ chat's parameters. An option has the same name everywhere; its flag has dashes i
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from headrace.app.answer.value_types import Flag, LogitBias, Number, OneOf, Texts, ValueType, Whole, read_value
 from headrace.runtime.errors import UsageError
@@ -97,15 +97,9 @@ class AnswerOptions:
         """Return these options, and those of `base` where they are not set."""
         return replace(base, **self.given())
 
-    def resolved(self, recommended: Mapping[str, Any], otherwise: "AnswerOptions | None" = None) -> "AnswerOptions":
-        """Return these options over those that a generation_config.json recommends.
-
-        otherwise: options for a model that recommends no temperature; `do_sample: false` recommends greedy decoding.
-        """
-        base = recommended_options(recommended)
-        if otherwise is not None and recommended.get("do_sample") is not False and base.temperature is None:
-            base = base.over(otherwise)
-        return self.over(base)
+    def resolved(self, recommended: Mapping[str, Any]) -> "AnswerOptions":
+        """Return these options over those that the model recommends, over greedy decoding."""
+        return self.over(recommended_options(recommended).over(AnswerOptions(temperature=0.0)))
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""
@@ -121,17 +115,27 @@ OPTIONS: Mapping[str, Option] = {row.name: row.metadata["option"] for row in fie
 """The table, by name."""
 DEFAULTS = AnswerOptions(max_tokens=DEFAULT_MAX_TOKENS)
 """Options outside the chat, where nothing else is set."""
-CHAT_DEFAULTS = AnswerOptions(temperature=0.7, min_p=0.05)
-"""Sampling in the chat for a model that recommends no temperature. Not top_p, which sorts the vocabulary."""
+SamplingSource = Literal["options", "session", "settings", "model", "default"]
+"""Origin of an answer's temperature; `default` is greedy decoding."""
 
 
 def recommended_options(recommended: Mapping[str, Any]) -> AnswerOptions:
-    """Return the options that a generation_config.json recommends."""
+    """Return the options that a model recommends, in the form of a generation_config.json.
+
+    `do_sample` alone is temperature 1; `do_sample: false` is greedy decoding.
+    """
     if recommended.get("do_sample") is False:
-        return AnswerOptions()
-    numbers = {
+        return AnswerOptions(temperature=0.0)
+    numbers: dict[str, Any] = {
         name: int(value) if name == "top_k" else float(value)
         for name, value in recommended.items()
         if name in _RECOMMENDED and isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return AnswerOptions(**numbers)  # type: ignore[arg-type]
+    usual = AnswerOptions(temperature=1.0) if recommended.get("do_sample") is True else AnswerOptions()
+    return AnswerOptions(**numbers).over(usual)
+
+
+def sampling_source(layers: Mapping[SamplingSource, AnswerOptions], recommended: Mapping[str, Any]) -> SamplingSource:
+    """Return the first of `layers` that sets the temperature, else the model if it recommends one."""
+    layers = {**layers, "model": recommended_options(recommended)}
+    return next((source for source, options in layers.items() if options.temperature is not None), "default")

@@ -1,11 +1,22 @@
 """Phrases of an answer's figures and sampling, the same on every surface."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from headrace.app.answer.options import SamplingSource
+from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.metrics.units import format_seconds, three_digits
+from headrace.runtime.sampling.params import SamplingParams
 
 _FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))  # with the value at which each is off
+_SOURCES: Mapping[SamplingSource, str] = {
+    "options": "as asked",
+    "session": "of the conversation",
+    "settings": "of the settings",
+    "model": "recommended for the model",
+    "default": "none recommended",
+}
 
 
 def rate_digits(tokens_per_second: float | None) -> str:
@@ -24,19 +35,39 @@ def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | 
     return parts if ttft_s is None else [*parts, f"first token after {ttft_s:.2f} s"]
 
 
-def phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None, mbu: float | None) -> list[str]:
+def mbu_text(mbu: float | None, *, busy: bool) -> str:
+    """Return an MBU: `31%`, `busy` if other programs slowed the steps down, `–` if unknown."""
+    return "busy" if busy else "–" if mbu is None else f"{mbu:.0%}"
+
+
+def phrases(
+    tokens: int, tokens_per_second: float | None, ttft_s: float | None, mbu: float | None, *, busy: bool = False
+) -> list[str]:
     """Return the figures at the end of an answer, most important first; None is left out.
 
-    mbu: a fraction of the measured peak.
+    mbu, busy: see `mbu_text`.
     """
     parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]
     if tokens_per_second is not None:
         parts.append(f"{rate_digits(tokens_per_second)} tok/s")
     if ttft_s is not None:
         parts.append(f"TTFT {duration(ttft_s)}")
-    if mbu is not None:
-        parts.append(f"MBU {mbu:.0%}")
+    if busy or mbu is not None:
+        parts.append(f"MBU {mbu_text(mbu, busy=busy)}")
     return parts
+
+
+def summary_phrases(summary: Summary) -> list[str]:
+    """Return `phrases` of a stored answer."""
+    rate = summary.decode_tokens_per_second
+    return phrases(summary.completion_tokens, rate, summary.ttft_s, summary.mbu, busy=summary.busy)
+
+
+def sampling_in_effect(values: Mapping[str, Any], *, short: bool = False) -> str:
+    """Return `sampling_text`, or a phrase for the unknown temperature of a model that is not loaded."""
+    if "temperature" not in values:
+        return "" if short else "the model's sampling"
+    return sampling_text(values, short=short)
 
 
 def sampling_text(values: Mapping[str, Any], *, short: bool = False) -> str:
@@ -48,3 +79,9 @@ def sampling_text(values: Mapping[str, Any], *, short: bool = False) -> str:
         return temperature
     parts = [f"{name} {values[name]:g}" for name, off in _FILTERS if values.get(name, off) != off]
     return " · ".join([temperature, *parts])
+
+
+def sampling_phrase(params: SamplingParams, source: SamplingSource) -> str:
+    """Return sampling and its origin: `temperature 0.2 · top_p 0.9 (recommended for the model), seed 7`."""
+    seed = "" if params.greedy or params.seed is None else f", seed {params.seed}"
+    return f"{sampling_text(asdict(params))} ({_SOURCES[source]}){seed}"

@@ -3,8 +3,10 @@
 `read` returns the value of a JSON or TOML document, or raises ValueError with the words that follow "must be".
 """
 
+import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -180,6 +182,9 @@ def parse_value(kind: ValueType, text: str) -> Any:
 
 
 def shown(value: object) -> str:
-    """Return a refused value for an error message: one short line."""
+    """Return a refused value for an error message: one short line, without Python's `None` and `True`."""
     text = repr(value)
+    if value is None or isinstance(value, bool | list | dict):
+        with suppress(TypeError, ValueError, RecursionError):  # not a JSON value
+            text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

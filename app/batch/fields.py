@@ -30,6 +30,14 @@ def text(key: str, value: Any) -> str:
     return found
 
 
+def prompt_text(value: Any) -> str:
+    """Return a prompt. Raises UsageError for anything but a text with more than spaces."""
+    prompt = text("prompt", value)
+    if not prompt.strip():
+        raise UsageError("prompt must not be empty")
+    return prompt
+
+
 def flag(key: str, value: Any) -> bool:
     """Return a flag. Raises UsageError for anything else."""
     found: bool = read_value(Flag(), key, value)

@@ -16,12 +16,14 @@ class Defaults:
     """Defaults of all lines.
 
     written: options from the settings file with their numbers as written there, for digests: in JSON, 1 is not 1.0.
+    recommended: the catalog's sampling, for digests; that of the model's files is part of `identity`.
     model: the model that answers. names: names that a line's `model` may have; None: any. identity: whatever else
     decides an answer (the model's files, the context limit), as part of every digest.
     """
 
     options: AnswerOptions = field(default_factory=AnswerOptions)
     written: Mapping[str, Any] = field(default_factory=dict)
+    recommended: Mapping[str, float] = field(default_factory=dict)
     system: str = ""
     raw: bool = False
     model: str = ""

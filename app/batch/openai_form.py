@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.value_types import shown
-from headrace.app.batch.fields import Conversation, conversation, read_options, refuse_unknown, text
+from headrace.app.batch.fields import Conversation, conversation, prompt_text, read_options, refuse_unknown, text
 from headrace.app.batch.line import Defaults, Form
 from headrace.runtime.errors import UsageError
 
@@ -28,8 +28,10 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "echo": (False,),
     "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "top_logprobs": (0,),
 }
-_IGNORED = frozenset({"user", "metadata"})
+_IGNORED = frozenset({"user", "metadata", "store"})
 _BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens"}
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
@@ -69,13 +71,13 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
         return conversation(body["messages"], defaults.system), options
     if options.thinking is not None:
         raise UsageError("thinking needs a conversation, not a text to continue")
-    return text("prompt", body["prompt"]), options
+    return prompt_text(body["prompt"]), options
 
 
 def _check_fixed(body: Mapping[str, Any]) -> None:
     for key, allowed in _FIXED.items():
         if key in body and not any(body[key] == value and type(body[key]) is type(value) for value in allowed):
-            raise UsageError(f"{key} can only be {allowed[0]!r}, not {shown(body[key])}")
+            raise UsageError(f"{key} can only be {shown(allowed[0])}, not {shown(body[key])}")
 
 
 def _check_model(body: Mapping[str, Any], defaults: Defaults) -> None:

@@ -1,8 +1,8 @@
 """Outputs of a batch: a file that can be resumed, or a stream.
 
 A result is one line, written whole in one call, so that at most the last line is torn by a crash. Resuming keeps the
-results of answered requests, and drops a torn line and failed lines: those requests are tried again. A file with
-anything else in it is never changed.
+results of answered requests, and drops a torn line and failed lines: those requests are tried again. Results of lines
+that changed are moved to `NAME.replaced`. A file with anything else in it is never changed.
 """
 
 import contextlib
@@ -30,12 +30,15 @@ _BAD_PATH = frozenset([errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, 
 class ResultFile:
     """A file of results, written by one process at a time. answered: digests of its answered requests.
 
+    replaced: number of results that `begin` moved to another file, `replaced_path`.
     Raises UsageError for a file of anything else, HeadraceError if it cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
         self._given = path
         self._path = Path(os.path.realpath(path))
+        self.replaced_path = self._path.with_name(f"{self._path.name}.replaced")
+        self.replaced = 0
         with self._errors():
             self._file = self._claim(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)  # a FIFO must not block
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
@@ -57,15 +60,17 @@ class ResultFile:
     def begin(self, numbers: Mapping[str, int], *, in_order: bool) -> None:
         """Prepare the file for results. numbers: the line of each request of the input, by digest.
 
-        in_order: `close` puts the results in the order of the input. Raises UsageError, and changes nothing, if the
-        file has answers to requests that are not in the input.
+        in_order: `close` puts the results in the order of the input. Results of requests that are not in the input are
+        moved to `replaced_path`. Raises UsageError, and changes nothing, if all are: it is another batch's file.
         """
-        foreign = sum(digest not in numbers for digest in self._kept)
-        if foreign:
+        foreign = [digest for digest in self._kept if digest not in numbers]
+        if foreign and len(foreign) == len(self._kept):
             raise UsageError(
-                f"{self._path.name} has {foreign} of {len(self._kept)} results of other requests than these",
+                f"{self._path.name}: all {len(foreign)} results are of other requests than these",
                 "the input, the model or the options changed: give another -o, or delete it",
             )
+        if foreign:
+            self._set_aside(foreign)
         if in_order:
             self._in_order = numbers
         if not self._whole:
@@ -147,6 +152,18 @@ class ResultFile:
         self._file.close()
         self._file = new
 
+    def _set_aside(self, digests: Sequence[str]) -> None:
+        """Move these results to `replaced_path`, behind those that are there."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        mode = os.fstat(self._file.fileno()).st_mode & 0o777
+        with self._errors(self.replaced_path), io.FileIO(os.open(self.replaced_path, flags, mode), "a") as file:
+            for data in _pieces(self._file.fileno(), [self._kept[digest] for digest in digests]):
+                _write_all(file, data)
+            sync_file(file.fileno())
+        for digest in digests:
+            del self._kept[digest]
+        self.replaced, self._whole = len(digests), False
+
     def _remove_leftovers(self) -> None:
         """Delete partial rewrites of killed processes. The caller holds the file's lock."""
         ours = re.compile(re.escape(f".{self._path.name}.headrace-") + "[1-9][0-9]{0,9}")
@@ -164,12 +181,12 @@ class ResultFile:
         return file
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, path: Path | None = None) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             kind = UsageError if error.errno in _BAD_PATH else HeadraceError
-            raise kind(f"{self._given} cannot be written: {error.strerror}") from error
+            raise kind(f"{path or self._given} cannot be written: {error.strerror}") from error
 
 
 class ResultStream:

@@ -73,6 +73,9 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     called = {"line": number} if name is None else {"name": name}
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
     values = options.given() | {key: value for key, value in defaults.written.items() if key not in own.given()}
+    with_recommended = {**defaults.recommended, **values}
+    if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes
+        values = with_recommended
     digest = _digest([defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())])
     return Line(number, name, form, prompt, options, digest)
 

@@ -8,6 +8,7 @@ from headrace.app.batch.fields import (
     Conversation,
     conversation,
     flag,
+    prompt_text,
     read_options,
     refuse_unknown,
     system_message,
@@ -32,7 +33,7 @@ def read_plain(given: Mapping[str, Any], defaults: Defaults) -> tuple[Conversati
         if system is not None or given.get("raw"):
             raise UsageError("system and raw go with a prompt, not with messages")
         return conversation(given["messages"], defaults.system), options
-    prompt = text("prompt", given["prompt"])
+    prompt = prompt_text(given["prompt"])
     if raw:
         if system is not None or options.thinking is not None:
             raise UsageError("raw excludes a system message and thinking")

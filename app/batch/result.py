@@ -28,7 +28,8 @@ def result(line: Line, answer: Answer, model: str) -> dict[str, Any]:
         "completion_tokens": summary.completion_tokens,
         "total_tokens": summary.prompt_tokens + summary.completion_tokens,
     }
-    details = {"ended_by": answer.ended_by, "seed": answer.seed, "timing": answer.timing()}
+    details = {"ended_by": answer.ended_by, "seed": answer.seed, "sampling": answer.sampling()}
+    details["timing"] = answer.timing()
     reason = answer.end.reason
     if line.form == "plain":
         request = {"line": line.number, "id": line.name, "request": line.digest, "model": model}

@@ -18,6 +18,7 @@ from headrace.app.batch.output import Output
 from headrace.app.batch.progress import Counts
 from headrace.app.batch.result import failure, result
 from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.runtime.engine.request import CancelFlag, Failed
 from headrace.runtime.errors import HeadraceError
 
@@ -113,7 +114,8 @@ class Batch:
         """
         started = time.perf_counter()
         while (self._waiting or self._running) and not cancel:
-            self._fill()
+            with encoding_ends(cancel.__bool__):
+                self._fill()
             tokens = self._step() if self._running else 0
             self.tally.wall_s = time.perf_counter() - started
             watch(self, tokens)
@@ -131,6 +133,8 @@ class Batch:
                 answer = self._answerer.prepare(prompt, line.options.over(DEFAULTS))
                 self._answerer.submit(answer)
                 self._running[answer] = line
+            except EncodingStoppedError:  # answered when the batch is resumed
+                return
             except HeadraceError as error:
                 self._fail(line, error)
 

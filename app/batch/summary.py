@@ -8,19 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.answer.phrases import duration, rate_digits
+from headrace.app.answer.answer import sampling_document
+from headrace.app.answer.options import SamplingSource
+from headrace.app.answer.phrases import duration, rate_digits, sampling_phrase
 from headrace.app.batch.run import Tally
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds
+from headrace.runtime.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """parallel: requests at a time."""
+    """parallel: requests at a time. sampling, sampling_source: of lines without their own."""
 
     model: str
     parallel: int
+    sampling: SamplingParams
+    sampling_source: SamplingSource
     tally: Tally
     kernels: dict[str, str]
     versions: dict[str, str]
@@ -32,6 +37,8 @@ def document(report: BatchReport) -> dict[str, Any]:
     return {
         "model": report.model,
         "parallel": report.parallel,
+        "sampling": sampling_document(report.sampling),
+        "sampling_source": report.sampling_source,
         "lines": tally.total,
         "answered": tally.answered,
         "failed": tally.failed,
@@ -62,6 +69,7 @@ def sentences(report: BatchReport) -> list[str]:
         speed = f"{rate_digits(tally.tokens_per_second)} tok/s in total, {report.parallel} at a time"
         tokens = f"{tally.prompt_tokens} prompt and {tally.completion_tokens} completion tokens"
         lines.append(f"{tokens} in {duration(tally.wall_s)}: {speed}")
+        lines.append(f"lines without their own sampling: {sampling_phrase(report.sampling, report.sampling_source)}")
     if tally.proposed_tokens:
         share = tally.accepted_tokens / tally.proposed_tokens
         lines.append(f"{tally.accepted_tokens} of {tally.proposed_tokens} draft tokens accepted ({share:.0%})")

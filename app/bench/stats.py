@@ -24,7 +24,8 @@ __all__ = [
     "student_quantile",
 ]
 
-Interval = tuple[float, float]
+Interval = tuple[float, float] | tuple[None, None]
+"""Low and high; None for fewer than two values, which have no spread."""
 
 _T = TypeVar("_T")
 
@@ -49,9 +50,7 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """Return a bootstrap interval of `statistic` (see `bootstrap_of`); NaN without values."""
-    if not values:
-        return math.nan, math.nan
+    """Return a bootstrap interval of `statistic` (see `bootstrap_of`); None for fewer than two values."""
     return bootstrap_of(values, statistic, confidence=confidence, resamples=resamples, seed=seed)
 
 
@@ -63,14 +62,14 @@ def bootstrap_of(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Interval:
-    """Return a deterministic bootstrap interval of a statistic of at least one unit; units are drawn whole.
+    """Return a deterministic bootstrap interval of a statistic; units are drawn whole. None for fewer than two units.
 
     The expanded percentile interval: percentiles are widened to correct for a small sample (Hesterberg, "What Teachers
     Should Know About the Bootstrap", The American Statistician 69(4), 2015).
     """
     count = len(units)
     if count < 2:
-        return statistic(units), statistic(units)
+        return None, None
     draw = random.Random(seed)
     found = sorted(statistic(draw.choices(units, k=count)) for _ in range(resamples))
     widened = math.sqrt(count / (count - 1)) * student_quantile((1 + confidence) / 2, count - 1)
@@ -82,7 +81,7 @@ def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[flo
     """Return the geometric mean of paired ours / theirs and its bootstrap interval."""
     logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     low, high = bootstrap(logs)
-    return math.exp(fmean(logs)), (math.exp(low), math.exp(high))
+    return math.exp(fmean(logs)), (None, None) if low is None or high is None else (math.exp(low), math.exp(high))
 
 
 def student_cdf(t: float, df: int) -> float:

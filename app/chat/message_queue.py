@@ -3,11 +3,21 @@
 Each is sent after a complete answer. After a stopped or failed answer the texts return to the input.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
+from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError
 
 _CONTINUE_AFTER = ("stop", "length")
+
+
+class Noticing(Protocol):
+    """A conversation or a comparison. notice: one line for the user."""
+
+    notice: str | None
 
 
 class MessageQueue:
@@ -30,13 +40,16 @@ class MessageQueue:
         """Send the next message once the answer is complete. Return False if it never will be: call `take_back`."""
         if not self.texts or conversation.phase != "idle" or conversation.trimming.question is not None:
             return True
-        last = conversation.messages[-1] if conversation.messages else None
-        if last is None or last.finish_reason not in _CONTINUE_AFTER:
+        return self.send_after(conversation.messages[-1:], conversation.send, conversation)
+
+    def send_after(self, answers: Sequence[Message | None], send: Callable[[str], object], notices: Noticing) -> bool:
+        """Send the next message if there are answers and all are complete. Return as `send_next`."""
+        if not answers or any(answer is None or answer.finish_reason not in _CONTINUE_AFTER for answer in answers):
             return False
         try:
-            conversation.send(self.texts[0])
+            send(self.texts[0])
         except HeadraceError as error:
-            conversation.notice = str(error)
+            notices.notice = str(error)
             return False
         del self.texts[0]
         return True

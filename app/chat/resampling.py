@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from headrace.app.answer.options import CHAT_DEFAULTS
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.runtime.errors import UsageError
 
-WARMER = f"temperature 0 would repeat the answer: sampled at {CHAT_DEFAULTS.temperature}"
+WARM = AnswerOptions(temperature=0.7, min_p=0.05)
+"""Sampling of another answer in place of greedy decoding."""
+WARMER = f"temperature 0 would repeat the answer: sampled at {WARM.temperature}"
 
 
 def question_of(branch: SessionBranch, message_id: int | None) -> tuple[int, bool]:
@@ -24,7 +26,7 @@ def resampled(branch: SessionBranch, question: int, *, greedy: bool, later: int 
     """Return the settings of one more answer, after `later` others: another seed, no greedy sampling."""
     sampling = dict(branch.session.sampling)
     if greedy:
-        sampling |= CHAT_DEFAULTS.given()
+        sampling |= WARM.given()
     if (seed := sampling.get("seed")) is not None:
         answer = next((message for message in branch.messages if message.parent_id == question), None)
         existing = len(branch.store.alternatives(answer)) if answer is not None else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.app.chat.prompt import first_sent
-from headrace.app.sessions.records import Message, Role, Session
+from headrace.app.sessions.records import Draft, Message, Role, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import UsageError
 
@@ -21,7 +21,7 @@ class Alternatives:
 class SessionBranch:
     """messages: the active branch up to `leaf`, first to last, or up to an answer that is being written.
 
-    context_tokens: tokens of the last prompt and its answer in the KV cache. shared: another process has the session
+    context_tokens: of the last prompt and its answer, in the KV cache or not. shared: another process has the session
     open, too; each process stays on its own branch.
     """
 
@@ -98,6 +98,11 @@ class SessionBranch:
     def set_system(self, text: str) -> None:
         """Set the system prompt, from the next answer on."""
         self.session = self.store.set_system(self.session.id, text)
+
+    def set_draft(self, draft: Draft) -> None:
+        """Keep unsent text with the session, if it changed."""
+        if draft != self.session.draft:
+            self.session = self.store.set_draft(self.session.id, draft)
 
     def set_sampling(self, values: Mapping[str, Any]) -> None:
         """Change sampling settings (SamplingParams fields, max_tokens, stop); None removes one."""

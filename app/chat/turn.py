@@ -29,8 +29,8 @@ _ids = itertools.count(1)  # unique over all conversations: late events never re
 class Turn:
     """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
 
-    context_tokens: of the prompt and the answer so far, in the KV cache. sampling: the settings in effect, to be set
-    before the first text. accepted_spans: (begin, end) of text from accepted draft tokens, never stored.
+    context_tokens: of the prompt, then KV cache entries. sampling: the settings in effect, to be set before the first
+    text. accepted_spans: (begin, end) of text from accepted draft tokens, never stored.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Turn:
             self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
         else:
             self.phase = "answering"
-            self.context_tokens += sum(record.tokens for record in event.records)
+            if event.records:
+                self.context_tokens = event.records[-1].context
 
     def grow(self, text: str, model: str | None = None, accepted_spans: Sequence[tuple[int, int]] = ()) -> None:
         """Append text to the answer; accepted_spans: within `text`.

@@ -50,10 +50,12 @@ class UnsentMessage:
             self._read[name] = now, read_attachments(name)
         return self._read[name][1]
 
-    def counted_by(self, counted: PromptCounted) -> None:
-        """Take a count; counts of earlier texts are ignored."""
-        if counted.id == self._requests:
-            self.counted, self._counted_text = counted, self._text
+    def counted_by(self, counted: PromptCounted) -> bool:
+        """Take a count; counts of earlier texts are ignored. Return True for a count of the conversation alone."""
+        if counted.id != self._requests:
+            return False
+        self.counted, self._counted_text = counted, self._text
+        return not self._text and not self.files
 
     def count_of(self, text: str) -> PromptCounted | None:
         """Return the count of this very text, if there is one."""

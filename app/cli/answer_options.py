@@ -21,7 +21,7 @@ def answer_options(command: Command) -> Command:
     @wraps(command)
     def with_options(**arguments: Any) -> Any:
         given = {name: arguments.pop(name) for name in OPTIONS}
-        return command(options=_read(given), **arguments)
+        return command(options=read_options(given), **arguments)
 
     decorated: Command = with_options
     for name in reversed(list(OPTIONS)):
@@ -66,7 +66,7 @@ def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]
     return decorate
 
 
-def _read(given: Mapping[str, Any]) -> AnswerOptions:
+def read_options(given: Mapping[str, Any]) -> AnswerOptions:
     """Return the options that were given. Raises UsageError that names the flag."""
     values = {name: value for name, value in given.items() if value is not None and value != ()}
     if "stop" in values:

@@ -13,9 +13,10 @@ import click
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.answer_options import answer_options, as_object, kv_option
-from headrace.app.cli.completion import model_names
+from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.say import say
+from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,8 +62,14 @@ class BatchArguments:
 
 
 @click.command()
-@click.argument("source", metavar="IN.jsonl", required=False)
-@click.option("-o", "--output", metavar="OUT.jsonl", help="File of results; an interrupted batch resumes there.")
+@click.argument("source", metavar="IN.jsonl", required=False, shell_complete=files)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT.jsonl",
+    shell_complete=files,
+    help="File of results; an interrupted batch resumes there.",
+)
 @click.option(
     "-m",
     "--model",
@@ -88,7 +95,7 @@ def batch(arguments: BatchArguments) -> int:
     A line is {"prompt": "Why?"} or {"messages": [...]}, with options of its own ("temperature": 0.7, "max_tokens": 64);
     or a request in the OpenAI batch form, with a result in that form. Options that a line lacks are as for `run`.
     A line that cannot be answered has a result with an error, and the exit code is 1. With -o, Ctrl-C keeps finished
-    results, and the same command resumes the batch.
+    results, and the same command resumes the batch; changed lines are answered anew.
     """
     arguments.check()
     # Imported late: `headrace batch --help` needs none of it.
@@ -113,6 +120,8 @@ def batch(arguments: BatchArguments) -> int:
         lines = parse_lines(raw_lines, _defaults(arguments, settings, resolved, context))
         if file is not None:
             file.begin({line.digest: line.number for line in lines}, in_order=arguments.in_order)
+            if file.replaced:
+                say(_replaced_note(file), err=True)
         remaining = [line for line in lines if file is None or line.digest not in file.answered]
         tally = Tally(total=len(lines), kept=len(lines) - len(remaining))
         if remaining:
@@ -123,8 +132,13 @@ def batch(arguments: BatchArguments) -> int:
             stack.enter_context(first_interrupt_cancels(cancel))
             _answer(arguments, loaded, draft_network, remaining, file, tally, cancel)
     if not arguments.quiet or arguments.as_json:
-        _summarise(_report(resolved, tally, arguments.parallel), as_json=arguments.as_json)
+        _summarise(_report(arguments, settings, resolved, tally), as_json=arguments.as_json)
     return 130 if tally.remaining else 1 if tally.failed else 0
+
+
+def _replaced_note(file: "ResultFile") -> str:
+    results = "1 result" if file.replaced == 1 else f"{file.replaced} results"
+    return f"{results} of changed or removed lines moved to {sanitise(str(file.replaced_path))}"
 
 
 def _defaults(
@@ -132,6 +146,7 @@ def _defaults(
 ) -> "Defaults":
     from headrace.app.batch.line import Defaults
     from headrace.app.config.settings import read_toml, settings_path
+    from headrace.models.loading.recommended import catalog_sampling
 
     names = frozenset(filter(None, (resolved.name, resolved.stored_as)))
     given = arguments.options.given()
@@ -139,6 +154,7 @@ def _defaults(
     return Defaults(
         options=arguments.options.over(settings.sampling),
         written={key: value for key, value in written.items() if key not in given},
+        recommended=catalog_sampling(resolved),
         system=settings.chat.system if arguments.system is None else arguments.system,
         raw=arguments.raw,
         model=resolved.name,
@@ -182,14 +198,21 @@ def _answer(
             output.close()
 
 
-def _report(resolved: "ResolvedModel", tally: "Tally", parallel: int) -> "BatchReport":
+def _report(
+    arguments: BatchArguments, settings: "Settings", resolved: "ResolvedModel", tally: "Tally"
+) -> "BatchReport":
+    from headrace.app.answer.options import sampling_source
     from headrace.app.batch.summary import BatchReport
     from headrace.app.versions import versions
+    from headrace.models.loading.recommended import recommended_sampling
     from headrace.runtime import ops
 
+    recommended = recommended_sampling(resolved)
     return BatchReport(
         model=resolved.name,
-        parallel=parallel,
+        parallel=arguments.parallel,
+        sampling=arguments.options.over(settings.sampling).resolved(recommended).sampling_params(),
+        sampling_source=sampling_source({"options": arguments.options, "settings": settings.sampling}, recommended),
         tally=tally,
         kernels=ops.describe(),
         versions=versions(),

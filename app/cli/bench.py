@@ -13,11 +13,14 @@ import click
 
 from headrace.app.cli.bench_forms import print_document
 from headrace.app.cli.bench_options import BenchOptions, bench_options, on_command_line
+from headrace.app.cli.completion import files
+from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.say import say
-from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.app.bench.compare.history import History
     from headrace.app.bench.measure.peers import Peer
     from headrace.app.bench.measure.plan import Test
     from headrace.app.bench.measure.run import Options
@@ -62,16 +65,18 @@ def _check_modes(ctx: click.Context, given: BenchOptions) -> None:
 
 
 @bench.command()
-@click.argument("a", type=click.Path(exists=True, dir_okay=False))
-@click.argument("b", type=click.Path(exists=True, dir_okay=False))
+@click.argument("a", shell_complete=files)
+@click.argument("b", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def compare(a: str, b: str, as_json: bool) -> int:
-    """List the tests in which B differs significantly from A. Exit code 1 if any test of B is slower."""
+    """List the tests in which B differs significantly from A. Exit code 1 if any test of B is slower.
+
+    A and B are files of --json or numbers of saved runs.
+    """
     from headrace.app.bench.compare.documents import compare_documents
-    from headrace.app.bench.compare.stored import read_document
     from headrace.app.bench.show.compare_view import lines, show
 
-    comparison = compare_documents(read_document(Path(a)), read_document(Path(b)))
+    comparison = compare_documents(_stored(a), _stored(b))
     if as_json:
         print_json(comparison)
     elif sys.stdout.isatty():
@@ -79,6 +84,16 @@ def compare(a: str, b: str, as_json: bool) -> int:
     else:
         say("\n".join(lines(comparison)))
     return 1 if any(row["verdict"] == "slower" for row in comparison["tests"]) else 0
+
+
+def _stored(name: str) -> dict[str, Any]:
+    """Return the document of a file, or of a saved run. Raises UsageError if there is neither."""
+    from headrace.app.bench.compare.stored import read_document
+
+    if name.isascii() and name.isdigit() and not Path(name).exists():
+        with _history() as kept:
+            return kept.get(int(name))
+    return read_document(Path(name))
 
 
 @bench.command()
@@ -111,20 +126,46 @@ def _measure(given: BenchOptions) -> int:
         from headrace.app.bench.show.report import check_report_path
 
         check_report_path(given.report)
+    if given.save:
+        with _history():  # a run takes minutes: fail before it
+            pass
+    for model in (*options.models, options.draft):
+        agree_to_copy(model)
     with live_view() as show:
         document = run(options, show)
     _print(document, "json" if given.as_json else given.form)
-    if given.report is not None:
-        _write_report(document, given.report)
-    if given.save:
-        from headrace.app.bench.compare.history import History
-
-        with History() as kept:
-            click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
+    failed = _keep(document, given)
+    if failed is not None:
+        raise failed
     if document["interrupted"]:
         return 130
     _require_peers(document, [peer.engine for peer in options.peers])
     return 1 if (document["identity"] or {}).get("broken") else 0
+
+
+def _keep(document: dict[str, Any], given: BenchOptions) -> HeadraceError | None:
+    """Save the run and write the report, each also if the other fails. Return the first error."""
+    failed: list[HeadraceError] = []
+    for wanted, keep in ((given.save, _save), (given.report is not None, _write_report)):
+        try:
+            if wanted:
+                keep(document, given)
+        except HeadraceError as error:
+            failed.append(error)
+    for other in failed[1:]:
+        say(f"headrace: {other}", err=True)
+    return failed[0] if failed else None
+
+
+def _history() -> "History":
+    from headrace.app.bench.compare.history import History
+
+    return History()
+
+
+def _save(document: dict[str, Any], _: BenchOptions) -> None:
+    with _history() as kept:
+        click.echo(f"saved as run {kept.add(document)}; `headrace bench history` lists them", err=True)
 
 
 def _run_options(given: BenchOptions) -> "Options":
@@ -219,9 +260,10 @@ def _print(document: dict[str, Any], form: str | None) -> None:
     print_document(document, form, show, writers)
 
 
-def _write_report(document: dict[str, Any], path: Path) -> None:
+def _write_report(document: dict[str, Any], given: BenchOptions) -> None:
     from headrace.app.bench.show.report import html
     from headrace.app.output.output_file import write_output
 
-    write_output(path, html(document))
-    say(f"report written to {path}", err=True)
+    assert given.report is not None
+    write_output(given.report, html(document))
+    say(f"report written to {given.report}", err=True)

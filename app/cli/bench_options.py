@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from headrace.app.cli.completion import model_names
+from headrace.app.cli.completion import files, kv_names, model_names, workload_names
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
@@ -64,7 +64,12 @@ _OPTIONS = (
     ),
     click.option("--speculate", is_flag=True, help="Gain of speculative decoding, on its workloads."),
     click.option(
-        "--workload", "workloads", multiple=True, metavar="NAME", help="Workload of --speculate; repeatable [all]."
+        "--workload",
+        "workloads",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=workload_names,
+        help="Workload of --speculate; repeatable [all].",
     ),
     click.option("--draft", metavar="MODEL", shell_complete=model_names, help="Draft model for --speculate [n-grams]."),
     click.option("--pg/--no-pg", "combined", default=True, help="Test of prompt and generation together [yes]."),
@@ -84,14 +89,28 @@ _OPTIONS = (
     click.option(
         "--llama-python",
         metavar="PYTHON",
+        shell_complete=files,
         help="Python interpreter that has llama-cpp-python, used instead of llama-bench.",
     ),
-    click.option("--llama-model", metavar="FILE", help="GGUF file for llama.cpp [-m]."),
-    click.option("--mlx-python", metavar="PYTHON", help="Python interpreter that has mlx-lm [this one]."),
+    click.option("--llama-model", metavar="FILE", shell_complete=files, help="GGUF file for llama.cpp [-m]."),
+    click.option(
+        "--mlx-python", metavar="PYTHON", shell_complete=files, help="Python interpreter that has mlx-lm [this one]."
+    ),
     click.option("--quality", is_flag=True, help="Effect of K/V formats on the logits, instead of speed."),
-    click.option("--kv", metavar="FORMAT,...", help="K/V formats to compare: f16, q8, k8v4, q4; or auto [settings]."),
-    click.option("--against", multiple=True, metavar="MODEL", help="Other weights for --quality; repeatable."),
-    click.option("--text", type=Path, metavar="FILE", help="Text for --quality [a shipped one]."),
+    click.option(
+        "--kv",
+        metavar="FORMAT,...",
+        shell_complete=kv_names,
+        help="K/V formats to compare: f16, q8, k8v4, q4; or auto [settings].",
+    ),
+    click.option(
+        "--against",
+        multiple=True,
+        metavar="MODEL",
+        shell_complete=model_names,
+        help="Other weights for --quality; repeatable.",
+    ),
+    click.option("--text", type=Path, metavar="FILE", shell_complete=files, help="Text for --quality [a shipped one]."),
     click.option("--profile", is_flag=True, help="Time of one step by part."),
     click.option(
         *("-o", "--output", "form"),
@@ -100,7 +119,7 @@ _OPTIONS = (
         help="Output form: table, md, csv, json or jsonl [table; md in pipes].",
     ),
     click.option("--json", "as_json", is_flag=True, help="One JSON document, as -o json."),
-    click.option("--report", type=Path, metavar="FILE", help="HTML page with plots."),
+    click.option("--report", type=Path, metavar="FILE", shell_complete=files, help="HTML page with plots."),
     click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`."),
     click.option("--force", is_flag=True, help="Load even if memory looks too small."),
 )

@@ -10,6 +10,7 @@ import click
 
 from headrace.app.cli.bench_forms import print_document
 from headrace.app.cli.bench_options import BenchOptions, on_command_line
+from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.runtime.errors import UsageError
 
 _ACCEPTED = {"models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"}
@@ -32,9 +33,12 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
     scored = parse_counts(given.generates, "-n") if "generates" in typed else [SCORED]
     if len(scored) > 1 or scored[0] < 2:
         raise UsageError("with --quality, -n takes one number of tokens to score, 2 or more")
+    model = chosen_model(given.models[0] if given.models else None, load_settings())
+    for one in (model, *given.against):
+        agree_to_copy(one)
     found = run(
         Options(
-            model=chosen_model(given.models[0] if given.models else None, load_settings()),
+            model=model,
             kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
             against=given.against,
             depths=parse_counts(given.depths, "-d") if "depths" in typed else None,

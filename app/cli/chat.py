@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.answer_options import answer_option, kv_option
-from headrace.app.cli.completion import model_names
+from headrace.app.cli.answer_options import answer_option, kv_option, read_options
+from headrace.app.cli.completion import model_names, session_ids
 from headrace.app.cli.draft import chosen_draft, draft_option
+from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.say import say
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import FullDiskError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.config.settings import Settings
@@ -28,10 +29,19 @@ class ChatOptions:
 
     model: str | None
     resume: str | None
+    system: str | None
+    temperature: float | None
+    seed: int | None
     context: int | None
     kv: str | None
     speculate: str | None
     draft: str | None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The options that are kept with the session, as it stores them. Raises UsageError that names the flag."""
+        given = {"temperature": self.temperature, "seed": self.seed, "speculate": self.speculate}
+        return read_options(given).stored()
 
 
 @click.command()
@@ -42,7 +52,15 @@ class ChatOptions:
     shell_complete=model_names,
     help="Catalog name, directory, .gguf file or hub id [HEADRACE_MODEL or settings].",
 )
-@click.option("--resume", metavar="ID", help="Session to continue: its id, the beginning of it, or `last`.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    shell_complete=session_ids,
+    help="Session to continue: its id, the beginning of it, or `last`.",
+)
+@click.option("-s", "--system", metavar="TEXT", help="System prompt [the settings'].")
+@answer_option("temperature")
+@answer_option("seed")
 @click.option(
     "--context", type=click.IntRange(1), metavar="N", help="Context limit in tokens [the largest for model and memory]."
 )
@@ -52,8 +70,8 @@ class ChatOptions:
 def chat(**options: Any) -> int:
     """Chat in the terminal and watch the decode loop.
 
-    F1 shows all keys and commands. New sessions start from the settings file, whose path `headrace paths` shows.
-    HEADRACE_MODEL overrides its model, and -m overrides both.
+    F1 shows all keys and commands. -s, -t and --seed are kept with the session. New sessions start from the settings
+    file, whose path `headrace paths` shows. HEADRACE_MODEL overrides its model, and -m overrides both.
     """
     # textual draws on standard error on every Unix.
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
@@ -69,10 +87,16 @@ def chat(**options: Any) -> int:
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 
     given = ChatOptions(**options)
+    _ = given.sampling  # checked first
     settings = load_settings()
     draft = chosen_draft(given.draft, settings.chat.draft, given.speculate)
-    with store_for_chat() as (store, unsaved):
-        session = _session(store, given, settings)
+    agree_to_copy(draft)
+    with store_for_chat() as store:
+        try:
+            session = _session(store, given, settings)
+        except FullDiskError:
+            store.go_unsaved()
+            session = _session(store, given, settings)
         engines = [EngineClient(draft)]
 
         def second_engine() -> EngineClient:
@@ -88,7 +112,7 @@ def chat(**options: Any) -> int:
             settings=settings,
             context=limit,
             kv=given.kv or settings.chat.kv,
-            warning=unsaved,
+            warning=store.unsaved,
             watch=watch,
             second_engine=second_engine,
         )
@@ -96,24 +120,35 @@ def chat(**options: Any) -> int:
             app.run(mouse=settings.screen.mouse)
         finally:
             app.state.close()
-    if unsaved is not None:
-        say(f"headrace: {unsaved}", err=True)
+    if store.unsaved is not None:
+        say(f"headrace: {store.unsaved}", err=True)
+    elif (left := app.state.conversation.session).draft:
+        say(f"headrace: unsent text kept; `headrace chat --resume {left.id}` shows it again", err=True)
     if app.state.store_error is not None:
         raise app.state.store_error
     return app.return_code or 0
 
 
 def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") -> "Session":
-    """Resume the session asked for, with the model and options given, or create one."""
+    """Resume the session asked for, with the model and options given, or create one.
+
+    Raises HeadraceError if its model is a .gguf file that is not to be copied.
+    """
     from headrace.app.config.settings import chosen_model
 
-    chosen = {} if given.speculate is None else {"speculate": given.speculate}
+    chosen = given.sampling
     if given.resume is None:
         sampling = {**settings.sampling_given, **chosen}
-        return store.create(model=chosen_model(given.model, settings), system=settings.chat.system, sampling=sampling)
-    session = store.find(given.resume)
+        model = chosen_model(given.model, settings)
+        agree_to_copy(model)
+        system = settings.chat.system if given.system is None else given.system
+        return store.create(model=model, system=system, sampling=sampling)
+    session = store.find(given.resume, drafts=True)
+    agree_to_copy(given.model if given.model is not None else session.model)
     if given.model is not None:
         session = store.set_model(session.id, given.model)
+    if given.system is not None:
+        session = store.set_system(session.id, given.system)
     if chosen:
         session = store.set_sampling(session.id, {**session.sampling, **chosen})
     return session

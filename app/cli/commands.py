@@ -1,23 +1,26 @@
 """The `headrace` command: subcommands, exit codes and error messages. Imports nothing heavy.
 
 A subcommand's module is imported when it runs, so `headrace --help` needs neither mlx nor textual. Exit codes: 0 done,
-1 failed, 2 usage error, 130 interrupted; `app.cli.main` adds 129 and 143 for signals.
+1 failed, 2 usage error, 130 interrupted; `app.cli.process` adds 129 and 143 for signals.
 """
 
 import contextlib
 import importlib
+import os
 import sys
 import traceback
 
 import click
 from click.shell_completion import CompletionItem
 
+from headrace.app.cli.aliases import meant, own_option
 from headrace.app.cli.say import say
 from headrace.app.cli.standard_streams import OutputError, ReaderGoneError, silence_stdout
 from headrace.runtime.config import environment
 from headrace.runtime.errors import HeadraceError, UsageError
 
 PROGRAM = "headrace"
+COMPLETE = "_HEADRACE_COMPLETE"  # set by a shell's completion script
 
 # name -> (module, attribute, one line for --help)
 _COMMANDS = {
@@ -37,6 +40,7 @@ _COMMANDS = {
     ),
     "fit": ("headrace.app.cli.predict", "fit", "List the catalog models that fit this machine."),
     "models": ("headrace.app.cli.models", "models", "List, fetch, inspect and remove models."),
+    "tokenize": ("headrace.app.cli.tokenize", "tokenize", "Print the tokens of a text."),
     "sessions": (
         "headrace.app.cli.sessions",
         "sessions",
@@ -54,12 +58,34 @@ _COMMANDS = {
 class _LazyGroup(click.Group):
     """A group that imports a subcommand only to run it or to show its help.
 
-    Without a command it is `chat` on a terminal and `run` otherwise; options of both may follow.
+    Without a command it is `chat` on a terminal and `run` otherwise; options of both may follow. `run` without a prompt
+    is `chat` on a terminal, too. `help` and `version` stand for the options.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif args == ["version"]:
+            args = ["--version"]
+        if self._is_run_without_prompt(ctx, args):
+            args = ["chat", *args[1:]]
         command = self._implied_command(ctx, args)
         return super().parse_args(ctx, [command, *args] if command else args)
+
+    def _is_run_without_prompt(self, ctx: click.Context, args: list[str]) -> bool:
+        """Return whether `run` is called on a terminal with nothing but options of the chat."""
+        if args[:1] != ["run"] or ctx.resilient_parsing or not _on_a_terminal():
+            return False
+        return not {"-h", "--help"} & {*args} and self._chat_takes(ctx, args[1:])
+
+    def _chat_takes(self, ctx: click.Context, args: list[str]) -> bool:
+        chat = self.get_command(ctx, "chat")
+        assert chat is not None
+        try:
+            chat.make_context("chat", list(args), parent=ctx).close()
+        except click.UsageError:
+            return False
+        return True
 
     def _implied_command(self, ctx: click.Context, args: list[str]) -> str | None:
         """Return the command omitted in `args`; None if one is named or none fits."""
@@ -77,11 +103,7 @@ class _LazyGroup(click.Group):
             return None
         if not _on_a_terminal():
             return "run"
-        try:
-            chat.make_context("chat", list(args), parent=ctx).close()
-        except click.UsageError:
-            return "run"
-        return "chat"
+        return "chat" if self._chat_takes(ctx, args) else "run"
 
     def _own_options(self, ctx: click.Context) -> list[str]:
         return [name for param in self.get_params(ctx) for name in param.opts]
@@ -92,8 +114,8 @@ class _LazyGroup(click.Group):
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`headrace run PROMPT` answers a prompt"
+            near = meant(args[0]) or next(iter(get_close_matches(args[0], _COMMANDS, n=1)), None)
+            hint = f"did you mean {near}?" if near else "`headrace run PROMPT` answers a prompt"
             raise UsageError(f"No such command {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
         return super().resolve_command(ctx, args)
 
@@ -133,7 +155,9 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": own_option}
+)
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="The version."
 )
@@ -152,6 +176,7 @@ def _on_a_terminal() -> bool:
 
 def _takes(command: click.Command, option: str) -> bool:
     """Return whether the command has the option; a short one may carry its value."""
+    option = f"--{own_option(option[2:])}" if option.startswith("--") else option
     names = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
     return option in names or (not option.startswith("--") and option[:2] in names)
 
@@ -159,6 +184,8 @@ def _takes(command: click.Command, option: str) -> bool:
 def run_command_line() -> int:
     """Run the command line and return its exit code. Every error but an interrupt becomes one line and a hint."""
     try:
+        if COMPLETE in os.environ:
+            from headrace.app.cli import shells  # noqa: F401 (registers them)
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except ReaderGoneError:

@@ -1,7 +1,7 @@
-"""`headrace completion`: shell completion of commands, options and model names.
+"""`headrace completion`: shell completion of commands, options, model names, files and other values.
 
-The shell runs headrace at every Tab, so this imports only the catalog and the store, no mlx. Unreadable entries are
-left out; a Tab never shows an error.
+The shell runs headrace at every Tab, so this imports only the files that name the values, no mlx. Unreadable entries
+are left out; a Tab never shows an error.
 """
 
 import click
@@ -16,18 +16,19 @@ _PATH_MARKS = ("/", ".", "~")
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print SHELL's completion script for commands, options and model names (bash, zsh or fish).
+    """Print SHELL's completion script for commands, options and their values (bash, zsh or fish).
 
     \b
     bash, in ~/.bashrc:  eval "$(headrace completion bash)"
     zsh, in ~/.zshrc:    eval "$(headrace completion zsh)"
     fish, once:          headrace completion fish > ~/.config/fish/completions/headrace.fish
     """
-    from headrace.app.cli.commands import PROGRAM, cli
+    from headrace.app.cli import shells  # noqa: F401 (registers them)
+    from headrace.app.cli.commands import COMPLETE, PROGRAM, cli
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
+    click.echo(kind(cli, {}, PROGRAM, COMPLETE).source())
 
 
 def model_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -48,11 +49,77 @@ def installed_names(_ctx: click.Context, _param: click.Parameter, incomplete: st
     return [name for name in _installed() if name.startswith(incomplete)]
 
 
+def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete file names, as the shell does."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def prompt_files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a prompt: files, also after `@`."""
+    if not incomplete.startswith("@"):
+        return [CompletionItem(incomplete, type="file")]
+    from pathlib import Path
+
+    folder, slash, start = incomplete[1:].rpartition("/")
+    try:
+        found = sorted(path for path in Path(folder + slash or ".").iterdir() if path.name.startswith(start))
+    except OSError:
+        return []
+    return [CompletionItem(f"@{folder}{slash}{path.name}{'/' if path.is_dir() else ''}") for path in found]
+
+
+def session_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete stored conversations: `last` and their ids, the last used first."""
+    from headrace.app.output.sanitise import sanitise
+    from headrace.app.sessions.store import SessionStore, database_path
+
+    if not database_path().exists():
+        return []
+    try:
+        store = SessionStore()
+        try:
+            titles = {entry.session.id: entry.session.title for entry in store.sessions()}
+        finally:
+            store.close()
+    except (HeadraceError, OSError):
+        return []
+    helps = {"last": "the last used one"} | {name: " ".join(sanitise(title).split()) for name, title in titles.items()}
+    return [CompletionItem(name, help=text or None) for name, text in helps.items() if name.startswith(incomplete)]
+
+
+def kv_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete K/V formats with commas between them."""
+    from headrace.app.config.kv_option import KV_NAMES
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in KV_NAMES if name.startswith(last) and name not in before.split(",")]
+
+
+def chip_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete chips without spaces: `m4max`."""
+    from headrace.app.predict.chip_names import bare
+    from headrace.runtime.machine.chips import table
+
+    names = {bare(chip.name).replace(" ", "").lower(): chip.name for chip in table()}
+    typed = incomplete.replace(" ", "").lower()
+    return [CompletionItem(short, help=name) for short, name in names.items() if short.startswith(typed)]
+
+
+def workload_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete workloads of `bench --speculate`."""
+    from headrace.app.bench.measure.workloads import load_workloads
+
+    found = load_workloads().values()
+    return [CompletionItem(one.name, help=one.about) for one in found if one.name.startswith(incomplete)]
+
+
 def _installed() -> list[str]:
-    """Return names as `-m` takes them; the store calls a hub repository org--name."""
+    """Return names as `-m` takes them; the store calls a hub repository org--name, and quotes what follows."""
+    from urllib.parse import unquote
+
     from headrace.models.registry.store import Store
 
     try:
-        return [name.replace("--", "/", 1) for name in Store().names()]
+        return [unquote(name).replace("--", "/", 1) for name in Store().names()]
     except (HeadraceError, OSError):
         return []

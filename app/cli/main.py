@@ -1,95 +1,26 @@
-"""The `headrace` process: streams, signals and the exit code. `app.cli.commands` does the rest.
+"""Entry point of the `headrace` command. Imports next to nothing: Ctrl-C is quiet once `main` runs.
 
-Ctrl-C exits with 130, never with a traceback. SIGTERM and SIGHUP unwind the stack, so that child processes end and
-half-built models are deleted.
+`app.cli.process` does the rest.
 """
 
-import atexit
-import os
-import signal
 import sys
-import threading
-from types import FrameType, TracebackType
+from types import TracebackType
 
-_INTERRUPTED = 128 + signal.SIGINT
-_SOON_S = 0.002
-_PATIENCE_S = 2.0  # for threads that do not stop
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    code = _INTERRUPTED
+    sys.excepthook = _uncaught
     try:
-        sys.excepthook, sys.unraisablehook = _uncaught, _swallowed
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-                signal.signal(number, _leave)
-        try:
-            code = _run()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        finally:
-            _end_soon(code)
+        from headrace.app.cli.process import run_process
+
+        run_process()
     except KeyboardInterrupt:
-        pass
-    sys.exit(code)
-
-
-def _end_soon(code: int) -> None:
-    """Bound the interpreter's own end, which waits for threads, if a signal asked for it."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        os._exit(code)
-
-    for number in (signal.SIGINT, signal.SIGALRM):
-        signal.signal(number, leave)
-        atexit.register(signal.signal, number, signal.SIG_IGN)  # before Python restores the default, which would kill
-    if code > 128:
-        # Repeats: a signal does not wake a main thread that just begins to join another.
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S, _PATIENCE_S)
-
-
-def _run() -> int:
-    from headrace.app.cli.standard_streams import prepare_streams
-
-    prepare_streams()
-    from headrace.app.cli.commands import (
-        run_command_line,  # inside the signal handlers, since the import takes a while
-    )
-
-    return run_command_line()
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
-    sys.exit(128 + number)
+        sys.exit(_INTERRUPTED)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ignore an interrupt between two of `main`'s own instructions."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
-
-
-def _swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Raise an exit or interrupt again if it came during a finalizer, which cannot propagate it.
-
-    OSErrors of finalizers (a temporary folder on a failing disk) are shown with HEADRACE_DEBUG only.
-    """
-    error = unraisable.exc_value
-    if isinstance(error, OSError):
-        from headrace.runtime.config.environment import debug
-
-        if not debug():
-            return
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or not isinstance(error, KeyboardInterrupt | SystemExit):
-        sys.__unraisablehook__(unraisable)
-        return
-    end = error
-
-    def again(_number: int, _frame: FrameType | None) -> None:
-        raise end
-
-    signal.signal(signal.SIGALRM, again)
-    signal.setitimer(signal.ITIMER_REAL, _SOON_S)

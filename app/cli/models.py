@@ -5,24 +5,35 @@ Names, licences and origins come from downloaded files, so they are printed with
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.confirm import confirm
+from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.models_verify import verify
 from headrace.app.cli.say import say
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
-from headrace.app.model_info.report import MEMORY_CONTEXT, catalog_document, checkpoint_document, overview
+from headrace.app.model_info.report import (
+    MEMORY_CONTEXT,
+    catalog_document,
+    checkpoint_document,
+    gguf_document,
+    overview,
+)
 from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import may_style, table_width
+from headrace.models.registry.catalog import squashed
+from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.resolve import ResolvedModel, resolve, stored_name
-from headrace.models.registry.source import CatalogName, parse_source
+from headrace.models.registry.resolve import ResolvedModel, installed_name, resolve
+from headrace.models.registry.source import CatalogName, LocalGGUF, parse_source
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UsageError
 from headrace.runtime.metrics.units import format_bytes
@@ -41,7 +52,7 @@ _SPECULATION = {
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
-@click.group()
+@click.group(cls=AliasedGroup, aliases={"info": "show", "delete": "rm", "remove": "rm", "ls": "list", "fetch": "pull"})
 def models() -> None:
     """List, fetch, inspect, verify and remove models."""
 
@@ -50,10 +61,18 @@ models.add_command(verify)
 
 
 @models.command("list")
+@click.argument("filter", metavar="[FILTER]", required=False, shell_complete=model_names)
 @_json_option
-def list_models(as_json: bool) -> None:
-    """List installed models and the catalog, with memory needs."""
+def list_models(filter: str | None, as_json: bool) -> None:
+    """List installed models and the catalog, with memory needs.
+
+    FILTER: only models with this text in their name. Exit code 1 if there is none.
+    """
     rows = overview(Store(), usable_memory())
+    if filter is not None:
+        rows = [row for row in rows if squashed(filter) in squashed(f"{row['name']} {row['title']}")]
+        if not rows:
+            raise ModelNotFoundError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
     if as_json:
         print_json(rows)
         return
@@ -71,20 +90,33 @@ def _columns(rows: list[Document]) -> list[Column]:
         return Column.of(rows, name, lambda row: _clean(cell(row)), leaves, right=right)
 
     return [
-        column("NAME", 0, lambda row: row["name"] + (" (default)" if row["default"] else "")),
+        column("NAME", 0, lambda row: _typed_name(row) + (" (default)" if row["default"] else "")),
         column("SIZE", 1, _size, right=True),
         column("MEMORY", 0, lambda row: _or_dash(row["memory_bytes"], format_bytes), right=True),
         column("CONTEXT", 3, lambda row: _or_dash(row["context"], _tokens), right=True),
         column(f"FITS {'/'.join(_formats(rows))}", 5, lambda row: fits_short(row["context_fits"], row["context"])),
         column("FORMAT", 4, lambda row: _or_dash(row["quantization"], str)),
         column("LICENCE", 6, lambda row: _or_dash(row["licence"], str)),
-        column("", 2, lambda row: "broken" if row.get("problem") else "installed" if row["installed"] else ""),
+        column("", 2, _state),
     ]
 
 
 def _formats(rows: list[Document]) -> list[str]:
     """Return the K/V formats of the row with most of them."""
     return max((list(row["context_fits"] or ()) for row in rows), key=len, default=[])
+
+
+def _typed_name(row: Document) -> str:
+    """Return the name as `-m` takes it; the store calls a hub repository org--name."""
+    title = str(row["title"])
+    return title if "--" in row["name"] and "/" in title else str(row["name"])
+
+
+def _state(row: Document) -> str:
+    if row.get("problem"):
+        return "broken"
+    copied = row.get("copy_of")
+    return f"copy of {Path(copied).name}" if copied else "installed" if row["installed"] else ""
 
 
 def _size(row: Document) -> str:
@@ -108,6 +140,7 @@ def pull(
         raise UsageError("--as needs --quantize")
     if group_size is not None and quantize is None:
         raise UsageError("--group-size needs --quantize")
+    agree_to_copy(name, quiet=quiet or as_json, ask=False)
     with drawn_progress(quiet=quiet) as progress:
         model = resolve(name, progress=progress, refresh=True)
         if quantize is not None:
@@ -147,9 +180,7 @@ def path(name: str | None) -> None:
 def rm(name: str, yes: bool) -> None:
     """Remove NAME and its files in the hub's cache. Exit code 1 if declined."""
     store = Store()
-    entry = stored_name(name)
-    if entry is None or not store.has(entry):
-        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` lists installed models")
+    entry = installed_name(name, store)
     repo, commit = _hub_commit(store, entry)
     cached = 0
     if repo and commit:
@@ -192,6 +223,8 @@ def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
 def _document(name: str | None) -> Document:
     """Return the headers' facts of an installed or local model, the catalog's of any other."""
     source = parse_source(name) if name is not None else None
+    if isinstance(source, LocalGGUF) and find_copy(source.path, Store()) is None:
+        return gguf_document(source.path, usable_memory())
     if isinstance(source, CatalogName) and Store().get(source.name) is None:
         from headrace.models.registry.catalog import find
 
@@ -200,7 +233,7 @@ def _document(name: str | None) -> Document:
 
 
 def _local(name: str | None) -> ResolvedModel:
-    """Return the model without a download; a new .gguf file is converted."""
+    """Return the model, without a download or a conversion."""
     with drawn_progress() as progress:
         return resolve(name, progress=progress, fetch=False)
 
@@ -208,8 +241,7 @@ def _local(name: str | None) -> ResolvedModel:
 def _rows(document: Document) -> list[tuple[str, str]]:
     rows = [("Model", document["name"])]
     if not document["installed"]:
-        rows.append(("", f"not installed: `headrace models pull {document['name']}` fetches it"))
-        rows.append(("Download", format_bytes(document["download_bytes"])))
+        rows += _missing_rows(document)
     rows += [("Origin", document["origin"]), ("Licence", document["licence"] or "not stated")]
     if document["installed"]:
         decoder = "headrace's own decoder" if document["decoder"] == "headrace" else "mlx-lm's model classes"
@@ -233,6 +265,14 @@ def _rows(document: Document) -> list[tuple[str, str]]:
         at = _tokens(document["memory_context"])
         rows.append(("Memory", f"{format_bytes(document['memory_bytes'])} with {at} tokens of context"))
     return rows
+
+
+def _missing_rows(document: Document) -> list[tuple[str, str]]:
+    if "copy_bytes" in document:
+        pull = f"`headrace models pull {document['path']}` copies it"
+        return [("", f"not in the store: {pull}"), ("Copy", format_bytes(document["copy_bytes"]))]
+    pull = f"`headrace models pull {document['name']}` fetches it"
+    return [("", f"not installed: {pull}"), ("Download", format_bytes(document["download_bytes"]))]
 
 
 def _step_text(document: Document) -> str:

@@ -10,9 +10,9 @@ from headrace.app.output.progress import drawn_progress
 from headrace.app.output.sanitise import sanitise
 from headrace.models.registry.checksums import content_problems, recorded_files
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.resolve import stored_name
+from headrace.models.registry.resolve import installed_name
 from headrace.models.registry.store import Store
-from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError
+from headrace.runtime.errors import CheckpointError, HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
 _UNRECORDED = "not checked: installed without checksums (`headrace models rm` and `pull` add them)"
@@ -27,7 +27,7 @@ def verify(name: str | None, as_json: bool) -> None:
     NAME: one model [all]. Exit code 1 on damage.
     """
     store = Store()
-    names = [_installed(store, name)] if name is not None else list(store.names())
+    names = [installed_name(name, store)] if name is not None else list(store.names())
     found = []
     for entry in names:
         with drawn_progress() as progress:
@@ -42,13 +42,6 @@ def verify(name: str | None, as_json: bool) -> None:
     if damaged:
         hint = f"`headrace models rm {damaged[0]}` and `headrace models pull` install it again"
         raise CheckpointError(f"damaged: {', '.join(damaged)}", hint)
-
-
-def _installed(store: Store, name: str) -> str:
-    entry = stored_name(name)
-    if entry is None or not store.has(entry):
-        raise ModelNotFoundError(f"{name} is not installed", "`headrace models list` lists installed models")
-    return entry
 
 
 def _checked(store: Store, name: str, progress: Progress) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from headrace.app.cli.json_output import print_json
 from headrace.app.config.presets import presets_path
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.engine.link import log_path
+from headrace.app.sessions.kv_cache import kv_cache_bytes
 from headrace.app.sessions.store import database_path
 from headrace.models.registry.store import Store
 from headrace.runtime.config.paths import cache_dir, kept_chats_dir
+from headrace.runtime.metrics.units import format_bytes
 
 
 @click.command()
@@ -32,4 +34,5 @@ def paths(as_json: bool, write_settings: bool) -> None:
         print_json({name.replace(" ", "_"): str(path) for name, path in places.items()})
         return
     for name, path in places.items():
-        click.echo(f"{name:<12}{path}{'' if path.exists() else '  (not created yet)'}")
+        size = f"  ({format_bytes(kv_cache_bytes())})" if path == kept_chats_dir() else ""
+        click.echo(f"{name:<12}{path}{size if path.exists() else '  (not created yet)'}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.app.cli.answer_options import kv_option
+from headrace.app.cli.completion import chip_names, model_names
 from headrace.app.cli.json_output import print_json
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
@@ -34,12 +35,27 @@ class PredictOptions:
 
 
 @click.command()
-@click.option("-m", "--model", metavar="MODEL", help="Model, as for run; only its configuration is ever fetched.")
 @click.option(
-    "--chip", "chips", multiple=True, metavar="CHIP", help='Chip: "M4 Max", m4max, 4090 ...; repeatable [this machine].'
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=model_names,
+    help="Model, as for run; only its configuration is ever fetched.",
+)
+@click.option(
+    *("--chip", "chips"),
+    multiple=True,
+    metavar="CHIP",
+    shell_complete=chip_names,
+    help='Chip: "M4 Max", m4max, 4090 ...; repeatable [this machine].',
 )
 @click.option("--list-chips", is_flag=True, help="List of known chips.")
-@click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chips [the largest sold].")
+@click.option(
+    "--memory",
+    type=click.IntRange(1, 4096),
+    metavar="GB",
+    help="Memory [this machine's, or the largest sold].",
+)
 @click.option(
     "--context",
     "contexts",
@@ -143,8 +159,13 @@ def _users(users: str, contexts: Sequence[int], *, explain: bool) -> list[int]:
 
 
 @click.command()
-@click.option("--chip", metavar="CHIP", help="Chip to fit [this machine].")
-@click.option("--memory", type=click.IntRange(1, 4096), metavar="GB", help="Memory of the chip [the largest sold].")
+@click.option("--chip", metavar="CHIP", shell_complete=chip_names, help="Chip to fit [this machine].")
+@click.option(
+    "--memory",
+    type=click.IntRange(1, 4096),
+    metavar="GB",
+    help="Memory [this machine's, or the largest sold].",
+)
 @click.option(
     "--context",
     type=click.IntRange(0),

@@ -6,13 +6,13 @@ Standard output has the sanitised answer alone, or with --json one document; eve
 import click
 
 from headrace.app.cli.answer_options import answer_options, as_object, kv_option
-from headrace.app.cli.completion import model_names
+from headrace.app.cli.completion import files, model_names, prompt_files, session_ids
 from headrace.app.cli.draft import draft_option
 from headrace.app.cli.run_arguments import RunArguments
 
 
 @click.command()
-@click.argument("prompt", required=False)
+@click.argument("prompt", required=False, shell_complete=prompt_files)
 @click.option(
     "-m",
     "--model",
@@ -22,10 +22,19 @@ from headrace.app.cli.run_arguments import RunArguments
 )
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
 @click.option(
-    "-f", "--file", "files", multiple=True, metavar="FILE", help="Text file sent with the prompt. Repeatable."
+    *("-f", "--file", "files"),
+    multiple=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="Text file sent with the prompt. Repeatable.",
 )
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last conversation: --resume last.")
-@click.option("--resume", metavar="ID", help="Conversation to continue: its id, the beginning of it, or `last`.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    shell_complete=session_ids,
+    help="Conversation to continue: its id, the beginning of it, or `last`.",
+)
 @click.option("--save/--no-save", default=None, help="Store this conversation or not [the settings'].")
 @answer_options
 @draft_option
@@ -44,6 +53,7 @@ from headrace.app.cli.run_arguments import RunArguments
 @as_object(RunArguments)
 def run(arguments: RunArguments) -> int:
     """Answer PROMPT. Piped text goes before it, after a blank line; `-` stands for piped text alone.
+    Without a prompt, opens the chat on a terminal.
 
     @FILE in PROMPT, as -f FILE, sends a text file along. Defaults come from the environment (HEADRACE_MODEL), then from
     the settings file (model, system prompt, context, sampling, --save; `headrace paths` finds it), then from the model.

@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
@@ -17,8 +18,16 @@ from headrace.app.config.settings import load_settings
 from headrace.app.sessions.records import Attachment
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
+from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.background_check import BackgroundCheck
+from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.network import Network
+
+if TYPE_CHECKING:
+    from headrace.app.engine.kv_disk_cache import KVDiskCache
+
+_WRITE_S = 1.0  # for the K/V of a stored conversation; the rest is computed again
 
 
 def run_answer(arguments: RunArguments) -> int:
@@ -40,37 +49,56 @@ def run_answer(arguments: RunArguments) -> int:
         force=arguments.force,
     )
     network = load_draft(draft, loaded, quiet=arguments.quiet)
-    answerer = Answerer(loaded, draft=network, max_running=arguments.samples or MAX_RUNNING)
+    keeps_kv = (session.keeps or session.resumed) and requantize is None  # not of weights that differ from the files
+    most = arguments.samples or MAX_RUNNING
+    answerer, disk_cache = _answerer(resolved, loaded, network, most, keeps_kv=keeps_kv)
     check = BackgroundCheck(resolved)
     with closing(session):
         if arguments.samples is not None:
             from headrace.app.cli.run_samples import run_samples
 
             messages = content if arguments.raw else session.messages(content, attachments)
-            code = run_samples(answerer, messages, session.options.over(DEFAULTS), arguments)
+            code = run_samples(answerer, messages, session, arguments)
         else:
-            code = _one_answer(answerer, session, content, attachments, arguments, started)
+            code = _one_answer(answerer, disk_cache, session, (content, attachments), arguments, started)
     if code == 0 or arguments.samples is not None:
         raise_damage(check)
     return code
 
 
+def _answerer(
+    resolved: ResolvedModel, loaded: LoadedModel, draft: Network | None, max_running: int, *, keeps_kv: bool
+) -> "tuple[Answerer, KVDiskCache | None]":
+    """Return the model's answerer, and the disk cache of conversations' K/V if `keeps_kv`."""
+    if not keeps_kv:
+        return Answerer(loaded, draft=draft, max_running=max_running), None
+    from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_key  # late: imports numpy
+
+    key = kv_key(resolved.path, loaded.network)
+    answerer = Answerer(loaded, draft=draft, keep_prefix=True, max_running=max_running, kv_key=key)
+    return answerer, KVDiskCache(answerer.engine, disk_cache_bytes())
+
+
 def _one_answer(
     answerer: Answerer,
+    disk_cache: "KVDiskCache | None",
     session: RunSession,
-    content: str,
-    attachments: tuple[Attachment, ...],
+    message: tuple[str, tuple[Attachment, ...]],
     arguments: RunArguments,
     started: float,
 ) -> int:
     """Answer once. started: `time.perf_counter()` before the model was loaded."""
-    messages = content if arguments.raw else session.messages(content, attachments)
+    messages = message[0] if arguments.raw else session.messages(*message)
     loaded_at = time.perf_counter()
     prompt = answerer.encode(messages, thinking=session.options.thinking)
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
+    if disk_cache is not None:
+        disk_cache.load(prompt.ids)
+        if session.keeps:
+            answerer.engine.on_release = lambda sequence: disk_cache.add(sequence.tokens)
     with first_interrupt_cancels(answer.request.cancel):
         try:
-            parts = session.stored(answerer.stream(answer), answer, content, attachments, answerer.model)
+            parts = session.stored(answerer.stream(answer), answer, *message, answerer.model)
             with closing(parts):
                 print_answer(answer, parts, echo=not arguments.as_json, quiet=arguments.quiet)
         except ContextLimitError as error:
@@ -79,13 +107,16 @@ def _one_answer(
     if arguments.as_json or arguments.stats or (sys.stderr.isatty() and not arguments.quiet):
         from headrace.app.cli.run_report import make_report, print_report  # imported only if it is printed
 
-        print_report(make_report(answerer, answer, session.id, loaded_at - started), arguments)
+        print_report(make_report(answerer, answer, session, loaded_at - started), arguments)
+    if disk_cache is not None:
+        end = time.monotonic() + _WRITE_S
+        disk_cache.write(lambda: time.monotonic() > end)
     return 130 if answer.request.cancel and answer.end.reason == "cancelled" else 0
 
 
-def _context_hint(answerer: Answerer, session: RunSession) -> str | None:
+def _context_hint(answerer: Answerer, session: RunSession) -> str:
     longest = context_length(answerer.model.checkpoint)
     shorten = "begin a new conversation" if session.resumed else "shorten the prompt"
     if answerer.model.context_limit < longest:
         return f"{shorten}, or raise the limit with --context, at most {longest}"
-    return shorten if session.resumed else None
+    return shorten

@@ -19,7 +19,7 @@ def read_prompt(
     `-` as the argument reads standard input, a terminal too. `@path` names a file in the argument, not in piped text;
     with `raw` nowhere.
     """
-    piped = _piped() if argument == STDIN or not sys.stdin.isatty() else ""
+    piped = piped_text() if argument == STDIN or not sys.stdin.isatty() else ""
     typed = argument if argument and argument != STDIN else ""
     mentioned: tuple[Attachment, ...] = ()
     if not raw:
@@ -31,7 +31,8 @@ def read_prompt(
     return "\n\n".join(parts), tuple(attachments)
 
 
-def _piped() -> str:
+def piped_text() -> str:
+    """Return standard input. Raises UsageError unless it is UTF-8."""
     try:
         return read_bounded(None, PROMPT).decode("utf-8")
     except UnicodeDecodeError as error:

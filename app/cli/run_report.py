@@ -6,16 +6,17 @@ from shapes and latencies, not read from a hardware counter.
 
 import sys
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
 import click
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.phrases import phrases
+from headrace.app.answer.options import SamplingSource
+from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.run_arguments import RunArguments
+from headrace.app.cli.run_session import RunSession
 from headrace.app.cli.say import say
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import may_style
@@ -25,9 +26,8 @@ from headrace.runtime import ops
 from headrace.runtime.machine.bandwidth import measure_now
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
+from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds, mbu, mbu_base
 from headrace.runtime.metrics.units import format_bytes
-from headrace.runtime.sampling.params import SamplingParams
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
@@ -36,13 +36,15 @@ _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "ca
 class RunReport:
     """A finished answer, with the model and the machine that gave it.
 
-    peak: the machine's measured peak. memory_now: read right after the answer. session: id of the stored conversation.
+    session: id of the stored conversation. sampling_source: origin of the temperature. peak: the machine's measured
+    peak. memory_now: read right after the answer.
     """
 
     model: LoadedModel
     answer: Answer
     load_s: float
     session: str | None
+    sampling_source: SamplingSource
     machine: Machine
     peak: Peak
     memory_now: Peak
@@ -86,16 +88,22 @@ class RunReport:
         return nominal / 1e9 if nominal else None
 
     @property
-    def mbu(self) -> float | None:
-        return mbu(self.summary.achieved_gb_s, self.peak.gb_s)
+    def busy(self) -> bool:
+        """True if other programs slowed the answer down."""
+        return self.answer.busy
 
     @property
-    def mbu_paired(self) -> float | None:
-        """Achieved over the bandwidth read right after the answer."""
-        return mbu(self.summary.achieved_gb_s, self.memory_now.gb_s)
+    def mbu_base_gb_s(self) -> float:
+        """The bandwidth that MBU compares with."""
+        return mbu_base(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s) or self.memory_now.gb_s
+
+    @property
+    def mbu(self) -> float | None:
+        """MBU, paired with the bandwidth read right after the answer; None if busy."""
+        return None if self.busy else mbu(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s)
 
 
-def make_report(answerer: Answerer, answer: Answer, session: str | None, load_s: float) -> RunReport:
+def make_report(answerer: Answerer, answer: Answer, session: RunSession, load_s: float) -> RunReport:
     """Return the report of a finished answer, with memory bandwidth read now."""
     memory_now = measure_now("run")
     summary = answer.end.summary
@@ -104,7 +112,8 @@ def make_report(answerer: Answerer, answer: Answer, session: str | None, load_s:
         model=answerer.model,
         answer=answer,
         load_s=load_s,
-        session=session,
+        session=session.id,
+        sampling_source=session.sampling_source(answerer.model),
         machine=machine(),
         peak=cached_peak() or memory_now,
         memory_now=memory_now,
@@ -137,6 +146,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "finish_reason": answer.end.reason,
         "ended_by": answer.ended_by,
         "prompt_tokens": summary.prompt_tokens,
+        "cached_tokens": summary.reused_tokens,
         "completion_tokens": summary.completion_tokens,
         "decode_steps": summary.steps,
         "proposed_tokens": summary.proposed,
@@ -163,40 +173,49 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "measured_peak": asdict(report.peak),
         "nominal_peak_gb_s": report.nominal_peak_gb_s,
         "mbu": report.mbu,
-        "mbu_paired": report.mbu_paired,
+        "busy": report.busy,
+        "other_cpus": report.answer.cpu_use.other_cpus if report.answer.cpu_use else None,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
         "arithmetic_intensity": report.arithmetic_intensity,
-        "sampling": sampling_document(answer.request.sampling),
-        "device": {
-            "name": report.machine.device_name,
-            "backend": report.machine.backend,
-            "memory_bytes": report.machine.memory_bytes,
-            "kernels": report.kernels,
-            "network": report.model.kind,
-        },
+        "sampling": answer.sampling(),
+        "sampling_source": report.sampling_source,
+        "device": _device(report),
         "versions": report.versions,
     }
     if answer.steps and answer.steps[0].logprobs is not None:
         values = [values for step in answer.steps for values in step.logprobs or ()]
         found["logprobs"] = [{"chosen": value.chosen, "top": value.top} for value in values]
     if with_steps:
-        found["steps"] = [_step(record, report.peak.gb_s) for record in answer.records]
+        found["steps"] = [
+            {**asdict(record), "achieved_bandwidth_gb_s": record.achieved_gb_s} for record in answer.records
+        ]
     return found
+
+
+def _device(report: RunReport) -> dict[str, Any]:
+    return {
+        "name": report.machine.device_name,
+        "backend": report.machine.backend,
+        "memory_bytes": report.machine.memory_bytes,
+        "kernels": report.kernels,
+        "network": report.model.kind,
+    }
 
 
 def summary_line(report: RunReport) -> str:
     """Return the closing line of an answer on a terminal, within 80 columns."""
     summary = report.summary
-    shown = None if report.without_kernels else report.mbu_paired
-    parts = phrases(summary.completion_tokens, summary.decode_tokens_per_second, report.answer.ttft_s, shown)
-    if shown is not None:
-        parts[-1] += f" of {report.memory_now.gb_s:.0f} GB/s"
+    shown = None if report.without_kernels else report.mbu
+    busy = report.busy and not report.without_kernels
+    rate = summary.decode_tokens_per_second
+    parts = phrases(summary.completion_tokens, rate, report.answer.ttft_s, shown, busy=busy)
     if summary.accepted:
         parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
+    elif shown is not None:  # there is no room for both
+        parts[-1] += f" of {report.mbu_base_gb_s:.0f} GB/s"
     if report.without_kernels:
-        parts.append("slow kernels: see doctor")
-    elif not summary.accepted:  # there is no room for both
-        parts.append(f"KV {_kv(report)}")
+        parts.append("slow: see doctor")
+    parts.append(sampling_text(asdict(report.answer.request.sampling), short=True))
     if report.answer.end.reason != "stop":
         parts.append(_CUT_SHORT[report.answer.ended_by])
     return " · ".join(parts)
@@ -205,11 +224,13 @@ def summary_line(report: RunReport) -> str:
 def table(report: RunReport) -> list[tuple[str, str]]:
     """Return all figures as (label, value) rows, for `--stats`."""
     summary, answer = report.summary, report.answer
+    cached = summary.reused_tokens
     rows = [
         ("model", f"{report.model.name} ({report.model.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
         ("device", f"{report.machine.device_name} ({report.machine.backend})"),
+        ("sampling", sampling_phrase(answer.request.sampling, report.sampling_source)),
         ("finish reason", f"{answer.end.reason} ({answer.ended_by.replace('_', ' ')})"),
-        ("prompt", f"{summary.prompt_tokens} tokens"),
+        ("prompt", f"{summary.prompt_tokens} tokens" + (f", {cached} cached" if cached else "")),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{report.load_s:.3f} s"),
         ("TTFT", _seconds(answer.ttft_s)),
@@ -243,20 +264,13 @@ def _kv(report: RunReport) -> str:
 
 
 def _mbu(report: RunReport) -> str:
-    if report.mbu is None or report.mbu_paired is None:
+    use = report.answer.cpu_use
+    if report.busy and use is not None:
+        return f"busy: other programs used {use.other_cpus:.1f} of {use.cpus} cores during the answer"
+    if report.mbu is None:
         return "unknown"
-    return f"{report.mbu_paired:.1%} of memory now, {report.mbu:.1%} of the measured peak"
-
-
-def _step(record: StepRecord, peak_gb_s: float | None) -> dict[str, Any]:
-    achieved = record.achieved_gb_s
-    return {**asdict(record), "achieved_bandwidth_gb_s": achieved, "mbu": mbu(achieved, peak_gb_s)}
-
-
-def sampling_document(params: SamplingParams) -> dict[str, Any]:
-    """Return sampling parameters for JSON, an infinite bias as text."""
-    bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
-    return {**asdict(params), "logit_bias": bias}
+    paired = report.mbu_base_gb_s == report.memory_now.gb_s
+    return f"{report.mbu:.1%} of {'memory now' if paired else 'the measured peak'}"
 
 
 def _itl(itl: Percentiles | None) -> str:

@@ -14,12 +14,14 @@ import click
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer, Messages
-from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions
+from headrace.app.answer.options import DEFAULTS, SamplingSource
+from headrace.app.answer.phrases import sampling_phrase
 from headrace.app.batch.progress import Counts, ProgressLine
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.run_arguments import RunArguments
-from headrace.app.cli.run_report import sampling_document
+from headrace.app.cli.run_session import RunSession
+from headrace.app.cli.say import say
 from headrace.app.output.sanitise import sanitise
 from headrace.app.versions import versions
 from headrace.models.text.answer import Completed, TextChunk
@@ -94,32 +96,34 @@ class Samples:
         )
 
 
-def run_samples(answerer: Answerer, messages: str | Messages, options: AnswerOptions, arguments: RunArguments) -> int:
+def run_samples(answerer: Answerer, messages: str | Messages, session: RunSession, arguments: RunArguments) -> int:
     """Answer a conversation, or continue a text, `arguments.samples` times. Return the exit code.
 
-    Without a temperature of the options or the model, sampling is as in the chat. Raises UsageError for greedy
-    decoding.
+    Raises UsageError for greedy decoding.
     """
+    options = session.options.over(DEFAULTS)
     prompt = answerer.encode(messages, thinking=options.thinking)
-    otherwise = CHAT_DEFAULTS if options.temperature is None else None
-    first = answerer.prepare(prompt, options, otherwise=otherwise)
+    first = answerer.prepare(prompt, options)
+    source = session.sampling_source(answerer.model)
     if first.request.sampling.greedy:
         raise UsageError("greedy decoding gives the same answer every time", "sample with -t, such as -t 0.7")
     seed, count = first.request.sampling.seed, arguments.samples
     assert seed is not None
     assert count is not None
     seeds = [(seed + number) % SEEDS for number in range(count)]
-    answers = [answerer.prepare(prompt, replace(options, seed=each), otherwise=otherwise) for each in seeds]
+    answers = [answerer.prepare(prompt, replace(options, seed=each)) for each in seeds]
     samples = Samples(answerer, answers, arguments)
     cancel = CancelFlag()
     with first_interrupt_cancels(cancel):
         samples.run(cancel)
     if arguments.as_json:
-        print_json(_document(answerer, samples))
+        print_json(_document(answerer, samples, source))
+    elif sys.stderr.isatty() and not arguments.quiet:
+        say(sampling_phrase(first.request.sampling, source), err=True)
     return 130 if len(samples.finished) < count else 0
 
 
-def _document(answerer: Answerer, samples: Samples) -> Mapping[str, Any]:
+def _document(answerer: Answerer, samples: Samples, source: SamplingSource) -> Mapping[str, Any]:
     """Return the document described in docs/run-json.md."""
     finished = samples.finished
     tokens = sum(answer.end.summary.completion_tokens for answer in finished)
@@ -129,7 +133,8 @@ def _document(answerer: Answerer, samples: Samples) -> Mapping[str, Any]:
         "completion_tokens": tokens,
         "wall_s": samples.wall_s,
         "tokens_per_second": tokens / samples.wall_s if tokens and samples.wall_s > 0 else None,
-        "sampling": sampling_document(samples.answers[0].request.sampling),
+        "sampling": samples.answers[0].sampling(),
+        "sampling_source": source,
         "samples": [
             {
                 "text": answer.text,

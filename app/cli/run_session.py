@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
+from headrace.app.answer.options import AnswerOptions, SamplingSource, sampling_source
 from headrace.app.chat.prompt import ChatMessages, draft_messages
 from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.config.settings import Settings, chosen_model
@@ -30,14 +31,15 @@ _STORE_S = 0.2  # between two writes of a growing answer
 class RunSession:
     """model, options: of this answer; the command line goes before the stored session or the settings.
 
-    id: of the session the answer is stored in; None until it is begun, and where nothing is stored.
+    Options of the command line count for this answer alone. keeps: True if the answer is stored. id: of the session it
+    is stored in; None until that is begun.
     """
 
     def __init__(self, settings: Settings, arguments: RunArguments) -> None:
         """Raises SessionError."""
         wanted, keep = arguments.session, arguments.keep
-        self._keep = (wanted is not None or settings.run.save) if keep is None else keep
-        self._store = _store() if wanted is not None or self._keep else None
+        self.keeps = (wanted is not None or settings.run.save) if keep is None else keep
+        self._store = _store() if wanted is not None or self.keeps else None
         self._branch: list[Message] = []
         self.resumed = wanted is not None
         self.id: str | None = None
@@ -54,12 +56,17 @@ class RunSession:
             stored = Session("", "", 0.0, 0.0, usual, settings.chat.system, settings.sampling_given)
             options = settings.sampling
         self.options = arguments.options.over(options)
+        stored_as: SamplingSource = "settings" if wanted is None else "session"
+        self._layers: dict[SamplingSource, AnswerOptions] = {"options": arguments.options, stored_as: options}
         self._session = replace(
             stored,
             model=stored.model if arguments.model is None else arguments.model,
             system=stored.system if arguments.system is None else arguments.system,
-            sampling=self.options.stored(),
         )
+
+    def sampling_source(self, model: LoadedModel) -> SamplingSource:
+        """Return the origin of the answer's temperature."""
+        return sampling_source(self._layers, model.generation_defaults)
 
     @property
     def model(self) -> str | None:
@@ -81,7 +88,7 @@ class RunSession:
 
         content, attachments: the message that is answered.
         """
-        if not self._keep:
+        if not self.keeps:
             yield from parts
             return
         from headrace.app.chat.turn import Turn

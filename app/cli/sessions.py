@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from headrace.app.cli.aliases import AliasedGroup
+from headrace.app.cli.completion import session_ids
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.json_output import json_text, print_json
 from headrace.app.output.output_file import write_output
@@ -29,7 +31,7 @@ from headrace.runtime.errors import SessionError, UsageError
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
-@click.group()
+@click.group(cls=AliasedGroup, aliases={"delete": "rm", "remove": "rm", "ls": "list", "find": "search"})
 def sessions() -> None:
     """List, show, search, export, examine and delete stored conversations."""
 
@@ -51,14 +53,14 @@ def list_sessions(limit: int | None, as_json: bool) -> None:
         Column("", [entry.session.id for entry in entries], right=False),
         Column("", [_when(entry.session.updated_at) for entry in entries], leaves=2),
         Column("", [str(entry.messages) for entry in entries], leaves=3),
-        Column("", [_one_line(entry.session.title) for entry in entries], right=False, least=16),
+        Column("", [_one_line(entry.title) for entry in entries], right=False, least=16),
         Column("", [_one_line(entry.session.model or "") for entry in entries], leaves=1, right=False),
     ]
     print_lines(table_lines(columns, table_width(sys.stdout), header=False))
 
 
 @sessions.command()
-@click.argument("session")
+@click.argument("session", shell_complete=session_ids)
 @_json_option
 def show(session: str, as_json: bool) -> None:
     """Print the conversation SESSION as Markdown."""
@@ -66,7 +68,7 @@ def show(session: str, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("session")
+@click.argument("session", shell_complete=session_ids)
 @click.option(
     *("--format", "form"), type=click.Choice(["markdown", "json"]), default="markdown", help="File format [markdown]."
 )
@@ -84,7 +86,7 @@ def export(session: str, form: str, output: Path | None, force: bool, as_json: b
 
 
 @sessions.command()
-@click.argument("session")
+@click.argument("session", shell_complete=session_ids)
 @click.argument("title")
 @_json_option
 def rename(session: str, title: str, as_json: bool) -> None:
@@ -98,7 +100,7 @@ def rename(session: str, title: str, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("session")
+@click.argument("session", shell_complete=session_ids)
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @_json_option
 def rm(session: str, yes: bool, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 import sys
 from contextlib import nullcontext
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
@@ -16,9 +18,9 @@ def read_bounded(source: Path | None, limit: int) -> bytes:
     """Read a file, or standard input (None), to its end. Raises UsageError on failure, or above `limit` bytes."""
     name = "standard input" if source is None else str(source)
     try:
-        with nullcontext(sys.stdin.buffer) if source is None else source.open("rb") as file:
+        with nullcontext(cast(BufferedReader, sys.stdin.buffer)) if source is None else source.open("rb") as file:
             pieces, remaining = [], limit
-            while remaining >= 0 and (piece := file.read(_AT_ONCE)):
+            while remaining >= 0 and (piece := file.read1(_AT_ONCE)):  # `read` asks a terminal again after its end
                 pieces.append(piece)
                 remaining -= len(piece)
     except OSError as error:

@@ -79,7 +79,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "screen": ScreenSettings,
     "run": RunSettings,
 }
-_SAMPLING_DOC = "Sampling of new conversations. Unset: the model's recommendation, else temperature 0.7 and min_p 0.05."
+_SAMPLING_DOC = "Sampling of the chat, run and batch. Unset: the model's recommendation, else greedy."
 
 
 def settings_path() -> Path:

@@ -189,14 +189,17 @@ class EngineClient:
 
     def _is_awaited(self, event: Event) -> bool:
         """True if an event is not one of an abandoned generation."""
-        if not isinstance(event, Prefill | Delta | Dropped | ContextFull | Done | Failed) or event.id is None:
+        if (
+            not isinstance(event, Prefill | Delta | Dropped | ContextFull | Done | Failed | Abandoned)
+            or event.id is None
+        ):
             return True
         return event.id in self._open
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Ready):
             self.state, self.card = "ready", event.card
-        elif isinstance(event, Done | ContextFull):
+        elif isinstance(event, Done | ContextFull | Abandoned):
             self._open.discard(event.id)
         elif isinstance(event, Failed):
             if event.id is None:

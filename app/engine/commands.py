@@ -28,15 +28,14 @@ class ModelSpec:
 class Generate:
     """Answer a conversation; submitted requests are answered in one batch.
 
-    messages: `{"role": ..., "content": ...}`, the system message first. otherwise: options for a model that recommends
-    no temperature. continue_text: the answer so far; the deltas continue it. drop_oldest: leave out the oldest turns of
-    a too long prompt, with a `Dropped` event, instead of ending with `ContextFull`. submitted: monotonic clock.
+    messages: `{"role": ..., "content": ...}`, the system message first. continue_text: the answer so far; the
+    deltas continue it. drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of
+    ending with `ContextFull`. submitted: monotonic clock.
     """
 
     id: int
     messages: Sequence[Mapping[str, str]]
     options: AnswerOptions = _UNSET
-    otherwise: AnswerOptions | None = None
     continue_text: str = ""
     drop_oldest: bool = False
     submitted: float = field(default_factory=time.monotonic)

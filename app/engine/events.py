@@ -36,10 +36,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class PeakMeasured:
-    """Measured memory bandwidth, and compute in FLOP/s once that is measured, too."""
+    """Measured memory bandwidth, and compute in FLOP/s once that is measured, too.
+
+    memory_gb_s: the latest reading without other load; None until there is one.
+    """
 
     peak: "Peak"
     compute_flops: float | None = None
+    memory_gb_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +85,17 @@ class PrefixCached:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """`done` of `total` tokens are prefilled; `reused` more were cached."""
+    """`done` of `total` tokens are prefilled; `reused` more were cached.
+
+    waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took.
+    """
 
     id: int
     done: int
     total: int
     reused: int
+    waited_s: float = 0.0
+    tokenize_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. context_full: it ended at the context limit.
+    """The end of an answer. context_full: it ended at the context limit. last_turn_fits: see `ContextFull`.
 
     summary: its ttft_s counts from the submission in the chat's process to the first text.
     """
@@ -115,6 +124,7 @@ class Done:
     reason: "FinishReason"
     summary: Summary
     context_full: bool
+    last_turn_fits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +148,15 @@ class BatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class ContextFull:
-    """The prompt leaves no room for an answer: the user has to choose what to leave out."""
+    """The prompt leaves no room for an answer: the user has to choose what to leave out.
+
+    last_turn_fits: the prompt fits without the turns before the last one.
+    """
 
     id: int
     prompt_tokens: int
     limit: int
+    last_turn_fits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +178,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The engine process was ended on purpose before this generation was over."""
+    """The generation was cancelled before its prompt was encoded, or its engine process was ended on purpose."""
 
     id: int
 

@@ -13,7 +13,7 @@ from headrace.app.answer.answerer import Answerer
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
-from headrace.app.engine.events import Done, Failed, Prefill, PrefixCached, PromptCounted
+from headrace.app.engine.events import Abandoned, Done, Failed, Prefill, PrefixCached, PromptCounted
 from headrace.app.engine.idle_work import IdleWork
 from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_key
 from headrace.app.engine.model_card import ModelCard
@@ -24,6 +24,7 @@ from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.answer import Completed, TextChunk
+from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.runtime import ops
 from headrace.runtime.engine import request
 from headrace.runtime.engine.request import CancelFlag, Finished
@@ -36,11 +37,17 @@ from headrace.runtime.network import Network
 
 @dataclass(slots=True)
 class _Running:
-    """A request being answered."""
+    """A request being answered. waited_s: from its submission in the chat's process until it was begun."""
 
-    id: int
+    command: Generate
     outbox: Outbox
     sequence: Sequence
+    waited_s: float
+    tokenize_s: float
+
+    @property
+    def id(self) -> int:
+        return self.command.id
 
 
 class EngineHost:
@@ -53,7 +60,13 @@ class EngineHost:
         self._resolved = resolved
         self._load_s = load_s
         key = kv_key(resolved.path, loaded.network)
-        self._answerer = Answerer(loaded, draft=draft, keep_prefix=True, kv_key=key)
+        self._answerer = Answerer(
+            loaded,
+            draft=draft,
+            keep_prefix=True,
+            kv_key=key,
+            own_processes=[os.getppid()],  # the chat's
+        )
         self._disk_cache = KVDiskCache(self._answerer.engine, disk_cache_bytes())
         self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit)
         self._batch = BatchReport(self._answerer.engine)
@@ -117,19 +130,24 @@ class EngineHost:
     def begin(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
         """Start an answer; its events come from `step`. A too long prompt ends with ContextFull at once.
 
-        Raises HeadraceError for bad requests.
+        Abandoned is sent if `cancel` is set before the prompt is encoded. Raises HeadraceError for bad requests.
         """
-        ids = self._fit.fit(command, send)
+        began = time.monotonic()
+        try:
+            with encoding_ends(cancel.__bool__):
+                ids = self._fit.fit(command, send)
+        except EncodingStoppedError:
+            send(Abandoned(command.id))
+            return
         if ids is None:
             return
+        tokenized = time.monotonic()
         opening = "" if command.continue_text else self._answerer.chat_prompt.opening(ids)
-        answer = self._answerer.prepare(
-            Prompt(ids, opening), command.options, otherwise=command.otherwise, cancel=cancel
-        )
+        answer = self._answerer.prepare(Prompt(ids, opening), command.options, cancel=cancel)
         self._disk_cache.load(ids)
         sequence = self._answerer.submit(answer)
         outbox = Outbox(command, send, opening)
-        self._running[answer] = _Running(command.id, outbox, sequence)
+        self._running[answer] = _Running(command, outbox, sequence, began - command.submitted, tokenized - began)
         self._batch.started(len(self._running))
         self.idle.busy()
 
@@ -148,14 +166,15 @@ class EngineHost:
                     running.outbox.flush()
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)
-                    send(self._done(running, event.finished))
+                    send(self._done(running, answer, event.finished))
                 case request.Failed():
                     running.outbox.flush()
                     del self._running[answer]
                     error = expected(event.error)
                     send(Failed(running.id, str(error), error.hint))
                 case _:
-                    send(Prefill(running.id, event.done, event.total, event.reused))
+                    waited, tokenized = running.waited_s, running.tokenize_s
+                    send(Prefill(running.id, event.done, event.total, event.reused, waited, tokenized))
         states = {running.id: running.sequence.state for running in self._running.values()}
         self._batch.step(batch, states, send)
         if not self.busy:
@@ -172,10 +191,12 @@ class EngineHost:
 
     def prefetch(self, command: PrefetchPrompt, stop: Callable[[], bool], send: Send) -> None:
         """Count a prompt and prefill it until `stop()`. Raises HeadraceError for one that cannot be encoded."""
-        prompt = self._answerer.chat_prompt.encode(command.messages, thinking=command.thinking)
         last = command.messages[-1]
-        message = self._count(last["content"]) if last["role"] == "user" else 0
-        self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
+        self.idle.typing = last["role"] == "user"
+        with encoding_ends(stop):
+            prompt = self._answerer.chat_prompt.encode(command.messages, thinking=command.thinking)
+            message = self._count(last["content"]) if last["role"] == "user" else 0
+            self._file_tokens = {text: self._file_tokens.get(text) or self._count(text) for text in command.files}
         files = tuple(self._file_tokens[text] for text in command.files)
         send(PromptCounted(command.id, len(prompt), self._fit.longest, message, files))
         if command.count_only or len(prompt) > self._fit.longest:
@@ -189,12 +210,20 @@ class EngineHost:
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))
 
-    def _done(self, running: _Running, finished: Finished) -> Done:
+    def _done(self, running: _Running, answer: Answer, finished: Finished) -> Done:
         summary = finished.summary
         entries = summary.prompt_tokens - 1 + summary.steps + summary.accepted
         context_full = finished.reason == "length" and entries >= self._loaded.context_limit
-        summary = replace(summary, ttft_s=running.outbox.ttft_s, mbu=self.idle.mbu(summary))
-        return Done(running.id, finished.reason, summary, context_full)
+        summary = replace(
+            summary,
+            ttft_s=running.outbox.ttft_s,
+            queue_s=running.waited_s + summary.queue_s,
+            tokenize_s=running.tokenize_s,
+            mbu=self.idle.mbu(summary, busy=answer.busy),
+            busy=answer.busy,
+        )
+        fits = not context_full or self._fit.last_turn_fits(running.command, summary.completion_tokens)
+        return Done(running.id, finished.reason, summary, context_full, fits)
 
 
 def _spare_cpus(host: Machine) -> int:

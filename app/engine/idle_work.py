@@ -1,9 +1,16 @@
-"""Work of an idle engine: file check, writes to the KV disk cache, bandwidth and compute measurements."""
+"""Work of an idle engine: file check, writes to the KV disk cache, bandwidth and compute measurements.
 
+A measurement waits for the first answer and for the end of typing, and stops when a command arrives.
+"""
+
+import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
+from functools import partial
 
 from headrace.app.engine.events import Damaged, PeakMeasured
 from headrace.app.engine.kv_disk_cache import KVDiskCache
@@ -12,23 +19,38 @@ from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.machine.bandwidth import measure_now, measure_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
+from headrace.runtime.machine.cpu_use import CPUMeter
+from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Summary, mbu
 
 _MEASURE_EVERY_S = 600.0
+_AFTER_ANSWER_S = 60.0  # between two measurements with an answer between them
+_LOOK_S = 0.01  # between two looks for a command
+
+
+class _Interrupted(Exception):  # noqa: N818 - no error
+    """A command arrived during a measurement."""
 
 
 class IdleWork:
-    """peak, compute_flops: of this machine; None until measured."""
+    """peak, compute_flops: of this machine; None until measured. typing: a message is being written.
+
+    memory_gb_s: the latest bandwidth read while no other program kept the CPUs busy; None until there is one.
+    """
 
     def __init__(self, resolved: ResolvedModel, disk_cache: KVDiskCache) -> None:
         self.peak: Peak | None = cached_peak()
         self.compute_flops = cached_compute()
+        self.memory_gb_s: float | None = None
         self._disk_cache = disk_cache
         self._check = BackgroundCheck(resolved)
         self._measured_at = float("-inf")
         self._measurable = True
         self._resting = False
+        self._answered = self._answered_since = False  # ever, since the latest measurement
+        self._reader: threading.Thread | None = None
+        self.typing = False
 
     def start(self, send: Send) -> None:
         """Check the model's files in the background; sends Damaged if they differ from the installed ones."""
@@ -46,9 +68,11 @@ class IdleWork:
 
     def busy(self) -> None:
         """Pause the file check while answers are generated."""
+        self.typing = False
         self._check.pause()
 
     def idle(self) -> None:
+        self._answered = self._answered_since = True
         self._check.resume()
 
     def paused(self) -> AbstractContextManager[None]:
@@ -60,12 +84,14 @@ class IdleWork:
         return not self._resting and (self._disk_cache.write_due or self._measure_due)
 
     def run(self, stop: Callable[[], bool], send: Send) -> None:
-        """Write to the disk cache until `stop()`, or else measure for up to a second. Errors go to the log."""
+        """Write to the disk cache, or else measure for up to a second, until `stop()`. Errors go to the log."""
         if self._disk_cache.write_due:
             self.write_disk_cache(stop)
             return
         try:
-            send(self._measure())
+            send(self._measure(stop))
+        except _Interrupted:
+            pass
         except Exception:
             traceback.print_exc()
             self._measurable = False
@@ -80,26 +106,63 @@ class IdleWork:
         except Exception:
             traceback.print_exc()
 
-    def mbu(self, summary: Summary) -> float | None:
-        """Return an answer's MBU; a higher bandwidth than measured corrects the peak."""
+    def mbu(self, summary: Summary, *, busy: bool) -> float | None:
+        """Return an answer's MBU, None if busy; a higher bandwidth than measured corrects the peak."""
         faster = correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
         self.peak = faster or self.peak
-        return mbu(summary.achieved_gb_s, self.peak.gb_s if self.peak else None)
+        return None if busy else mbu(summary.achieved_gb_s, self.memory_gb_s, self.peak.gb_s if self.peak else None)
 
     @property
     def _measure_due(self) -> bool:
-        if not self._measurable:
+        if not self._measurable or not self._answered or self.typing:
+            return False
+        if self._reader is not None and self._reader.is_alive():  # interrupted
             return False
         unknown = self.peak is None or self.compute_flops is None
-        return unknown or time.monotonic() - self._measured_at > _MEASURE_EVERY_S
+        due_s = _AFTER_ANSWER_S if self._answered_since else _MEASURE_EVERY_S
+        return unknown or time.monotonic() - self._measured_at > due_s
 
-    def _measure(self) -> PeakMeasured:
+    def _measure(self, stop: Callable[[], bool]) -> PeakMeasured:
         """Measure the bandwidth; the compute at the next call, once."""
         with self._check.paused():
             if self.peak is None or self.compute_flops is not None:
-                read = measure_peak() if self.peak is None else measure_now("chat")
-                self._measured_at = time.monotonic()
+                meter = CPUMeter([os.getppid()])  # the chat's process
+                read = self._read_memory(stop)
+                use = meter.use()
+                self.memory_gb_s = self.memory_gb_s if use is not None and use.contended else read.gb_s
+                self._measured_at, self._answered_since = time.monotonic(), False
                 self.peak = cached_peak() or read
             else:
-                self.compute_flops = measure_compute()
-        return PeakMeasured(self.peak, self.compute_flops)
+                self.compute_flops = measure_compute(_checked(stop))
+        return PeakMeasured(self.peak, self.compute_flops, self.memory_gb_s)
+
+    def _read_memory(self, stop: Callable[[], bool]) -> Peak:
+        """Measure the bandwidth on another thread: filling the memory takes up to a second and cannot be stopped."""
+        check = _checked(stop)
+        measure = partial(measure_now, "chat") if self.peak is not None else measure_peak
+        if machine().backend != "cpu":  # MLX's arrays belong to this thread
+            return measure(progress=check)
+        outcome: Future[Peak] = Future()
+
+        def read() -> None:
+            try:
+                outcome.set_result(measure(progress=check))
+            except Exception as error:
+                outcome.set_exception(error)
+
+        self._reader = threading.Thread(target=read, name="bandwidth", daemon=True)
+        self._reader.start()
+        while not outcome.done():
+            check(0.0)
+            wait([outcome], _LOOK_S)
+        return outcome.result()
+
+
+def _checked(stop: Callable[[], bool]) -> Callable[[float], None]:
+    """Return a progress callback that ends a measurement on `stop()`."""
+
+    def check(_: float) -> None:
+        if stop():
+            raise _Interrupted
+
+    return check

@@ -42,6 +42,8 @@ class KVDiskCache:
 
     def write(self, stop: Callable[[], bool]) -> None:
         """Write the queue until `stop()`, which is called before every block; the rest stays queued."""
+        if not self._pending:
+            return
         while self._pending and (pool := self._engine.kv.pool) is not None:
             disk_cache.store_blocks(pool, self._pending[-1], self._store, stop)
             if stop():

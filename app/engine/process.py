@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.app.engine.commands import Cancel, Command, Generate, ModelSpec, PrefetchPrompt, Pull, Quit, Rest
 from headrace.app.engine.events import (
+    Abandoned,
     BatchStatus,
     ContextFull,
     Delta,
@@ -158,7 +159,7 @@ class Server:
 
     def _send_event(self, event: Event) -> None:
         self._send(event)
-        if isinstance(event, Done | ContextFull | Failed) and event.id is not None:
+        if isinstance(event, Done | ContextFull | Failed | Abandoned) and event.id is not None:
             self._inbox.ended(event.id)
 
     def _run(self, command: Command) -> None:

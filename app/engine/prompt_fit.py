@@ -37,8 +37,13 @@ class PromptFit:
             if len(shorter) <= self.longest:
                 send(Dropped(command.id, count))
                 return shorter
-        send(ContextFull(command.id, len(prompt), self._limit))
+        send(ContextFull(command.id, len(prompt), self._limit, self.last_turn_fits(command)))
         return None
+
+    def last_turn_fits(self, command: Generate, answer_tokens: int = 0) -> bool:
+        """Return True if the prompt without older turns, and an answer so far, leave room to go on."""
+        starts = _turn_starts(command.messages)
+        return bool(starts) and len(self._encode(command, starts[-1])) + answer_tokens <= self.longest
 
     def _encode(self, command: Generate, dropped: int = 0) -> list[int]:
         """Return the prompt's ids without the first `dropped` messages after the system message."""

@@ -14,8 +14,9 @@ from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.app.output.document import Document
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
-from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
+from headrace.models.registry.import_gguf import copied_file, copy_bytes, header_licence
 from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
 from headrace.models.registry.source import LocalGGUF, parse_source
 from headrace.models.registry.store import Store, StoredModel, directory_bytes
@@ -51,6 +52,33 @@ def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document
         "parameters": entry.shape.parameters,
         "weight_bytes": entry.weight_bytes,
         "kv_bytes_per_token": entry.shape.kv_bytes_per_token,
+    }
+
+
+def gguf_document(file: Path, usable: int | None = None) -> Document:
+    """Return the facts in the header of a .gguf file that the store has no conversion of.
+
+    usable: as for `overview`. Raises CheckpointError and UnsupportedModelError.
+    """
+    shape = shape_of_gguf(file)
+    at = min(MEMORY_CONTEXT, shape.context_length)
+    return {
+        "name": file.name,
+        "installed": False,
+        "path": str(file),
+        "origin": f"local file {file}",
+        "licence": header_licence(file),
+        "copy_bytes": copy_bytes(file),
+        "context": shape.context_length,
+        "quantization": shape.source.rpartition("headers, ")[2],
+        "parameters": shape.parameters,
+        "weight_bytes": shape.resident_bytes,
+        "kv_bytes_per_token": shape.cost.kv_bytes_per_token,
+        "bytes_per_step": shape.cost.step_bytes(at),
+        "weight_bytes_per_step": shape.cost.weight_bytes,
+        "memory_context": at,
+        "memory_bytes": shape.resident_bytes + shape.cost.kv_bytes(at) + working_memory(shape),
+        "context_fits": kv_fits(shape, usable, packs=True),
     }
 
 
@@ -169,6 +197,7 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         "default": model.name == DEFAULT_MODEL,
         "title": model.origin.get("id", model.name),
         "origin": model.origin.get("source"),
+        "copy_of": copied_file(model),
         "licence": model.origin.get("licence"),
         "disk_bytes": _disk_bytes(model.path),
         "memory_context": MEMORY_CONTEXT,

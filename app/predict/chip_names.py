@@ -32,9 +32,14 @@ def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
     return [_target(chip, cores, memory_gb) for chip in sorted(sized or fitting, key=lambda chip: chip.bandwidth)]
 
 
-def known_targets() -> list[Target]:
-    """Return every Apple chip of the table, with its largest memory."""
-    return [_target(chip, None, None) for chip in table() if chip.name.startswith("Apple")]
+def known_targets(memory_gb: int | None = None) -> list[Target]:
+    """Return every Apple chip of the table, with its largest memory unless given."""
+    return [_target(chip, None, memory_gb) for chip in table() if chip.name.startswith("Apple")]
+
+
+def usable_bytes(gigabytes: int, *, apple: bool) -> int:
+    """Return the bytes for weights and cache in so much memory."""
+    return int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
 
 
 def bare(name: str) -> str:
@@ -73,7 +78,7 @@ def _any_of(names: "Sequence[str] | map[str]") -> str:
 def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
     apple = chip.name.startswith("Apple")
     gigabytes = memory_gb or chip.max_memory_gb or max(chip.memory_gb, default=None)
-    usable = None if gigabytes is None else int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
+    usable = None if gigabytes is None else usable_bytes(gigabytes, apple=apple)
     name = f"{bare(chip.name)}{_variant(chip, cores)}"
     return Target(name, chip.bandwidth, usable, apple, flops=chip.fp16_flops)
 

@@ -94,7 +94,7 @@ def acceptance_prediction(
             *summarise_assumptions(targets, assumed, shape.kv_format),
             f"each draft token is accepted at a rate of {chance:.0%} if those before it were",
             "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
-            *(["draft tokens cost no arithmetic on chips of unknown FLOP/s"] if _unknown_speed(targets) else []),
+            *(["no gain for chips of unknown FLOP/s: draft tokens need arithmetic"] if _unknown_speed(targets) else []),
             f"sizes from {shape.source}",
         ],
     }
@@ -105,8 +105,12 @@ def _unknown_speed(targets: Sequence[Target]) -> bool:
 
 
 def _speculating(shape: StepShape, target: Target, assumed: Assumptions, context: int, chance: float) -> Document:
-    """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays."""
+    """Return one target's entry; `best` is the best number of draft tokens, 0 if none pays, None if unknown."""
     alone, expected = verifying_seconds(shape, target, assumed, context, 0)
+    if target.flops is None:  # the arithmetic of draft tokens is no gift
+        unknown = dict.fromkeys(("tokens_per_second_guessing", "gain", "best"))
+        speed = {"compute_tflop_s": None, "is_expected": expected, "tokens_per_second": 1 / alone}
+        return {**_target(target), **speed, **unknown, "guesses": []}
     costs = {count: verifying_seconds(shape, target, assumed, context, count)[0] / alone for count in DRAFT_LENGTHS}
     best, gain = best_draft(costs, chance)
     rows = [
@@ -237,13 +241,13 @@ def _fit(fit: MeasuredFit) -> Document:
 
 
 def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
-    """Return the changes that make it faster; `gain` is the speed-up."""
+    """Return the changes that fit and make it faster, or make it fit; `gain` is the speed-up, None in that case."""
     as_is, found = _lever(shape, target, context, 1), []
     for lever in levers(shape):
         changed = _lever(lever.shape, target, context, lever.batch)
         gain = (changed["expected"] or changed["roofline"]) / (as_is["expected"] or as_is["roofline"])
-        if gain > 1 + _NOTICEABLE:
-            found.append({"name": lever.name, "gain": gain, **changed})
+        if changed["fits"] is not False and (as_is["fits"] is False or gain > 1 + _NOTICEABLE):
+            found.append({"name": lever.name, "gain": None if as_is["fits"] is False else gain, **changed})
     return found
 
 
@@ -251,6 +255,7 @@ def _lever(shape: StepShape, target: Target, context: int, batch: int) -> Docume
     found = predict(shape, target, assumptions(ENGINE), context, batch)
     return {
         "memory": found.memory,
+        "fits": found.fits,
         "step_bytes": found.step_bytes,
         "roofline": found.roofline,
         "expected": found.expected,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.app.predict.fit_store import MeasuredFit
-from headrace.app.predict.published import Assumptions
+from headrace.app.predict.published import Assumptions, error_line
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.ops.kv_format import Q8, KVFormat
@@ -40,7 +40,8 @@ Bound = Literal["weights", "K/V", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One shape on one target with `context` cached tokens. expected: None without measured or published figures.
+    """One shape on one target with `context` cached tokens. expected: None without measured or published figures,
+    and for what does not fit.
 
     step_bytes: weights and all sequences' K/V. bound: the largest term of the roofline.
     """
@@ -66,10 +67,11 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     flops = batch * cost.step_flops(context)
     computing = flops / target.flops if target.flops else 0.0
     least = max((weights + kv) / target.bandwidth, computing)
-    seconds = step_seconds(shape, target, assumed, weights + kv)
+    seconds = step_seconds(shape, target, assumed, weights + kv, batch)
     if seconds is not None:  # the roofline is an upper bound
         seconds = max(seconds, least)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
+    fits = None if target.memory is None else memory <= target.memory
     return Prediction(
         context=context,
         batch=batch,
@@ -79,9 +81,9 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
         step_flops=flops,
         bound="compute" if computing == least else "weights" if weights >= kv else "K/V",
         roofline=batch / least,
-        expected=batch / seconds if seconds else None,
+        expected=batch / seconds if seconds and fits is not False else None,
         memory=memory,
-        fits=None if target.memory is None else memory <= target.memory,
+        fits=fits,
     )
 
 
@@ -96,16 +98,20 @@ def verifying_seconds(
     cost, rows = shape.cost, 1 + drafts
     nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + rows * cost.kv_bytes_written()
     more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
-    seconds = step_seconds(shape, target, assumed, nbytes)
+    seconds = step_seconds(shape, target, assumed, nbytes, rows)
     least = nbytes / target.bandwidth
     return (least + more, False) if seconds is None else (max(seconds, least) + more, True)
 
 
-def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
-    """Return the expected time of a step that moves `nbytes`, from this machine's fit or published constants."""
+def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float, rows: int = 1) -> float | None:
+    """Return the expected time of a step of `rows` rows that moves `nbytes`, from this machine's fit or published
+    constants.
+    """
     if target.fit is not None:
         return target.fit.seconds(nbytes)
-    return assumed.seconds(nbytes, shape.layers, target.bandwidth) if target.apple else None
+    if not target.apple:
+        return None
+    return assumed.seconds(nbytes, shape.layers, target.bandwidth, shape.expert_bytes(rows))
 
 
 def largest_context(shape: StepShape, target: Target) -> int | None:
@@ -171,6 +177,7 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: K
             f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us per layer + bytes / ({assumed.efficiency:.0%} of nominal), "
             f"from published figures of {assumed.engine}"
         )
+        lines.append(error_line(assumed.engine))
         lines.append(f"largest context: KV as {kv.name}, {USABLE_SHARE:.0%} of memory usable")
     if any(not target.apple and target.fit is None for target in targets):
         lines.append("no expected speed without measured figures; the roofline is an upper bound")

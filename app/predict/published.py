@@ -1,4 +1,4 @@
-"""Published decode speeds (assets/published.toml), and two constants per engine fitted to them."""
+"""Published decode speeds (assets/published.toml), and three constants per engine fitted to them."""
 
 import tomllib
 from collections.abc import Sequence
@@ -12,18 +12,25 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.machine import chips
 from headrace.runtime.metrics.cost import quantized_bytes
 
+_SMALL = 1e9  # bytes of a step
+
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """An engine on Apple GPUs: t = layers * layer_s + bytes / (efficiency * nominal bandwidth)."""
+    """An engine on Apple GPUs: t = layers * layer_s + bytes / (efficiency * nominal bandwidth).
+
+    expert_efficiency: of the bytes of experts, which are gathered; None: as of all others.
+    """
 
     engine: str
     efficiency: float
     layer_s: float
+    expert_efficiency: float | None = None
 
-    def seconds(self, nbytes: float, layers: int, bandwidth: float) -> float:
-        """Return a step's time; `bandwidth` is nominal, in bytes per second."""
-        return layers * self.layer_s + nbytes / (self.efficiency * bandwidth)
+    def seconds(self, nbytes: float, layers: int, bandwidth: float, expert_bytes: float = 0.0) -> float:
+        """Return a step's time. bandwidth: nominal, in bytes per second. expert_bytes: the part of `nbytes`."""
+        gathered = expert_bytes / (self.expert_efficiency or self.efficiency)
+        return layers * self.layer_s + ((nbytes - expert_bytes) / self.efficiency + gathered) / bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,18 @@ class PublishedPoint:
     layers: int
     bandwidth: float
     source: str
+    expert_bytes: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """`mixture`, `small` (steps below 1 GB) or `dense`: the classes in which errors are reported."""
+        return "mixture" if self.expert_bytes else "small" if self.nbytes < _SMALL else "dense"
 
 
 def assumptions(engine: str) -> Assumptions:
     """Return the constants of `mlx-lm` or `llama.cpp`."""
     row = _file()["engines"][engine]
-    return Assumptions(engine, row["efficiency"], row["layer_us"] * 1e-6)
+    return Assumptions(engine, row["efficiency"], row["layer_us"] * 1e-6, row.get("expert_efficiency"))
 
 
 def points() -> Sequence[PublishedPoint]:
@@ -55,7 +68,18 @@ def points() -> Sequence[PublishedPoint]:
 
 def error(point: PublishedPoint, assumed: Assumptions) -> float:
     """Return predicted over published, less one."""
-    return 1 / assumed.seconds(point.nbytes, point.layers, point.bandwidth) / point.tokens_per_second - 1
+    seconds = assumed.seconds(point.nbytes, point.layers, point.bandwidth, point.expert_bytes)
+    return 1 / seconds / point.tokens_per_second - 1
+
+
+def error_line(engine: str) -> str:
+    """Return the errors of the predictions for an engine's published figures, by class."""
+    assumed, parts = assumptions(engine), []
+    for kind, name in (("dense", "dense"), ("small", "below 1 GB a step"), ("mixture", "mixtures")):
+        errors = [error(point, assumed) for point in points() if (point.engine, point.kind) == (engine, kind)]
+        if errors:
+            parts.append(f"{name} {min(errors):+.0%} to {max(errors):+.0%} ({len(errors)})")
+    return f"predicted over published speeds, less one: {', '.join(parts)}"
 
 
 def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
@@ -72,6 +96,7 @@ def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
             gpu_cores=cores or None,
             tokens_per_second=speed,
             nbytes=_step_bytes(shape, stored_as, series["depth"]),
+            expert_bytes=_weight_bytes(shape, stored_as, experts=True),
             layers=shape.layers,
             bandwidth=chip.bandwidth,
             source=series["source"],
@@ -84,8 +109,17 @@ def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
 def _step_bytes(shape: StepShape, stored_as: str, depth: int) -> float:
     """Return the bytes of a step with the weights in another engine's format."""
     cost = shape.cost
-    weights = sum(matrix.count * matrix.weights for matrix in shape.matrices)
-    return cost.step_bytes(depth) - cost.weight_bytes + shape.vector_bytes + _stored_bytes(weights, stored_as)
+    weights = sum(_weight_bytes(shape, stored_as, experts=experts) for experts in (False, True))
+    return cost.step_bytes(depth) - cost.weight_bytes + shape.vector_bytes + weights
+
+
+def _weight_bytes(shape: StepShape, stored_as: str, *, experts: bool) -> float:
+    """Return the bytes that a step reads of the experts or of the others. stored_as may be "EXPERTS+OTHERS"."""
+    expert_format, _, other_format = stored_as.partition("+")
+    read = sum(
+        matrix.count * matrix.share * matrix.weights for matrix in shape.matrices if (matrix.share < 1) is experts
+    )
+    return _stored_bytes(round(read), expert_format if experts else other_format or expert_format)
 
 
 def _stored_bytes(weights: int, stored_as: str) -> float:

@@ -1,6 +1,6 @@
 """Prediction targets: named chips, or this machine as measured."""
 
-from headrace.app.predict.chip_names import chip_targets, known_targets
+from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes
 from headrace.app.predict.fit_store import remembered
 from headrace.app.predict.prediction import Target
 from headrace.runtime.machine.bandwidth import measure_peak
@@ -15,15 +15,16 @@ def targets_for(
 ) -> list[Target]:
     """Return the named chips, or this machine, with the Apple chips of the table if `others`.
 
+    memory: GB of all of them; None: what this machine has, and the largest sold of chips.
     compute: also measure this machine's FLOP/s, unless known.
     """
     if chips:
         return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
-    here = _this_machine(compute=compute)
-    return [*([here] if here else []), *(known_targets() if others or here is None else [])]
+    here = _this_machine(memory, compute=compute)
+    return [*([here] if here else []), *(known_targets(memory) if others or here is None else [])]
 
 
-def _this_machine(*, compute: bool) -> Target | None:
+def _this_machine(memory: int | None, *, compute: bool) -> Target | None:
     """Return this machine with its measured peak (measured now if unknown) and its step-cost fit."""
     host = machine()
     room = budget(host)
@@ -32,7 +33,7 @@ def _this_machine(*, compute: bool) -> Target | None:
     return Target(
         name="this machine",
         bandwidth=host.nominal_bandwidth if apple and host.nominal_bandwidth else peak.bytes_per_second,
-        memory=room.usable if room else None,
+        memory=usable_bytes(memory, apple=apple) if memory else room.usable if room else None,
         apple=apple,
         fit=remembered(host),
         measured=not apple,

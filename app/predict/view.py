@@ -49,7 +49,7 @@ def show_users(document: Document) -> None:
         Column("fits", [_FITS[found["fits"]] for _, found in rows], right=False),
         Column("roofline", [speed_text(found["roofline"]) for _, found in rows], leaves=4),
         Column("expected", [_expected(found) for _, found in rows]),
-        Column("per user", [speed_text(found["expected_per_user"] or found["roofline_per_user"]) for _, found in rows]),
+        Column("per user", [_per_user(found) for _, found in rows]),
         Column("bound by", [found["bound"] for _, found in rows], right=False),
         Column("weights", [format_bytes(found["weight_bytes"]) for _, found in rows], leaves=3),
         Column("K/V", [format_bytes(found["kv_bytes"]) for _, found in rows], leaves=3),
@@ -63,6 +63,11 @@ def show_users(document: Document) -> None:
     )
 
 
+def _per_user(found: Document) -> str:
+    speed = found["expected_per_user"] or found["roofline_per_user"]
+    return "–" if found["fits"] is False else speed_text(speed)
+
+
 def show_acceptance(document: Document) -> None:
     """Print a row per target: the gain of speculation, and the acceptance rate from which it pays."""
     targets = document["targets"]
@@ -72,8 +77,8 @@ def show_acceptance(document: Document) -> None:
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
         Column("at most", [_about(target, target["tokens_per_second_guessing"]) for target in targets]),
-        Column("gain", [f"{target['gain']:.2f}x" for target in targets]),
-        Column("drafts", [str(target["best"]) for target in targets], leaves=1),
+        Column("gain", ["–" if target["gain"] is None else f"{target['gain']:.2f}x" for target in targets]),
+        Column("drafts", ["–" if target["best"] is None else str(target["best"]) for target in targets], leaves=1),
         Column("tok/step", [f"{row['tokens_per_step']:.2f}" if row else "" for row in best], leaves=3),
         Column("step cost", [f"{row['cost']:.2f}x" if row else "" for row in best], leaves=2),
         Column("4 pay from", [_pays_from(target, 4) for target in targets], leaves=4),
@@ -93,11 +98,15 @@ def _any_roofline(targets: list[Document]) -> bool:
     return not all(target["is_expected"] for target in targets)
 
 
-def _about(target: Document, speed: float) -> str:
+def _about(target: Document, speed: float | None) -> str:
+    if speed is None:
+        return "–"
     return speed_text(speed) if target["is_expected"] else f"≤{speed_text(speed)}"
 
 
 def _pays_from(target: Document, drafts: int) -> str:
+    if not target["guesses"]:
+        return "–"
     found = next(row["break_even"] for row in target["guesses"] if row["guesses"] == drafts)
     return "never" if found is None else f"{found:.0%}"
 
@@ -186,17 +195,18 @@ def _cost_table(title: str, costs: Document) -> None:
 
 
 def _show_levers(found: Document) -> None:
+    fits = found["as_is"]["fits"] is not False
     if not found["changes"]:
-        _notes([f"no known change makes it faster on {found['target']}", ""])
+        _notes([f"no known change makes it {'faster' if fits else 'fit'} on {found['target']}", ""])
         return
     rows = [{"name": "as it is", **found["as_is"]}, *found["changes"]]
-    _title(f"Possible gains on {found['target']}")
+    _title(f"Possible gains on {found['target']}" if fits else f"Changes that make it fit on {found['target']}")
     print_table(
         Column("change", [row["name"] for row in rows], right=False),
         Column("memory", [format_bytes(row["memory"]) for row in rows], leaves=2),
         Column("roofline", [speed_text(row["roofline"]) for row in rows], leaves=1),
         Column("expected", [_expected(row) for row in rows]),
-        Column("gain", [f"{row['gain']:.2f}x" if "gain" in row else "" for row in rows]),
+        Column("gain", [f"{row['gain']:.2f}x" if row.get("gain") else "" for row in rows]),
     )
 
 

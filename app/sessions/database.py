@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from headrace.runtime.errors import SessionError
+from headrace.runtime.errors import FullDiskError, SessionError
 
 _BUSY_MS = 5000  # wait for another process's transaction, which takes milliseconds
+_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _WRITABLE = "the file and its folder must be writable; HEADRACE_HOME=DIR keeps everything in another folder"
 _HINTS = {
     "locked": "another headrace holds it; try again",
@@ -81,8 +82,11 @@ _HOW_AN_ANSWER_WAS_MADE = """
 ALTER TABLE messages ADD COLUMN sampling TEXT;  -- what was in effect for an answer, a JSON object
 ALTER TABLE messages ADD COLUMN system TEXT;    -- the system prompt of an answer
 """
+_UNSENT_TEXT = """
+ALTER TABLE sessions ADD COLUMN draft TEXT;     -- what was typed and not sent, a JSON object
+"""
 # A file of version n has the first n. Migrations only add columns: an earlier headrace that is running can still write.
-_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE)
+_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE, _UNSENT_TEXT)
 VERSION = len(_MIGRATIONS)
 
 # SQL: text appended to a message that is not folded into it yet.
@@ -93,10 +97,11 @@ APPENDED = """
 
 
 class Database:
-    """One connection, for one thread. SQLite's errors become SessionError."""
+    """One connection, for one thread. SQLite's errors become SessionError. full: the last write met a full disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.full = False
         self._durable: bool | None = None  # mode of transactions; None: SQLite's default
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,10 +139,21 @@ class Database:
             yield
             with self._explained():
                 self._connection.execute("COMMIT")
+            self.full = False
         except BaseException:
             if self._connection.in_transaction:  # a full disk ends it
                 self._connection.execute("ROLLBACK")
             raise
+
+    def leave_file(self) -> None:
+        """Go on in memory, with a copy of everything."""
+        with self._explained():
+            memory = sqlite3.connect(":memory:", isolation_level=None)
+            self._connection.backup(memory)
+        memory.execute("PRAGMA foreign_keys = ON")
+        memory.row_factory, memory.text_factory = sqlite3.Row, text_of
+        self._connection.close()
+        self._connection, self._durable, self.full = memory, None, False
 
     def close(self) -> None:
         self._connection.close()
@@ -190,7 +206,10 @@ class Database:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names in a damaged schema
             hint = next((hint for part, hint in _HINTS.items() if part in str(error)), None)
-            raise SessionError(f"the sessions in {self.path} cannot be used: {error}", hint) from error
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK
+            self.full = self.full or full
+            kind = FullDiskError if full else SessionError
+            raise kind(f"the sessions in {self.path} cannot be used: {error}", hint) from error
         except OSError as error:
             hint = _WRITABLE if isinstance(error, PermissionError) or error.errno == errno.EROFS else None
             raise SessionError(f"{self.path} cannot be opened: {error.strerror}", hint) from error

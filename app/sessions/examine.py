@@ -52,7 +52,8 @@ def examine(store: SessionStore) -> Examination:
         except SessionError as error:
             problems.append(str(error))
     return Examination(
-        list(dict.fromkeys(problems)), [kept for id in ids if (kept := _kept(store, id, problems)).messages]
+        list(dict.fromkeys(problems)),
+        [kept for id in ids if (kept := _kept(store, id, problems)).messages or kept.session.draft],
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.app.answer.phrases import phrases, sampling_text
+from headrace.app.answer.phrases import sampling_text, summary_phrases
 from headrace.app.output.sanitise import sanitise
+from headrace.app.sessions.markdown_part import markdown_line, markdown_part
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
@@ -27,10 +28,15 @@ def export_path(session_id: str, name: str) -> Path:
     own = f"headrace-{session_id}.md"
     try:
         path = Path(name or own).expanduser()
+        has_folder = path.parent.is_dir()
+    except OSError as error:
+        raise UsageError(f"cannot write {name}: {error.strerror}") from None
     except RuntimeError:
         raise UsageError(f"cannot write {name}: nobody has that home") from None
     if os.path.lexists(path) and path != Path(own):
         raise UsageError(f"{path} exists already", "another name, or none, writes another file")
+    if not has_folder:
+        raise UsageError(f"cannot write {path}: {path.parent} is no folder", "create it first, or name another file")
     return path
 
 
@@ -43,25 +49,28 @@ def exported(store: SessionStore, session_id: str, path: Path) -> str:
 
 
 def to_markdown(session: Session, branch: Sequence[Message]) -> str:
-    """Return a branch as Markdown, safe to print, with folded thinking and metrics per answer."""
-    parts = [f"# {sanitise(session.title) or 'Untitled'}", _facts(session)]
+    """Return a branch as Markdown, safe to print, with folded thinking and metrics per answer.
+
+    No text of a message can pass for another message, or for HTML.
+    """
+    parts = [f"# {_line(session.title) or 'Untitled'}", _facts(session)]
     if session.system:
-        parts.append(f"**System prompt**\n\n{sanitise(session.system)}")
+        parts.append(f"**System prompt**\n\n{_part(session.system)}")
     for message in branch:
         parts.append(f"## {_SPEAKERS[message.role]}")
-        parts += [f"*Attached: {sanitise(attachment.name)}*" for attachment in message.attachments]
+        parts += [f"*Attached: {_line(attachment.name)}*" for attachment in message.attachments]
         said = split_thinking(message.content)
         if said.thinking:
-            parts.append(f"<details><summary>Thinking</summary>\n\n{sanitise(said.thinking)}\n\n</details>")
+            parts.append(f"<details><summary>Thinking</summary>\n\n{_part(said.thinking)}\n\n</details>")
         if said.answer.strip():
-            parts.append(sanitise(said.answer).strip())
+            parts.append(_part(said.answer))
         if message.partial:
             parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
         if message.system and message.system != session.system:
-            parts.append(f"**System prompt of this answer**\n\n{sanitise(message.system)}")
+            parts.append(f"**System prompt of this answer**\n\n{_part(message.system)}")
         facts = [*made_with(message), *([metrics_line(message.metrics)] if message.metrics is not None else [])]
         if facts:
-            parts.append(f"<sub>{' · '.join(facts)}</sub>")
+            parts.append(f"<sub>{markdown_line(' · '.join(facts))}</sub>")
     return "\n\n".join(parts) + "\n"
 
 
@@ -83,10 +92,18 @@ def made_with(message: Message) -> list[str]:
 
 def metrics_line(metrics: Summary) -> str:
     """Return an answer's metrics in one line."""
-    known = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
+    known = summary_phrases(metrics)
     return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} cached)"])
 
 
 def _facts(session: Session) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created_at))
-    return f"*{when}, session {session.id}{f', {sanitise(session.model)}' if session.model else ''}*"
+    return f"*{when}, session {session.id}{f', {_line(session.model)}' if session.model else ''}*"
+
+
+def _part(text: str) -> str:
+    return markdown_part(sanitise(text).strip())
+
+
+def _line(text: str) -> str:
+    return markdown_line(sanitise(text))

@@ -1,8 +1,15 @@
-"""Deletion of the KV disk cache (`app.engine.kv_disk_cache`), which contains deleted sessions' text."""
+"""Size and deletion of the KV disk cache (`app.engine.kv_disk_cache`), which contains deleted sessions' text."""
 
 from contextlib import suppress
 
 from headrace.runtime.config.paths import kept_chats_dir
+
+
+def kv_cache_bytes() -> int:
+    """Return the size of the cache of all sessions."""
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in kept_chats_dir().iterdir())
+    return 0
 
 
 def delete_kv_cache() -> None:

@@ -1,6 +1,7 @@
-"""Records of the session store: sessions, messages, attachments, search hits."""
+"""Records of the session store: sessions, drafts, messages, attachments, search hits."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ DAMAGED = "damaged"
 """The `finish_reason` of a message with invalid columns."""
 EVERYTHING = "everything"
 """Stands for all columns in `damaged`."""
+_TITLE_LENGTH = 60  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,30 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Unsent text. pastes: the long texts that placeholders in it stand for. False if it is blank."""
+
+    text: str = ""
+    pastes: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.text.strip())
+
+    @property
+    def whole(self) -> str:
+        """Return the text with the pastes in full."""
+        if not self.pastes:
+            return self.text
+        return re.sub("|".join(map(re.escape, self.pastes)), lambda found: self.pastes[found[0]], self.text)
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """A conversation's settings and its active branch.
 
     model: as after `-m`; None: the default. sampling: the `AnswerOptions` fields that are set. active_leaf: the last
     message of the active branch. prompt_from: the first message of the prompt; `summary` replaces those before it.
-    damaged: columns with invalid values.
+    draft: what was typed and not sent. damaged: columns with invalid values.
     """
 
     id: str
@@ -66,6 +86,7 @@ class Session:
     active_leaf: int | None = None
     prompt_from: int | None = None
     summary: str = ""
+    draft: Draft = Draft()
     damaged: tuple[str, ...] = ()
 
 
@@ -75,6 +96,12 @@ class SessionEntry:
 
     session: Session
     messages: int
+
+    @property
+    def title(self) -> str:
+        """The session's title; without messages, the beginning of its unsent text."""
+        unsent = self.session.draft and not self.messages
+        return self.session.title or (f"unsent: {title_of(self.session.draft.text)}" if unsent else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +114,11 @@ class Hit:
     role: Role
     created_at: float
     snippet: str
+
+
+def title_of(content: str, attachments: Sequence[Attachment] = ()) -> str:
+    """Return the first visible line, or the names of the attachments."""
+    lines = (line.strip() for line in content.splitlines())
+    shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
+    line = next(shown, ", ".join(attachment.name for attachment in attachments))
+    return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Message, Role, Session
+from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session
 from headrace.runtime.metrics.telemetry import Percentiles, Summary
 
 T = TypeVar("T")
@@ -82,6 +82,7 @@ def session_of(row: sqlite3.Row) -> Session:
         active_leaf=values.id("active_leaf"),
         prompt_from=values.id("prompt_from"),
         summary=values.text("summary"),
+        draft=values.json("draft", _draft, Draft()),
         damaged=tuple(values.damaged),
     )
 
@@ -213,7 +214,10 @@ def _summary(value: Any) -> Summary:
     summary = Summary(**named)
     for field in fields(summary):
         figure = getattr(summary, field.name)
-        if field.type is int:
+        if field.type is bool:
+            if type(figure) is not bool:
+                raise ValueError
+        elif field.type is int:
             if type(figure) is not int or not 0 <= figure < 2**63:
                 raise ValueError
         elif not isinstance(figure, Percentiles) and (figure is not None or field.type is float):
@@ -229,6 +233,14 @@ def _completed(value: dict[str, Any]) -> dict[str, Any]:
     unknown |= dict.fromkeys(("steps", "weight_bytes_per_step", "kv_bytes_per_token", "peak_memory_bytes"), 0)
     times = {"prefill_s": fed / prefill if prefill else 0.0, "tpot_s": 1 / decode if decode else None}
     return unknown | times | {"prefill_tokens": fed} | value
+
+
+def _draft(value: Any) -> Draft:
+    draft = Draft(**value)
+    texts = [draft.text, *draft.pastes, *draft.pastes.values()]
+    if not all(map(_is_text, texts)) or "" in draft.pastes:
+        raise ValueError
+    return draft
 
 
 def _attachments(value: Any) -> tuple[Attachment, ...]:

@@ -14,14 +14,13 @@ from typing import Any
 
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.presence import Presence
-from headrace.app.sessions.records import Attachment, Message, Role, Session, SessionEntry
+from headrace.app.sessions.records import Attachment, Draft, Message, Role, Session, SessionEntry, title_of
 from headrace.app.sessions.rows import marked, message_of, readable, session_of
 from headrace.app.sessions.salvage import SELECT_MESSAGE, readable_messages, readable_sessions
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.errors import DeletedError, SessionError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
-_TITLE_LENGTH = 60  # characters
 _RECENT_LENGTH = 4000  # characters
 _ABANDONED_S = 86400.0  # age of an empty session that is deleted
 _SALVAGE = "`headrace sessions doctor --export FILE` saves what can be read"
@@ -33,16 +32,25 @@ _BELOW = (
 
 
 class SessionStore:
-    """All sessions of one user. A store belongs to one thread. Raises SessionError."""
+    """All sessions of one user. A store belongs to one thread. Raises SessionError.
+
+    unsaved: why nothing is saved; None if it is.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         path = path or database_path()
         self.db = Database(path)
+        self.unsaved: str | None = None
         self._presence = Presence(path.with_suffix(".open"))
 
     def close(self) -> None:
         self._presence.close()
         self.db.close()
+
+    def go_unsaved(self) -> None:
+        """Go on with a copy in memory, after the disk was full. Raises SessionError if the file cannot be read."""
+        self.db.leave_file()
+        self.unsaved = f"this chat is not saved: the disk of {self.db.path} is full"
 
     def hold(self, session_id: str) -> bool:
         """Lock this session as open, instead of the one before; return whether another process has it open, too."""
@@ -58,7 +66,10 @@ class SessionStore:
         new = Session(secrets.token_hex(4), title, now, now, model, system, dict(sampling or {}))
         with self.db.transaction():
             # Left empty by a killed process.
-            self.db.run("DELETE FROM sessions WHERE active_leaf IS NULL AND updated_at < ?", now - _ABANDONED_S)
+            self.db.run(
+                "DELETE FROM sessions WHERE active_leaf IS NULL AND draft IS NULL AND updated_at < ?",
+                now - _ABANDONED_S,
+            )
             self.db.run(
                 "INSERT INTO sessions (id, title, created_at, updated_at, model, system, sampling)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -73,10 +84,14 @@ class SessionStore:
             raise DeletedError(f"there is no session {session_id}", "`headrace sessions list` lists all sessions")
         return session_of(rows[0])
 
-    def find(self, text: str) -> Session:
-        """Return the session with this id, this beginning of an id, or the `last` one."""
+    def find(self, text: str, *, drafts: bool = False) -> Session:
+        """Return the session with this id, this beginning of an id, or the `last` one.
+
+        drafts: the last one may have unsent text only.
+        """
         if text == "last":
-            rows = self.db.rows("SELECT * FROM sessions WHERE active_leaf IS NOT NULL ORDER BY updated_at DESC LIMIT 1")
+            used = "active_leaf IS NOT NULL" + (" OR draft IS NOT NULL" if drafts else "")
+            rows = self.db.rows(f"SELECT * FROM sessions WHERE {used} ORDER BY updated_at DESC LIMIT 1")
             if not rows:
                 raise SessionError("no conversation has been kept yet", "the chat keeps each one, `run --save` its own")
         else:
@@ -87,11 +102,12 @@ class SessionStore:
         return session_of(rows[0])
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:
-        """Return the sessions with messages, the last used first."""
+        """Return the sessions with messages or a draft, the last used first."""
         try:
             rows = self.db.rows(
                 "SELECT sessions.*, count(messages.id) AS messages FROM sessions"
-                " JOIN messages ON session_id = sessions.id GROUP BY sessions.id ORDER BY updated_at DESC LIMIT ?",
+                " LEFT JOIN messages ON session_id = sessions.id GROUP BY sessions.id"
+                " HAVING count(messages.id) OR draft IS NOT NULL ORDER BY updated_at DESC LIMIT ?",
                 -1 if limit is None else limit,
             )
         except SessionError:
@@ -111,6 +127,13 @@ class SessionStore:
 
     def set_sampling(self, session_id: str, sampling: Mapping[str, Any]) -> Session:
         return self._change(session_id, sampling=json.dumps(dict(sampling)))
+
+    def set_draft(self, session_id: str, draft: Draft) -> Session:
+        """Keep unsent text with a session; a blank one removes it."""
+        if not draft:
+            return self._change(session_id, draft=None)
+        stored = json.dumps(asdict(draft), ensure_ascii=False)
+        return self._change(session_id, draft=stored, updated_at=time.time())
 
     def set_prompt_from(self, session_id: str, message_id: int | None, summary: str = "") -> Session:
         """Leave messages before `message_id` out of the prompt; `summary` replaces them."""
@@ -155,7 +178,7 @@ class SessionStore:
             self.db.run(
                 "UPDATE sessions SET active_leaf = ?, updated_at = ?,"
                 " title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
-                *(new, now, _title(content, attachments), session_id),
+                *(new, now, title_of(content, attachments), session_id),
             )
         return Message(
             new,
@@ -181,7 +204,7 @@ class SessionStore:
                 *(
                     message.parent_id,
                     message.parent_id,
-                    _title(message.content, message.attachments),
+                    title_of(message.content, message.attachments),
                     message.session_id,
                 ),
             )
@@ -355,11 +378,3 @@ class SessionStore:
 def database_path() -> Path:
     """Return the path of the sessions file."""
     return data_dir() / "sessions.db"
-
-
-def _title(content: str, attachments: Sequence[Attachment]) -> str:
-    """Return the first visible line, or the names of the attachments."""
-    lines = (line.strip() for line in content.splitlines())
-    shown = (line for line in lines if any(character.isprintable() and not character.isspace() for character in line))
-    line = next(shown, ", ".join(attachment.name for attachment in attachments))
-    return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"

@@ -12,15 +12,15 @@ from headrace.runtime.errors import SessionError
 
 
 @contextmanager
-def store_for_chat() -> Iterator[tuple[SessionStore, str | None]]:
-    """Open the user's sessions, or a temporary copy with a warning if they are read-only.
+def store_for_chat() -> Iterator[SessionStore]:
+    """Open the user's sessions, or a temporary copy if they are read-only, with the reason in `unsaved`.
 
     Raises SessionError if neither is possible.
     """
     path = database_path()
     if _can_be_written(path):
         with closing(SessionStore(path)) as store:
-            yield store, None
+            yield store
         return
     try:
         folder = tempfile.TemporaryDirectory(prefix="headrace-")
@@ -30,7 +30,8 @@ def store_for_chat() -> Iterator[tuple[SessionStore, str | None]]:
         copy = Path(folder.name) / path.name
         _copy(path, copy)
         with closing(SessionStore(copy)) as store:
-            yield store, f"this chat is not saved: {path} cannot be written"
+            store.unsaved = f"this chat is not saved: {path} cannot be written"
+            yield store
 
 
 def _can_be_written(path: Path) -> bool:

@@ -42,7 +42,7 @@ class HeadraceApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
-        Binding("f1", "show_keys", "Help", key_display="F1"),
+        Binding("f1", "show_keys", "Help", key_display="F1", priority=True),
     ]
 
     def __init__(
@@ -199,7 +199,9 @@ class HeadraceApp(App[None]):
         self.refresh(repaint=True, layout=True)
 
     def action_show_keys(self) -> None:
-        from headrace.app.tui.screens.help_screen import HelpScreen
+        from headrace.app.tui.screens.help_screen import HelpScreen, keys_of
 
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen())
+        if isinstance(self.screen, HelpScreen):
+            self.screen.dismiss()
+        else:
+            self.push_screen(HelpScreen([] if isinstance(self.screen, ChatScreen) else keys_of(self.screen)))

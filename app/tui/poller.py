@@ -76,6 +76,7 @@ class Poller:
         if self._metrics_session != state.conversation.session.id:
             self._metrics_session = state.conversation.session.id
             metrics.session_changed(stored_turns(state.conversation.messages))
+        metrics.set_context(state.conversation.branch.context_tokens)
         self._handle_events(events)
         figures, changed = self._figures_due(metrics.phase)
         chat = self.chat

@@ -14,6 +14,7 @@ from headrace.models.checkpoint.foreign.formats import recognise
 from headrace.models.checkpoint.foreign.matrices import Foreign
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.shard_header import quote, read_header, read_strict_object
+from headrace.models.checkpoint.side_file import check_name
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.runtime.errors import CheckpointError
 
@@ -78,6 +79,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = _with_quantization(read_strict_object(root, "config.json"), root, names)
     refuse_code(config)
     shards = _shard_names(root, names)
+    for name in shards:
+        check_name(root / name)
     tensors: dict[str, TensorInfo] = {}
     for name in shards:
         read_header(root, name, tensors)

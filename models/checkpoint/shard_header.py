@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.checkpoint.json_object import MAX_PARTS, check_unicode, repeated_key
-from headrace.models.checkpoint.side_file import check_parts
+from headrace.models.checkpoint.side_file import check_inside, check_parts
 from headrace.models.checkpoint.tensor_info import DTYPE_BYTES, TensorInfo
 from headrace.runtime.errors import CheckpointError
 
@@ -138,20 +138,10 @@ def _check_spans(spans: list[tuple[int, int, str]], available: int, shard: str) 
 
 
 def _open_inside(root: Path, name: str) -> int:
-    """Open the regular file `name` in `root` and return its descriptor; links out of the directory are refused.
-
-    Exception: links in the hub cache's models--org--name/snapshots/<commit>/ may lead to that model's blobs/ and to
-    the cache's shared blobs/.
-    """
+    """Open the regular file `name` in `root` and return its descriptor; links out of the directory are refused."""
     path = root / name
     try:
-        if path.is_symlink():
-            target = Path(os.path.realpath(path))
-            allowed = [root]
-            if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-                allowed += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
-            if not any(target.is_relative_to(place) for place in allowed):
-                raise CheckpointError(f"{name} is a link out of the model directory")
+        check_inside(root, path)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CheckpointError(f"cannot open {name}: {error.strerror}") from error

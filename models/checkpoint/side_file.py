@@ -1,19 +1,48 @@
 """Reading of a small untrusted file that accompanies the weights.
 
-Only regular files up to a size limit are read: a path can name a pipe, an endless device or a huge sparse file.
+Only regular files up to a size limit are read: a path can name a pipe, an endless device or a huge sparse file. A link
+must not lead out of the model's directory.
 """
 
 import os
 import stat
 from pathlib import Path
 
+from headrace.runtime.errors import CheckpointError
+
 MAX_TOKENIZER_BYTES = 64 << 20  # the largest tokenizer.json files in use have 35 MB
 MAX_TOKENIZER_PARTS = 4_000_000  # and 2 million values
 _MIB = 1 << 20
 
 
-def read_side_file(file: Path, max_bytes: int) -> bytes:
-    """Return the content of `file`. Raises OSError, or ValueError unless it is a regular file up to `max_bytes`."""
+def check_name(path: Path) -> None:
+    """Raise CheckpointError for a path that is no Unicode: MLX cannot open it, and no JSON or database can name it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{str(path)!a}: the name is not UTF-8", "rename the file or folder") from None
+
+
+def check_inside(root: Path, file: Path) -> None:
+    """Raise CheckpointError for a file in `root` that is a link out of it; OSError for a loop of links.
+
+    Exception: links in the hub cache's models--org--name/snapshots/<commit>/ may lead to that model's blobs/ and to
+    the cache's shared blobs/.
+    """
+    root, target = Path(os.path.realpath(root)), Path(os.path.realpath(file))
+    allowed = [root]
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        allowed += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise CheckpointError(f"{file.name} is a link out of the model directory")
+
+
+def read_side_file(file: Path, max_bytes: int, root: Path | None = None) -> bytes:
+    """Return the content of `file` in the model's directory, `root` or the file's own.
+
+    Raises CheckpointError for a link out of it, OSError, or ValueError unless it is a regular file up to `max_bytes`.
+    """
+    check_inside(root or file.parent, file)
     # O_NONBLOCK: opening a pipe without a writer would block.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as opened:

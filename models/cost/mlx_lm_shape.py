@@ -25,7 +25,8 @@ from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
 def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
     """Return the shape from the headers of a checkpoint. Raises what loading it raises."""
-    return _shape(load(checkpoint, mx.DeviceType.gpu), checkpoint.config, checkpoint.path.name, "safetensors headers")
+    model, _ = load(checkpoint, mx.DeviceType.gpu)
+    return _shape(model, checkpoint.config, checkpoint.path.name, "safetensors headers")
 
 
 def shape_of_mlx_lm_config(config: Mapping[str, Any]) -> StepShape:

@@ -203,18 +203,22 @@ def _origin(source: Path, metadata: Metadata, written: _ConversionLog, sha256: s
     if sha256 is None:
         with source.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    licence = next((metadata.text(key) for key in _LICENCE_KEYS if metadata.has(key)), None)
     return {
         "format": "gguf",
         "source": source.name,
         "size": source.stat().st_size,
         "sha256": sha256,
-        "licence": licence,
+        "licence": stated_licence(metadata),
         "architecture": metadata.architecture,
         "name": metadata.optional_text("general.name"),
         "tensor_types": sorted(written.types),
         "inexact_tensors": written.inexact,
     }
+
+
+def stated_licence(metadata: Metadata) -> str | None:
+    """Return the licence that the file names, if any."""
+    return next((metadata.text(key) for key in _LICENCE_KEYS if metadata.has(key)), None)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

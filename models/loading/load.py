@@ -5,7 +5,7 @@ Headers are checked first, then memory; only then are weights read.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
@@ -22,6 +21,7 @@ from headrace.models.checkpoint.validation import convert_read_errors, report_st
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
+from headrace.models.loading.recommended import generation_defaults, recommended_sampling
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
@@ -29,7 +29,7 @@ from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
-from headrace.runtime.errors import CheckpointError, UsageError
+from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.background import run_in_background
 from headrace.runtime.machine.out_of_memory import memory_errors
@@ -42,7 +42,6 @@ KVChoice = KVFormat | Literal["auto"] | None
 None: unquantized."""
 _Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
-_LARGEST_SETTING = 2.0**63  # bound on numbers in generation_config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,14 @@ def load_resolved(
     kv: KVChoice = None,
     force: bool = False,
 ) -> LoadedModel:
-    """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it."""
-    with report_store_damage(resolved.stored_as, resolved.path):
-        return load_model(resolved.path, name=resolved.name, context=context, requantize=requantize, kv=kv, force=force)
+    """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it.
+
+    The catalog recommends sampling if the model's files do not.
+    """
+    path, name = resolved.path, resolved.name
+    with report_store_damage(resolved.stored_as, path):
+        loaded = load_model(path, name=name, context=context, requantize=requantize, kv=kv, force=force)
+        return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
 
 
 def load_model(
@@ -175,8 +179,9 @@ def _sized(
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
 
-        network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted)
-        return lambda: network, sum(array.nbytes for array in network.arrays), network.cost.kv
+        kernels = None if (chosen := ops.select()) is ops.reference else chosen
+        network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
+        return network.use_kernels, sum(array.nbytes for array in network.arrays), network.cost.kv
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
@@ -227,16 +232,3 @@ def _quantized_bytes(part: TextPart, kind: Quantization) -> int:
         kind.nbytes(prod(shape[:-1]), shape[-1]) if len(shape) >= 2 and kind.fits(shape[-1]) else nbytes
         for shape, nbytes in shapes
     )
-
-
-def generation_defaults(directory: Path) -> dict[str, Any]:
-    """Return the sampling settings in generation_config.json; empty if there is no such file.
-
-    Raises CheckpointError if the file is not a JSON object or a number is out of range.
-    """
-    file = directory / "generation_config.json"
-    recommended = read_json_object(file) if file.is_file() else {}
-    for name, value in recommended.items():
-        if isinstance(value, int | float) and not abs(value) < _LARGEST_SETTING:  # also true for infinity and NaN
-            raise CheckpointError(f"{file.name}: {name} is out of range")
-    return recommended

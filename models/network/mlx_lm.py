@@ -18,11 +18,13 @@ from headrace.models.network.mlx_lm_backend import MlxLmBackend, MlxLmPass
 from headrace.models.network.mlx_lm_batch import agrees, can_batch
 from headrace.models.network.mlx_lm_cache import MlxLmCache
 from headrace.models.network.mlx_lm_costs import layers_kv, measure
+from headrace.models.network.mlx_lm_kernels import exchange, stored_arrays
 from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
 from headrace.models.network.stored_kv import refused as refused_kv
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
+from headrace.runtime.ops import Ops
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -30,6 +32,7 @@ class MlxLmNetwork:
     """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
     kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
+    kernels: operations for `use_kernels`; None: the class stays stock MLX.
     """
 
     def __init__(
@@ -39,11 +42,14 @@ class MlxLmNetwork:
         device: mx.DeviceType,
         requantize: Quantization | None = None,
         kv: KVFormat | None = None,
+        kernels: Ops | None = None,
     ) -> None:
-        self._model = load(checkpoint, device)
+        self._model, stored = load(checkpoint, device)
         if requantize is not None:
             quantize(self._model, requantize)
-        self.arrays = [array for _, array in tree_flatten(self._model.parameters()) if isinstance(array, mx.array)]
+            stored = stored_arrays(self._model)
+        self._kernels = None if kernels is None else (kernels, stored)  # held until the layers are exchanged
+        self.arrays = list(self._parameters().values())
         self.kv_format: KVFormat | None = None  # None: the class's own
         try:
             measured = measure(self._model, checkpoint.config)
@@ -51,12 +57,31 @@ class MlxLmNetwork:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)
         self._history = TokenHistory(self._long_rope.original if self._long_rope else 0)
-        self.vocab_size, self.cost = measured.vocab_size, measured.cost
+        self.vocab_size, self.cost, self._shares = measured.vocab_size, measured.cost, measured.shares
         self._can_batch: bool | None = None  # None: not tested yet
         self._agrees: bool | None = None  # whether shared steps give the same logits; None: not tested yet
         if kv is not None and kv.packed:
             self._store(kv)
         self.rolls_back = self._long_rope is None and not MlxLmCache(self._fresh_parts(), 1, ()).needs_marks
+
+    def use_kernels(self) -> "MlxLmNetwork":
+        """Run projections, tables and norms on the kernels, if there are any; return self.
+
+        Reads the weights of projections and tables, in the types they are stored in.
+        """
+        if self._kernels is None:
+            return self
+        (ops, stored), self._kernels = self._kernels, None
+        before = self._parameters()
+        exchanged = exchange(self._model, stored, ops, self._fresh_parts)
+        self.arrays = [*self._parameters().values(), *exchanged.arrays]
+        saved = sum(self._shares[name] * (before[name].nbytes - new) for name, new in exchanged.nbytes.items())
+        self.cost = replace(self.cost, weight_bytes=self.cost.weight_bytes - round(saved))
+        return self
+
+    def _parameters(self) -> dict[str, mx.array]:
+        found = dict(tree_flatten(self._model.parameters()))
+        return {name: array for name, array in found.items() if isinstance(array, mx.array)}
 
     def with_kv(self, kv: KVFormat) -> "MlxLmNetwork":
         """Return a network with the same weights and K/V stored as `kv`. Raises UsageError if not supported."""

@@ -18,14 +18,16 @@ from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.network.mlx_lm_fixes import fix
+from headrace.models.network.mlx_lm_kernels import Stored, stored_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
 _UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # their classes ignore rope scaling
 
 
-def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
-    """Return the model, in the compute dtype of `device`.
+def load(checkpoint: Checkpoint, device: mx.DeviceType) -> tuple[Any, Stored]:
+    """Return the model in the compute dtype of `device`, and its layers' arrays as they are stored.
 
     Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
@@ -33,7 +35,8 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
     try:
         stock = checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device)
-        _fix_rotated_share(model, checkpoint.config)
+        fix(model, checkpoint)
+        stored = stored_arrays(model)
         if device == mx.DeviceType.cpu:
             model.set_dtype(mx.float32)  # see models/network/dtypes.py
         else:
@@ -42,7 +45,7 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
             for _, module in model.named_modules():  # float32 scales of K-quants would promote activations
                 if "scales" in module and module.scales.dtype == mx.float32:
                     module.set_dtype(half)
-        return model
+        return model, stored
     except (Exception, SystemExit) as error:  # classes raise anything, and exit, on unexpected input
         raise refused(checkpoint.config, checkpoint.path.name, error) from error
 
@@ -96,13 +99,6 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
         raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
-
-
-def _fix_rotated_share(model: Any, config: Mapping[str, Any]) -> None:
-    """Apply GLM-4's partial rotation, which mlx-lm's class ignores."""
-    if config.get("model_type") == "glm":
-        for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
-            module.dims = int(module.dims * config.get("partial_rotary_factor", 0.5))
 
 
 def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:

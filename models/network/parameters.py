@@ -32,9 +32,9 @@ class Parameters:
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
 
-    def matrix(self, module: str, rows: int, columns: int) -> Weight:
-        """Return the projection `module`, N = rows by K = columns, prepared for the operations."""
-        return self._ops.prepare(self._stored(module, rows, columns), self._dtype)
+    def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
+        """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
+        return self._ops.prepare(self._stored(module, rows, columns), self._dtype, exact=exact)
 
     def fused(self, modules: Sequence[tuple[str, int]], columns: int, whole: str) -> list[Weight]:
         """Return projections of one input, (module, rows) each, stacked into one matrix.
@@ -49,11 +49,11 @@ class Parameters:
         return [self._ops.prepare(part, self._dtype) for part in parts]
 
     def router(self, module: str, rows: int, columns: int) -> Weight:
-        """Return a mixture's router, quantized to at least 8 bits: few bits select whole experts."""
+        """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
         requantize, least = self._requantize, 8
         if requantize is not None and requantize.bits < least:
             self._requantize = replace(requantize, bits=least)
-        weight = self.matrix(module, rows, columns)
+        weight = self.matrix(module, rows, columns, exact=True)
         self._requantize = requantize
         return weight
 

@@ -4,8 +4,9 @@ Starting an installed model does not import this module: reading the file costs 
 does, so costs, which need mlx, are imported only where they are computed.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from headrace.runtime.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
+
+_NO_HINT = "`headrace models list` lists all models; any other of the hub is org/name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class CatalogEntry:
     licence: str
     shape: Shape
     checked: str  # source of the facts above
+    sampling: Mapping[str, float] = field(default_factory=dict)  # recommended, if the model's files recommend none
 
     @property
     def step_shape(self) -> "StepShape":
@@ -97,7 +101,9 @@ class CatalogEntry:
         )  # fmt: skip
         bits, group_size = 8 if quantization.startswith("Q8") else 4, 32 if quantization.startswith("Q") else 64
         built = shape_of_decoder(config, bits, group_size, f"catalog, {self.quantization}")
-        return replace(built, resident_bytes=self.weight_bytes)
+        scale = self.weight_bytes / built.resident_bytes  # tables may have more bits than layers
+        matrices = [replace(matrix, nbytes=round(matrix.nbytes * scale)) for matrix in built.matrices]
+        return replace(built, matrices=matrices, resident_bytes=self.weight_bytes)
 
     def memory_bytes(self, context: int) -> int:
         """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""
@@ -120,18 +126,37 @@ def load_catalog() -> dict[str, CatalogEntry]:
 def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:
     """Return the entry called `name`.
 
-    Raises ModelNotFoundError with the nearest names of the catalog and of `others`.
+    Raises ModelNotFoundError with similar names of the catalog and of `others`.
     """
     catalog = load_catalog()
     if name in catalog:
         return catalog[name]
-    from difflib import get_close_matches
-
-    near = get_close_matches(name.lower(), list(dict.fromkeys([*catalog, *others])), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`headrace models list` lists all models"
+    near = _similar(name, list(dict.fromkeys([*catalog, *others])))
+    hint = f"did you mean {' or '.join(near)}?" if near else _NO_HINT
     if Path(name).is_dir():  # a bare word is only a path if a model is found there
         hint = f"the directory ./{name} has neither a config.json nor a single .gguf file; pass the file you mean"
     raise ModelNotFoundError(f"no model called {name!r}", hint)
+
+
+def respelled(name: str) -> str | None:
+    """Return the catalog's name that differs from `name` in case and dashes alone: llama3.2-1b, Qwen3-4B."""
+    return next((known for known in load_catalog() if squashed(known) == squashed(name)), None)
+
+
+def _similar(name: str, known: list[str]) -> list[str]:
+    """Return up to three names: the same but for dashes, of the same family, or similar by letters."""
+    from difflib import get_close_matches
+
+    wanted = squashed(name)
+    family = [one for one in known if len(wanted) > 2 and wanted in squashed(one)]
+    near = family or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    letters = re.match("[a-z]{3,}", wanted)
+    return (near or [one for one in known if letters and one.startswith(letters[0])])[:3]
+
+
+def squashed(name: str) -> str:
+    """Return a name in small letters, without dashes, to compare spellings."""
+    return re.sub("[-_: ]", "", name.lower())
 
 
 def _entry(name: str, row: dict[str, Any]) -> CatalogEntry:

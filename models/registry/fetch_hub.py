@@ -44,15 +44,16 @@ class HubFiles:
 def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silent) -> HubFiles:
     """Download the files that `choose_files` selects from `hub`, or find them in the cache without network.
 
+    file: the one GGUF to download, unless `hub` names it.
     Raises ModelNotFoundError, FetchError (network, permission, damaged download) or CheckpointError (refused files).
     """
     with checked_responses(), small_chunks():
         progress("asking the hub", 0, None)
         info = _model_info(hub, files_metadata=True)
         if info is None:
-            return _from_cache(hub, file)
+            return _from_cache(hub, hub.file or file)
         with explained(hub):
-            return _download(hub, info, file, progress)
+            return _download(hub, info, hub.file or file, progress)
 
 
 def fetch_config(hub: HubId) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
     from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
-    names = choose_files(siblings, hub.repo, file)
+    names = choose_files(siblings, hub.repo, file, hub.quantization)
     commit = info.sha
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
     if "config.json" in names:  # checked before gigabytes are fetched
@@ -142,7 +143,10 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
             snapshot_download(hub.repo, revision=hub.revision, local_files_only=True, allow_patterns=["config.json"])
         )
         names = choose_files(
-            (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()), hub.repo, file
+            (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
+            hub.repo,
+            file,
+            hub.quantization,
         )
     except (OSError, ValueError, HeadraceError) as error:
         raise unreachable(hub) from error

@@ -24,16 +24,21 @@ _PREFERRED = (
 )  # fmt: skip
 
 
-def choose_files(names: Iterable[str], repo: str, file: str | None = None) -> list[str]:
+def choose_files(
+    names: Iterable[str], repo: str, file: str | None = None, quantization: str | None = None
+) -> list[str]:
     """Return the files to download from `repo`; a single .gguf name for a GGUF repository.
 
-    file: the one GGUF to download. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
+    file: the one GGUF to download. quantization: that of the GGUF to download, in capitals.
+    Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
     names = sorted(names)
     if file is not None:
         if file not in names:
-            raise ModelNotFoundError(f"{repo} has no file {file!a}")
-        return [file]
+            raise ModelNotFoundError(f"{repo} has no file {file!a}", _offered(names))
+        return [_whole(file)]
+    if quantization is not None:
+        return [_of_quantization(names, repo, quantization)]
     root = [name for name in names if "/" not in name]
     weights = [name for name in root if name.startswith("model") and name.endswith(".safetensors")]
     if weights and "config.json" in root:
@@ -54,8 +59,35 @@ def quantization_of(file: str) -> str | None:
     return found[-1].upper() if found else None
 
 
+def _of_quantization(names: list[str], repo: str, wanted: str) -> str:
+    """Return the GGUF of this quantization; also of one that headrace has no name for, such as UD-Q4_K_XL."""
+    ggufs = [name for name in names if _is_gguf(name)]
+    stems = {name: f"-{name.rpartition('/')[2][:-5].upper()}" for name in ggufs}
+    found = [name for name in ggufs if quantization_of(name) == wanted]
+    found = found or [name for name in ggufs if stems[name].endswith((f"-{wanted}", f".{wanted}", f"_{wanted}"))]
+    if not found:
+        raise ModelNotFoundError(f"{repo} has no .gguf file in {wanted}", _offered(names))
+    return _whole(next((name for name in found if not _SPLIT.search(name)), found[0]))
+
+
+def _whole(file: str) -> str:
+    if _SPLIT.search(file):
+        raise UnsupportedModelError(f"{file!a} is one part of a GGUF, and headrace does not join parts")
+    return file
+
+
+def _offered(names: list[str]) -> str | None:
+    """Return a hint with the quantizations or .gguf files of a repository."""
+    kinds = sorted({quantization_of(name) or name for name in names if _is_gguf(name)})
+    return f"it has {', '.join(kinds)[:200]!a}" if kinds else "it has no .gguf files: leave that part out"
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf") and "mmproj" not in name.lower()
+
+
 def _choose_gguf(names: list[str], repo: str) -> str:
-    ggufs = [name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name.lower()]
+    ggufs = [name for name in names if _is_gguf(name)]
     whole = [name for name in ggufs if not _SPLIT.search(name)]
     if not whole:
         raise UnsupportedModelError(f"{repo} has its GGUF in several parts only, which headrace does not join")

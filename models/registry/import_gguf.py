@@ -1,10 +1,13 @@
 """Import of GGUF files into the store: one conversion to an MLX-format directory per content.
 
 A file is identified by its sha256. The store caches the hash of each path with the file's size and modification time
-in `.gguf.json`, so that the next start neither hashes nor converts.
+in `.gguf.json`, so that no file is hashed twice, and the next start does not convert. GGUF blocks interleave codes and
+scales, and MLX reads them apart, so the weights are written a second time: `copy_bytes` is the size of that copy.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError
 
 _SEEN = ".gguf.json"
+_SOURCE = "local file "  # begins the origin of a conversion, before the file's path
 
 
 def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> StoredModel:
@@ -22,28 +26,71 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
 
     Raises CheckpointError for an invalid GGUF and ModelNotFoundError for an unreadable file.
     """
-    seen = _load(store)
-    key = str(file)
-    try:
-        status = file.stat()
-        stamp = [status.st_size, status.st_mtime_ns]
-        if key in seen and seen[key].get("stamp") == stamp and (known := _stored(seen[key], store)) is not None:
-            return known
-        _check_header(file)
-        sha256 = hash_file(file, ByteProgress(progress, "hashing", status.st_size))
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
+    known = find_copy(file, store, progress=progress)
+    if known is not None:
+        return known
+    with _readable(file):
+        stamp = _stamp(file)
+        sha256 = _digest(file, stamp, store, progress)
 
     def build(directory: Path) -> dict[str, Any]:
         convert(file, directory, progress, sha256)
-        return {"id": file.name, "source": f"local file {file}", "sha256": sha256}
+        return {"id": file.name, "source": f"{_SOURCE}{file}", "sha256": sha256}
 
-    # The same content may be in the store under another name, for example a catalog model's.
-    model = next((model for model in store.list() if model.origin.get("sha256") == sha256), None)
-    if model is None:
-        model = store.install(stored_name(file, sha256), build, progress=progress)
-    _save(store, {**_load(store), key: {"stamp": stamp, "name": model.name}})
+    model = store.install(stored_name(file, sha256), build, progress=progress)
+    _remember(file, stamp, store, name=model.name)
     return model
+
+
+def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> StoredModel | None:
+    """Return the store's conversion of `file`, None if there is none.
+
+    The file is recognised by path, size and time. With `progress` a file as large as a converted one is hashed, too:
+    the same content may be in the store under another name, for example a catalog model's.
+    Raises as `import_gguf`.
+    """
+    with _readable(file):
+        stamp = _stamp(file)
+        if (known := _stored(_row(file, stamp, store), store)) is not None:
+            return known
+        equal = [model for model in store.list() if model.origin.get("size") == stamp[0]]
+        if progress is None or not equal:
+            return None
+        sha256 = _digest(file, stamp, store, progress)
+    model = next((model for model in equal if model.origin.get("sha256") == sha256), None)
+    if model is not None:
+        _remember(file, stamp, store, name=model.name)
+    return model
+
+
+def copies_of(path: Path, store: Store) -> list[StoredModel]:
+    """Return the conversions of the file that was at `path`; else those of any file of that name."""
+    made = [(model, Path(file)) for model in store.list() if (file := copied_file(model)) is not None]
+    here = [model for model, file in made if file == path]
+    return here or [model for model, file in made if file.name == path.name]
+
+
+def copied_file(model: StoredModel) -> str | None:
+    """Return the path of the local file that a model was converted from; None for other models."""
+    source = str(model.origin.get("source", ""))
+    return source.removeprefix(_SOURCE) if source.startswith(_SOURCE) else None
+
+
+def copy_bytes(file: Path) -> int:
+    """Return the bytes that the conversion of `file` adds to the store, from its header. Raises CheckpointError."""
+    from headrace.models.gguf.container import open_container  # late: numpy
+    from headrace.models.gguf.tensors import stored_bytes
+
+    return sum(stored_bytes(tensor) for tensor in open_container(file).tensors.values())
+
+
+def header_licence(file: Path) -> str | None:
+    """Return the licence that the file's metadata names, if any."""
+    from headrace.models.gguf.container import open_container
+    from headrace.models.gguf.convert import stated_licence
+    from headrace.models.gguf.metadata import Metadata
+
+    return stated_licence(Metadata(open_container(file).metadata))
 
 
 def convert(file: Path, directory: Path, progress: Progress, sha256: str | None = None) -> None:
@@ -82,19 +129,53 @@ def _check_header(file: Path) -> None:
     open_container(file)
 
 
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _digest(file: Path, stamp: list[int], store: Store, progress: Progress) -> str:
+    """Return the file's sha256, computed once for its path and stamp. Raises CheckpointError and OSError."""
+    if isinstance(known := _row(file, stamp, store).get("sha256"), str):
+        return known
+    _check_header(file)
+    sha256 = hash_file(file, ByteProgress(progress, "hashing", stamp[0]))
+    _remember(file, stamp, store, sha256=sha256)
+    return sha256
+
+
+def _stamp(file: Path) -> list[int]:
+    """Return size and modification time."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _row(file: Path, stamp: list[int], store: Store) -> dict[str, Any]:
+    """Return the cached facts of the file with this stamp: `sha256`, and the `name` of its conversion."""
+    row = _load(store).get(str(file), {})
+    return row if row.get("stamp") == stamp else {}
+
+
+def _remember(file: Path, stamp: list[int], store: Store, **facts: str) -> None:
+    _save(store, {**_load(store), str(file): {**_row(file, stamp, store), "stamp": stamp, **facts}})
+
+
 def _load(store: Store) -> dict[str, dict[str, Any]]:
     return {path: row for path, row in read_cache(store.root / _SEEN).items() if isinstance(row, dict)}
 
 
 def _save(store: Store, seen: dict[str, dict[str, Any]]) -> None:
-    """Write the cache for the next start, without entries of deleted files and models."""
-    kept = {path: row for path, row in seen.items() if Path(path).exists() and _stored(row, store) is not None}
+    """Write the cache for the next start, without entries of deleted files."""
+    kept = {path: row for path, row in seen.items() if Path(path).exists()}
     write_cache(store.root / _SEEN, kept)
 
 
 def _stored(row: dict[str, Any], store: Store) -> StoredModel | None:
     """Return the model that a cached row names, or None for an invalid row."""
     try:
-        return store.get(str(row.get("name")))
+        return store.get(str(row["name"])) if "name" in row else None
     except HeadraceError:
         return None

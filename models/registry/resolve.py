@@ -3,6 +3,7 @@
     resolve(None)                  the default model
     resolve("qwen3-4b")            a catalog entry or the name of a stored model
     resolve("org/name@revision")   a hub repository, safetensors or GGUF
+    resolve("org/name:Q4_K_M")     one GGUF of it, also org/name/file.gguf
     resolve("./m.gguf"), ("./m/")  local files
 
 An installed model costs one small file read: no catalog, no hashing, no network. Its files are checked when they are
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, Source, parse_source
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError
 
@@ -46,21 +47,74 @@ def resolve(
 ) -> ResolvedModel:
     """Return the model called `name` (None: the default), installing it first if needed.
 
-    fetch=False raises ModelNotFoundError instead of downloading. refresh asks the hub for a newer revision and
-    replaces damaged files. Also raises UsageError, FetchError and CheckpointError.
+    fetch=False raises ModelNotFoundError instead of downloading or converting. refresh asks the hub for a newer
+    revision and replaces damaged files. Also raises UsageError, FetchError and CheckpointError.
     """
     store = store if store is not None else Store()
     progress = progress if progress is not None else silent
-    source = parse_source(name if name is not None else DEFAULT_MODEL)
+    source = _parsed(name if name is not None else DEFAULT_MODEL, store)
     match source:
         case LocalDirectory(path):
             return ResolvedModel(path.name, path, f"local directory {path}")
         case LocalGGUF(file):
-            from headrace.models.registry.import_gguf import import_gguf
-
-            return _resolved(import_gguf(file, store, progress=progress))
+            return _resolved(_imported(file, store, progress, fetch=fetch))
         case CatalogName() | HubId():
             return _named(source, store, progress, fetch=fetch, refresh=refresh)
+
+
+def _parsed(text: str, store: Store) -> Source:
+    """Call `parse_source`; the error for a missing .gguf file names its conversion in the store."""
+    try:
+        return parse_source(text)
+    except ModelNotFoundError as error:
+        if error.hint is None and text.lower().endswith(".gguf"):
+            from headrace.models.registry.import_gguf import copies_of
+
+            names = [model.name for model in copies_of(Path(text).expanduser().absolute(), store)]
+            error.hint = f"the store has its copy: {' or '.join(names)}" if names else None
+        raise
+
+
+def _imported(file: Path, store: Store, progress: Progress, *, fetch: bool) -> StoredModel:
+    from headrace.models.registry.import_gguf import find_copy, import_gguf
+
+    if fetch:
+        return import_gguf(file, store, progress=progress)
+    known = find_copy(file, store, progress=progress)
+    if known is None:
+        raise ModelNotFoundError(f"{file.name} is not in the store", f"`headrace models pull {file}` copies it there")
+    return known
+
+
+def installed_name(text: str, store: Store) -> str:
+    """Return the store's name of an installed model: a catalog name, a hub id or a converted .gguf file, here or gone.
+
+    Raises ModelNotFoundError, and UsageError for text that cannot be a name.
+    """
+    missing = ModelNotFoundError(f"{text} is not installed", "`headrace models list` lists installed models")
+    try:
+        name = stored_name(text)
+        source = parse_source(text)
+    except ModelNotFoundError as error:
+        if not text.lower().endswith(".gguf"):
+            raise
+        name, source, missing = None, LocalGGUF(Path(text).expanduser().absolute()), error
+    if isinstance(source, LocalGGUF):
+        name = _copy_of(source.path, store)
+    if name is None or not store.has(name):
+        raise missing
+    return name
+
+
+def _copy_of(file: Path, store: Store) -> str | None:
+    """Return the name of a file's conversion. Raises ModelNotFoundError if there are several."""
+    from headrace.models.registry.import_gguf import copies_of, find_copy
+
+    known = find_copy(file, store) if file.exists() else None
+    names = [known.name] if known is not None else [model.name for model in copies_of(file, store)]
+    if len(names) > 1:
+        raise ModelNotFoundError(f"{file.name} has {len(names)} copies in the store", f"pass one of {', '.join(names)}")
+    return names[0] if names else None
 
 
 def stored_name(text: str) -> str | None:
@@ -77,8 +131,9 @@ def stored_name(text: str) -> str | None:
 def _hub_name(hub: HubId) -> str:
     from urllib.parse import quote
 
+    file = f":{hub.quantization}" if hub.quantization else f"/{hub.file}" if hub.file else ""
     at = f"@{quote(hub.revision, safe='')}" if hub.revision else ""
-    return hub.repo.replace("/", "--") + at
+    return hub.repo.replace("/", "--") + quote(file, safe="") + at
 
 
 def _named(

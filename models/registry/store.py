@@ -64,7 +64,11 @@ class Store:
         if not isinstance(origin, dict):
             raise _broken(name, entry)
         path = Path(str(origin.get("snapshot", entry)))
-        return StoredModel(name, entry, path, origin) if (path / "config.json").exists() else None
+        try:
+            present = (path / "config.json").exists()
+        except OSError as error:  # a path that no file can have
+            raise _broken(name, entry) from error
+        return StoredModel(name, entry, path, origin) if present else None
 
     def has(self, name: str) -> bool:
         """Return whether there is an entry of that name, broken or not."""

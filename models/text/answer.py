@@ -50,7 +50,10 @@ def ended_by(finished: Finished, request: Request) -> EndedBy:
 
 
 class AnswerText:
-    """Conversion of one request's events to text. A stop string ends it with reason `stop` and is left out."""
+    """Conversion of one request's events to text. A stop string ends it with reason `stop` and is left out.
+
+    The text of an answer that was cut ends before a character that is incomplete.
+    """
 
     def __init__(self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> None:
         """Raises UsageError for an empty stop string."""
@@ -67,7 +70,7 @@ class AnswerText:
         if isinstance(event, Finished):
             rest = ""
             if not self._stopped:
-                certain, self._stopped = self._matcher.feed(self._detokenizer.finish())
+                certain, self._stopped = self._matcher.feed(self._detokenizer.finish(cut=event.reason != "stop"))
                 held, at_end = self._matcher.flush()
                 rest, self._stopped = certain + held, self._stopped or at_end
             return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event)

@@ -12,6 +12,15 @@ from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
+# Variables that turn thinking on or off in one family's template or another, and both values.
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (True, False),  # Qwen, GLM, SmolLM3, Gemma 4, Nemotron
+    "thinking": (True, False),  # DeepSeek, Granite, Kimi
+    "reasoning": (True, False),  # Command A
+    "thinking_mode": ("enabled", "disabled"),  # MiniMax
+    "thinking_option": ("on", "off"),  # Ling
+    "thinking_budget": (-1, 0),  # Seed-OSS
+}
 _TAIL = 8  # tokens at the end of a prompt that can contain an opening tag
 
 
@@ -23,18 +32,22 @@ class ChatPrompt:
         template = tokenizer.chat_template
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
         self.thinks = self.thinks or tokenizer.thinking_form is not None
+        sources = " ".join(template.sources.values()) if template is not None else ""
+        self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
 
     def encode(
         self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: bool | None = None
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of `answer`.
 
-        thinking: `enable_thinking` of reasoning models' templates; None leaves it undefined. Raises what
+        thinking: on or off, where the template has a switch; None leaves it undefined. Raises what
         `Tokenizer.encode_chat` raises.
         """
-        variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        variables: dict[str, Any] = {}
+        if thinking is not None:
+            variables = {name: _SWITCHES[name][0 if thinking else 1] for name in self._switches}
         form = self._tokenizer.thinking_form
-        prompt = self._tokenizer.encode_chat(messages if form is None else _with_thinking_fields(messages), **variables)
+        prompt = self._tokenizer.encode_chat(_with_thinking_fields(messages) if self.thinks else messages, **variables)
         if not answer:
             return prompt
         if form is not None:
@@ -64,7 +77,9 @@ def _with_thinking_fields(messages: Sequence[Mapping[str, str]]) -> list[dict[st
     """Move thinking from the stored form to the message fields that templates read."""
     converted: list[dict[str, str]] = []
     for message in messages:
-        parts = split_thinking(message.get("content", "")) if message.get("role") == "assistant" else None
+        content = message.get("content")
+        said = message.get("role") == "assistant" and isinstance(content, str)
+        parts = split_thinking(str(content)) if said else None
         if parts is None or parts.thinking is None:
             converted.append(dict(message))
             continue

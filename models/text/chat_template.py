@@ -101,9 +101,9 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
     """
     found: dict[str, str] = {}
     if (file := directory / "chat_template.jinja").is_file():
-        found["default"] = _read_text(file)
+        found["default"] = _read_text(file, directory)
     for file in sorted(directory.glob("additional_chat_templates/*.jinja")):
-        found[file.stem] = _read_text(file)
+        found[file.stem] = _read_text(file, directory)
     if found:
         return found
     declared = tokenizer_config.get("chat_template")
@@ -123,9 +123,9 @@ def read_sources(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
     return {}
 
 
-def _read_text(file: Path) -> str:
+def _read_text(file: Path, directory: Path) -> str:
     try:
-        return read_side_file(file, _MAX_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
+        return read_side_file(file, _MAX_BYTES, directory).decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file.name} cannot be read as text") from error
 

@@ -3,8 +3,9 @@
 Only the chat template may write control tokens (`<|im_end|>`, `<s>`, `[INST]`). The tokenizers library encodes one text
 and cannot tell template from user text, so two rewrites separate them:
 
-- `mask` replaces in all outside text the characters that control tokens begin or end with by stand-ins from a
-  private-use plane. The template may join, trim or replace such text: no control token can result.
+- `mask` replaces in all outside text the characters of control tokens by stand-ins from a private-use plane. The
+  template may join, trim or replace such text: control tokens then consist of template text alone. For a template that
+  looks for words, `mask` replaces only the characters that control tokens begin or end with.
 - `shadow` is a second tokenizer in which control tokens have secret names. `secret` gives the template's control
   tokens in a masked, rendered prompt these names and restores all other characters. The shadow encodes the result in
   one pass, so merges and spacing are unchanged.
@@ -42,6 +43,7 @@ class ControlTokens:
         self._markup = _any_of(markup or {})
         self._all = _any_of(self._ids_of)
         self._edges = "".join(sorted({char for text in self._ids_of for char in _edges(text)}))
+        self._characters = "".join(sorted(set().union(*self._ids_of)))
         # 128 random bits: no text contains a name by chance or by guessing.
         key = "".join(chr(_SECRET_NAMES + byte) for byte in os.urandom(16))
         numbers = [chr(_SECRET_NAMES + i // 4096) + chr(_SECRET_NAMES + i % 4096) for i in range(len(self._ids_of))]
@@ -51,21 +53,32 @@ class ControlTokens:
         """Return the ids of control tokens written in a text, leftmost first, the longest at each position."""
         return [self._ids_of[found] for found in self._all.findall(text)] if self._ids_of else []
 
-    def mask(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> "Masked":
-        """Return messages and tools with every possible edge of a control token replaced by a stand-in."""
+    def mask(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, words: bool = False) -> "Masked":
+        """Return messages and tools with stand-ins for the characters of control tokens.
+
+        words: only for possible edges, so that the template finds words.
+        """
         written = list(_strings([messages, tools]))
         used = set().union(*written)
-        edges = [edge for edge in self._edges if edge in used]
-        if not edges:
+        replaced = [char for char in (self._edges if words else self._characters) if char in used]
+        if not replaced:
             return Masked(messages, tools, back={}, has_look_alike=False)
         free = (code for code in range(_STAND_INS, _STAND_INS + 0xFFFE) if chr(code) not in used)
-        back = dict(zip(free, edges, strict=False))
-        table = {ord(edge): chr(stand_in) for stand_in, edge in back.items()}
+        back = dict(zip(free, replaced, strict=False))
+        table = {ord(char): chr(stand_in) for stand_in, char in back.items()}
         masked_messages = [self._mask_message(message, table) for message in messages]
         masked_tools = _map_strings(tools, lambda text: text.translate(table))
         left = "".join(_strings([masked_messages, masked_tools]))
         has_look_alike = sum(len(self.find(text)) for text in written) != len(self.find(left))
         return Masked(masked_messages, masked_tools, back, has_look_alike)
+
+    def mixes(self, prompt: str, masked: "Masked") -> bool:
+        """Return whether a masked and rendered prompt has a control token of template text and outside text."""
+        for found in self._all.finditer(prompt.translate(masked.back)):
+            outside = sum(ord(char) in masked.back for char in prompt[found.start() : found.end()])
+            if 0 < outside < len(found[0]):
+                return True
+        return False
 
     def secret(self, prompt: str, masked: "Masked") -> str:
         """Return a masked and rendered prompt with the secret names that the shadow encodes."""
@@ -123,7 +136,7 @@ class ControlTokens:
 
 @dataclass(frozen=True)
 class Masked:
-    """Messages and tools without edges of control tokens, and the table to restore them in the rendered prompt."""
+    """Messages and tools with stand-ins, and the table to restore characters in the rendered prompt."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Any
@@ -167,8 +180,13 @@ def _strings(value: Any) -> Iterator[str]:
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, Mapping):  # templates read keys that are names
+        return {
+            key if isinstance(key, str) and key.isidentifier() else _map_strings(key, change): _map_strings(
+                item, change
+            )
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_map_strings(item, change) for item in value]
     return value

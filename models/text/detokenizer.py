@@ -33,8 +33,8 @@ class Detokenizer(Protocol):
     def add(self, token_id: int) -> str:
         """Return the text that this token completed; often empty."""
 
-    def finish(self) -> str:
-        """End the stream and return the text held back."""
+    def finish(self, *, cut: bool = False) -> str:
+        """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
 
 
 class DetokenizerFactory:
@@ -94,8 +94,8 @@ class _ByteLevel:
             data = self._bytes_of[token_id] = self._spelled(token_id)
         return self._utf8.decode(data)
 
-    def finish(self) -> str:
-        return self._utf8.decode(b"", True)
+    def finish(self, *, cut: bool = False) -> str:
+        return "" if cut else self._utf8.decode(b"", True)
 
     def _spelled(self, token_id: int) -> bytes:
         text = self._text_of(token_id) or ""  # ids beyond the vocabulary (padded heads) have no text
@@ -159,14 +159,14 @@ class _SentencePiece:
             return ""
         return self._strip(self._end_run() + text)
 
-    def finish(self) -> str:
-        return self._strip(self._end_run())
+    def finish(self, *, cut: bool = False) -> str:
+        return self._strip(self._end_run(cut=cut))
 
-    def _end_run(self) -> str:
+    def _end_run(self, *, cut: bool = False) -> str:
         data = bytes(self._run)
         self._run.clear()
         try:
-            return data.decode()
+            return codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
         except UnicodeDecodeError:
             return _REPLACEMENT * len(data)
 
@@ -201,8 +201,8 @@ class _Windowed:
         self._context, self._held = self._held, []
         return new
 
-    def finish(self) -> str:
-        return self._new_text()
+    def finish(self, *, cut: bool = False) -> str:
+        return self._new_text().rstrip(_REPLACEMENT) if cut else self._new_text()
 
     def _new_text(self) -> str:
         before = self._decode(self._context)

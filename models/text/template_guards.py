@@ -15,8 +15,8 @@ import jinja2
 from jinja2 import nodes
 from jinja2.runtime import Context, LoopContext
 
+from headrace.models.text.encoding import MAX_TEXT
 from headrace.models.text.template_limits import (
-    MAX_TEXT,
     PER_ITEM,
     TemplateRefusedError,
     built,

@@ -19,7 +19,8 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
-MAX_TEXT = 8_000_000  # characters or items of any one value, and of the whole prompt
+from headrace.models.text.encoding import MAX_TEXT
+
 BASE_TEXT = 1_000_000  # characters of a value for any chat
 TEXT_PER_CHARACTER = 8  # plus per character of the chat
 BASE_LINES = 500_000  # executed lines of Python for any chat

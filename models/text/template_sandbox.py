@@ -71,6 +71,7 @@ def compile_template(source: str) -> jinja2.Template:
         raise CheckpointError(f"the chat template cannot be read: {_one_line(error)}") from error
 
 
+_OF_JINJA = ("_loop_vars", "_block_vars")  # keyword arguments of jinja2 itself, for calls in loops and blocks
 _DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
@@ -155,7 +156,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # Positional names as in jinja2: a template may pass keyword arguments called `self` or `obj`.
-        args = count_call(__obj, args, kwargs)
+        given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
+        args = count_call(__obj, args, given)
         return built(super().call(__context, __obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:

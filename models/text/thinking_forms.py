@@ -5,6 +5,7 @@ drop. `ThinkingStream` writes them as `<think>` sections, so that `run`, the cha
 `ThinkingForm.native` converts an answer back, to continue it.
 
     one token opens, one closes     Mistral, Seed-OSS, Command A, Apertus, Kimi
+    the same, with a name           Gemma 4: <|channel>thought, a line break ... <channel|>
     Harmony (GPT-OSS)               <|channel|>analysis<|message|> ... <|end|>, then the same with `final`
 """
 
@@ -24,6 +25,7 @@ _PAIRS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("◁think▷", "◁/think▷"),  # Kimi
 )
+_NAMED = ("<|channel>", "thought\n", "<channel|>")  # Gemma 4
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 _OPENED, _CLOSED = f"{OPEN}\n", f"\n{CLOSE}\n\n"
 
@@ -35,14 +37,18 @@ class ThinkingForm:
     ids: dict[int, str]  # "open" and "close", or the text of Harmony's four tokens
     opening: str
     closing: str
+    name: str = ""  # text behind the opening token, up to its line break
 
     def native(self, answer: str) -> list[tuple[str, bool]]:
         """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens)."""
         parts = split_thinking(answer)
         if parts.thinking is None:
             return [(answer, False)]
-        pieces = [(self.opening, True), (parts.thinking, False)]
-        return pieces if parts.is_open else [*pieces, (self.closing, True), (parts.answer, False)]
+        pieces = [(self.opening, True), (self.name + parts.thinking, False)]
+        if parts.is_open:
+            return pieces
+        end = [("\n", False)] if self.name else []
+        return [*pieces, *end, (self.closing, True), (parts.answer, False)]
 
 
 def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
@@ -55,6 +61,10 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
         first, last = id_of(opening), id_of(closing)
         if first is not None and last is not None:
             return ThinkingForm({first: "open", last: "close"}, opening, closing)
+    opening, name, closing = _NAMED
+    first, last = id_of(opening), id_of(closing)
+    if first is not None and last is not None:
+        return ThinkingForm({first: "open", last: "close"}, opening, closing, name)
     return None
 
 
@@ -64,7 +74,7 @@ class ThinkingStream:
     def __init__(self, inner: "Detokenizer", form: ThinkingForm) -> None:
         self._inner = inner
         self._form = form
-        self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>
+        self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>, or a name so far
         self._thinks = False
 
     def add(self, token_id: int) -> str:
@@ -75,8 +85,12 @@ class ThinkingStream:
             if self._header is None:
                 return text
             self._header += text
-            return ""
+            if not self._form.name or "\n" not in self._header:
+                return ""
+            text, self._header = self._header.partition("\n")[2], None
+            return text
         if mark in ("open", "close"):
+            self._header = "" if mark == "open" and self._form.name else None
             return self._turn(mark == "open")
         if mark == _END:
             return ""
@@ -86,9 +100,9 @@ class ThinkingStream:
         channel, self._header = (self._header or "").strip(), None
         return self._turn(channel.startswith(("analysis", "commentary")))
 
-    def finish(self) -> str:
-        """End the stream and return the text held back."""
-        return self._inner.finish()
+    def finish(self, *, cut: bool = False) -> str:
+        """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
+        return self._inner.finish(cut=cut)
 
     def _turn(self, thinks: bool) -> str:
         before, self._thinks = self._thinks, thinks

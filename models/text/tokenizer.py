@@ -4,6 +4,7 @@ User text never becomes control tokens in `encode`, `encode_prompt` or message c
 ordinary text gets the same ids as in transformers. Instances are immutable and thread-safe.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
-from headrace.models.text.control_tokens import ControlTokens, looks_like_markup, markup_in
+from headrace.models.text.control_tokens import ControlTokens, Masked, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
+from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
 from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
-from headrace.models.text.tokenizers_library import library_errors, load_tokenizer
+from headrace.models.text.tokenizers_library import PanicError, library_errors, load_tokenizer, panics_hidden
 from headrace.models.text.turn_ends import TURN_ENDS
 from headrace.runtime.errors import CheckpointError, ContextLimitError, UsageError
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 _FAILED = "the tokenizer failed"
+_PROBE = "".join(char * 99 for char in "aA1 _-.<é漢\n")  # runs, at which slow regular expressions are slowest
 
 
 class Tokenizer:
@@ -32,6 +35,7 @@ class Tokenizer:
     ) -> None:
         """configs: the checkpoint's JSON files by name, missing ones empty. sources: its chat templates."""
         self._rust = rust
+        self._encoder = Encoder(rust)
         self._config = configs["tokenizer_config.json"]
         self._special_texts = _special_texts(self._config, configs["special_tokens_map.json"])
         self._template_source = "\n".join(sources.values())
@@ -65,10 +69,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text, nothing added. special: written-out control tokens become control tokens."""
-        ids = _encode(self._rust, _well_formed(text))
+        ids = self._encoder.encode(_well_formed(text))
         if special or self._controls.ids.isdisjoint(ids):
             return ids
-        return self._shadow_encode(_well_formed(text))
+        return self._shadow.encode(_well_formed(text))
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a raw prompt without a chat template, after the model's BOS token if it uses one.
@@ -96,16 +100,27 @@ class Tokenizer:
         if template is None:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
         options = {"add_generation_prompt": add_generation_prompt, **template_vars}
-        masked = self._controls.mask(messages, tools)
-        safe = _well_formed(template.render(masked.messages, tools=masked.tools, **options))
+        prompt = _well_formed(template.render(messages, tools=tools, **options))
+        safe, masked = self._masked_prompt(template, prompt, messages, tools, options)
         if not masked.has_look_alike:
             # No message contains a control token: encode the unmasked prompt as usual, and accept the result if it
             # has exactly the template's control tokens.
-            prompt = _well_formed(template.render(messages, tools=tools, **options)) if masked.back else safe
-            ids = _encode(self._rust, prompt)
+            ids = self._encoder.encode(prompt)
             if [index for index in ids if index in self._controls.ids] == self._controls.find(safe):
                 return ids
-        return self._shadow_encode(self._controls.secret(safe, masked))
+        return self._shadow.encode(self._controls.secret(safe, masked))
+
+    def _masked_prompt(
+        self, template: ChatTemplate, prompt: str, messages: Sequence[Message], tools: Any, options: dict[str, Any]
+    ) -> tuple[str, Masked]:
+        """Return the rendered prompt with stand-ins in outside text, whose control tokens are the template's."""
+        masked = self._controls.mask(messages, tools)
+        with suppress(CheckpointError):  # a template may refuse words that it does not know
+            safe = _well_formed(template.render(masked.messages, tools=masked.tools, **options))
+            if safe.translate(masked.back) == prompt or self._controls.mixes(safe, masked):
+                return safe, masked
+        masked = self._controls.mask(messages, tools, words=True)  # the template looks for words
+        return _well_formed(template.render(masked.messages, tools=masked.tools, **options)), masked
 
     # --- ids to text ---------------------------------------------------------------------------------------
 
@@ -136,13 +151,10 @@ class Tokenizer:
 
     # --- from the checkpoint's files -----------------------------------------------------------------------
 
-    def _shadow_encode(self, text: str) -> list[int]:
-        return _encode(self._shadow, text)
-
     @cached_property
-    def _shadow(self) -> "RustTokenizer":
+    def _shadow(self) -> Encoder:
         with library_errors(_FAILED):
-            return self._controls.shadow(self._rust)
+            return Encoder(self._controls.shadow(self._rust))
 
     @cached_property
     def _bos_prefix(self) -> list[int]:
@@ -195,19 +207,27 @@ class Tokenizer:
     def _pieces_of(self, written: str, named: set[str]) -> dict[str, int]:
         """Return vocabulary pieces that look like control tokens and occur in encoded control or template text.
 
-        Unigram and WordPiece models find them in any text, whether they are added tokens or not.
+        Unigram and WordPiece models find them in any text, whether they are added tokens or not. Raises CheckpointError
+        for a tokenizer that takes very long.
         """
         found, unknown = {}, self._special_texts.get("unk_token")
         ends = {self._rust.id_to_token(index) or "" for index in self.eos_ids}
-        for text in filter(None, (written, *sorted(named | ends | markup_in(written)))):
-            ids: list[int] = []
-            with suppress(CheckpointError):  # a tokenizer that fails here also fails at a prompt
-                ids = _encode(self._rust, _well_formed(text))
-            for index in ids:
-                piece = self._rust.id_to_token(index)
-                if piece is not None and piece != unknown and looks_like_markup(piece):
-                    found[piece] = index
+        texts = [_well_formed(text) for text in (_PROBE, written, *sorted(named | ends | markup_in(written))) if text]
+        with panics_hidden():
+            encoded = limited(lambda: list(map(self._ids_of, texts)), sum(map(len, texts)))
+        for index in itertools.chain.from_iterable(encoded[1:]):
+            piece = self._rust.id_to_token(index)
+            if piece is not None and piece != unknown and looks_like_markup(piece):
+                found[piece] = index
         return found
+
+    def _ids_of(self, text: str) -> list[int]:
+        try:
+            return self._encoder.encode_here(text)
+        except PanicError:
+            raise
+        except (CheckpointError, ContextLimitError):  # a tokenizer that fails here also fails at a prompt
+            return []
 
     def _written_between_turns(self) -> str:
         turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
@@ -223,11 +243,10 @@ def _check_length(texts: Iterable[object]) -> None:
 
     A fixed limit, since normalizers, unknown characters and space-absorbing tokens can shrink any text in tokens.
     """
-    from headrace.models.text.template_limits import MAX_TEXT
-
     size = sum(len(text) for text in texts if isinstance(text, str))
     if size > MAX_TEXT:
-        raise ContextLimitError(f"the prompt is too long: {size} characters, where one may have {MAX_TEXT}")
+        message = f"the prompt is too long: {size} characters, where one may have {MAX_TEXT}"
+        raise ContextLimitError(message, "shorten the prompt")
 
 
 def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
@@ -239,12 +258,6 @@ def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
             if name.endswith("_token") and isinstance(text, str):
                 found.setdefault(name, text)
     return found
-
-
-def _encode(rust: "RustTokenizer", text: str) -> list[int]:
-    with library_errors(_FAILED):
-        ids: list[int] = rust.encode(text, add_special_tokens=False).ids
-    return ids
 
 
 def _well_formed(text: str) -> str:

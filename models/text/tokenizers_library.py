@@ -8,9 +8,12 @@ foreign data runs inside `library_errors`.
 import base64
 import binascii
 import json
+import os
 import re
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from headrace.models.checkpoint.side_file import (
     check_parts,
     read_side_file,
 )
+from headrace.runtime.config.environment import debug
 from headrace.runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,15 +37,19 @@ _SUSPECT = re.compile(
     rb"|\\u00[2-7]"
     rb"|:\s*\d{8}"
     rb'|"content"\s*:\s*"[^"]{100}'
-    rb'|"prepend"\s*:\s*"[^"]{9}'
 )
-_COPIES = 4  # copies of a text-expanding part in files that skip the check, as in sound files
-_MOST_GROWTH = 1 << 10  # growth of a text by all replacements
+_MOST_GROWTH = 64  # growth of a text by all replacements; 36 in models in common use
 _MOST_PREPENDED = 1 << 10  # bytes prepended to every text
 _LARGEST_PART = 1 << 20
 _MOST_ADDED = 1 << 20  # bytes of all added tokens, from which the library builds a search table
 _MANY_ADDED = 20_000
+_PANIC = re.compile(rb"(?:^|(?<=\n))\n?thread '[^\n]* panicked at .*", re.DOTALL)
+_stderr_lock = threading.Lock()
 LARGEST_ID = 1 << 24  # the library allocates all ids up to the largest
+
+
+class PanicError(CheckpointError):
+    """A panic of the library: the tokenizer is broken or hostile, whatever the text."""
 
 
 @contextmanager
@@ -56,23 +64,44 @@ def library_errors(what: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # pyo3's, which no module exports
             raise
-        raise CheckpointError(f"{what}: {_first_line(error)}") from None
+        raise PanicError(f"{what}: {_first_line(error)}") from None
+
+
+@contextmanager
+def panics_hidden() -> Iterator[None]:
+    """Keep the lines that the library writes in a panic from stderr. Other lines of this block follow after it."""
+    with _stderr_lock, ExitStack() as stack:
+        try:
+            if debug():
+                raise OSError
+            saved = os.dup(2)
+            stack.callback(os.close, saved)
+            caught = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # no stderr, or no temporary files
+            yield
+            return
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            caught.seek(0)
+            with suppress(OSError):
+                os.write(2, _PANIC.sub(b"", caught.read()))
 
 
 def load_tokenizer(file: Path) -> "Tokenizer":
     """Load a tokenizer.json. Raises CheckpointError for one that is unreadable or unsafe to use."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a pool of threads, and warnings after a fork
     from tokenizers import Tokenizer
 
     with library_errors(f"{file.name} cannot be read"):
         content = read_side_file(file, MAX_TOKENIZER_BYTES)
         check_parts(content, MAX_TOKENIZER_PARTS)
-        if (
-            _SUSPECT.search(content)
-            or any(content.count(part) > _COPIES for part in (b'"ByteLevel"', b'"Replace"', b'"Prepend"'))
-            or content.count(b'"single_word"') > _MANY_ADDED
-        ):
+        if _SUSPECT.search(content) or content.count(b'"single_word"') > _MANY_ADDED:
             _check(json.loads(content))
-        return Tokenizer.from_str(content.decode())
+        with panics_hidden():
+            return Tokenizer.from_str(content.decode())
 
 
 def _check(document: Any) -> None:
@@ -80,10 +109,8 @@ def _check(document: Any) -> None:
     if not isinstance(document, Mapping):
         raise TypeError("it is not a JSON object")
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        for part in _parts(document.get(name)):
+        for part in parts_of(document.get(name)):
             _check_part(part)
-    _check_growth(document.get("normalizer"), document.get("pre_tokenizer"))
-    _check_growth(document.get("decoder"))
     model = document.get("model")
     if not isinstance(model, Mapping):
         raise TypeError("it has no model")
@@ -100,7 +127,7 @@ def _check(document: Any) -> None:
         _check_merges(model.get("merges") or [], len(prefix.encode()))
 
 
-def _parts(part: Any) -> Iterator[Mapping[str, Any]]:
+def parts_of(part: Any) -> Iterator[Mapping[str, Any]]:
     """Yield a normalizer, pre-tokenizer or decoder and all its nested parts."""
     waiting, seen = [part], 0
     while waiting:
@@ -128,23 +155,31 @@ def _check_part(part: Mapping[str, Any]) -> None:
         raise ValueError("it strips the ends of tokens")
 
 
-def _check_growth(*steps: Any) -> None:
-    """Bound the product of all steps that lengthen a text: sixty of them would take all memory."""
+def text_growth(*steps: Any) -> float:
+    """Return the most characters that all steps together make of one. Raises ValueError for too many."""
     growth, prepended = 1.0, 0
-    for step in steps:
-        for part in _parts(step):
-            if part.get("type") == "Prepend":
-                prepended += len(part["prepend"].encode())
-            if part.get("type") == "ByteLevel":
-                growth *= 2  # spelling bytes out takes up to two bytes per character
-            elif part.get("type") == "Replace":
-                pattern = part.get("pattern")
-                replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
-                growth *= max(1.0, len(part["content"]) / len(replaced) if replaced else 1 + len(part["content"]))
+    for part in (part for step in steps for part in parts_of(step)):
+        if part.get("type") == "Prepend":
+            prepended += len(part["prepend"].encode())
+        growth *= _growth(part)
     if prepended > _MOST_PREPENDED:
         raise ValueError(f"it puts more than {_MOST_PREPENDED} bytes before every text")
     if growth > _MOST_GROWTH:
         raise ValueError(f"it makes texts more than {_MOST_GROWTH} times as long")
+    return growth
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+    if part.get("type") == "ByteLevel":
+        return 2.0  # spelling bytes out takes up to two characters each
+    if part.get("type") == "Replace":
+        replaced, content = part["pattern"].get("String"), part["content"]
+        return max(1.0, len(content) / len(replaced)) if replaced else 1.0 + len(content)  # nothing: between all
+    if charsmap := part.get("precompiled_charsmap"):
+        data = base64.b64decode(charsmap)
+        texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+        return max(1.0, *(float(len(text.decode(errors="replace"))) for text in texts))
+    return 1.0
 
 
 def _check_merges(merges: list[Any], prefix: int) -> None:

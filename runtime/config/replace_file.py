@@ -22,12 +22,10 @@ def replace_file(path: Path, text: str) -> None:
     path = Path(os.path.realpath(path))  # the target of a link
     partial = path.with_name(f".{path.name}.headrace-{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with os.fdopen(_create(partial, _mode_of(path)), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             sync_file(file.fileno())  # before the rename: a power cut would leave an empty file
-        with contextlib.suppress(OSError):  # a new file
-            partial.chmod(stat.S_IMODE(path.stat().st_mode))
         partial.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -37,6 +35,28 @@ def replace_file(path: Path, text: str) -> None:
         sync_folder(path.parent)  # not supported by some file systems; either name is a whole file
     with contextlib.suppress(OSError):
         _remove_leftovers(path)
+
+
+def _create(partial: Path, old: int | None) -> int:
+    """Create the partial file. old: permissions of the file that it replaces, which it never exceeds.
+
+    A link or a leftover of that name is removed, never followed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(partial, flags, 0o666 if old is None else 0o600)
+    if old is not None:
+        with contextlib.suppress(OSError):  # a file system without permissions
+            os.fchmod(descriptor, old)
+    return descriptor
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:  # a new file
+        return None
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -97,7 +97,7 @@ class DiskStore:
         return True
 
     def get(self, place: bytes) -> StoredBlock | None:
-        """Read a block; None if there is none, or the file is damaged."""
+        """Read a block; None if there is none. A damaged file is deleted, so that the block is written again."""
         path = self._path(place)
         try:
             content = memoryview(path.read_bytes())
@@ -105,11 +105,13 @@ class DiskStore:
                 os.utime(path)
         except OSError:
             return None
-        if blake2b(content[:-_KEY], digest_size=_KEY).digest() != content[-_KEY:]:
-            return None
         try:
+            if blake2b(content[:-_KEY], digest_size=_KEY).digest() != content[-_KEY:]:
+                raise ValueError("not the content that was written")
             return _parsed(content[:-_KEY])
         except (error, ValueError):
+            with contextlib.suppress(OSError):
+                path.unlink()
             return None
 
     @property

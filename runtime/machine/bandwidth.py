@@ -3,25 +3,25 @@
 `measure_peak` takes about a second, `measure_now` a third of one; neither may run before a first token.
 
 Each pass reads data larger than the caches:
-- CPU with the native kernels: `runtime/native/core/streaming.h`, one thread per usable core, several streams each, as
-  the decode kernels read. One or two streams per core do not reach full speed (docs/kernels.md).
-- CPU without them: the C library's `memcmp` of two equal halves, two streams per thread. It is vectorised, reads every
-  byte and releases the interpreter lock.
+- CPU: the C library's `memcmp` of two equal halves, one thread per usable core and two streams in each. It is
+  vectorised, reads every byte and releases the interpreter lock.
+- CPU with the native kernels: also `runtime/native/core/streaming.h`, several streams per thread. The faster one counts
+  (docs/kernels.md, "Streams"): a machine's first measurement alternates between both, later ones use the winner.
 - Metal, CUDA: `mx.sum` over a float32 array or the product of a 4-bit matrix and a vector, whichever is faster, with
   several passes per submission.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.machine.peaks import Peak, store, summarise
+from headrace.runtime.machine.peaks import Peak, measurements, store, summarise
 from headrace.runtime.ops import native
 
 Progress = Callable[[float], None]
-"""Called with the fraction done, 0 to 1."""
+"""Called before each pass with the fraction done, 0 to 1; an exception from it ends the measurement."""
 
 _SECONDS = 0.6  # of passes, without filling the memory
 _SHORT_S = 0.15
@@ -36,28 +36,6 @@ _COLUMNS, _GROUP = 4096, 64  # of the 4-bit matrix
 _ROW_BYTES = _COLUMNS // 2 + _COLUMNS // _GROUP * 4
 
 
-def measure_peak(progress: Progress | None = None, host: Machine | None = None) -> Peak:
-    """Measure the peak and store it, if the cache folder is writable."""
-    return _measure(host or machine(), _SECONDS, progress or (lambda _: None), "calibration")
-
-
-def measure_now(source: str, host: Machine | None = None) -> Peak:
-    """Measure the current bandwidth, shorter than `measure_peak`, and store it. source: see `Peak`."""
-    return _measure(host or machine(), _SHORT_S, lambda _: None, source)
-
-
-def _measure(host: Machine, seconds: float, progress: Progress, source: str) -> Peak:
-    import mlx.core as mx
-
-    with streaming_reader(host) as reader:
-        taken = _repeat(reader.one_pass, seconds, progress)
-    mx.clear_cache()  # MLX would keep the freed array
-    rates = [reader.pass_bytes / one for one in taken]
-    peak = summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source)
-    store(peak, host)
-    return peak
-
-
 @dataclass(frozen=True)
 class Reader:
     """A streaming read: `one_pass` reads `pass_bytes` bytes and returns the seconds."""
@@ -67,11 +45,61 @@ class Reader:
     method: str
 
 
+Opener = Callable[[Machine], AbstractContextManager[Reader]]
+"""Returns filled memory to read, freed at the end of the block."""
+
+
+def measure_peak(progress: Progress | None = None, host: Machine | None = None) -> Peak:
+    """Measure the peak with every reader and store it, if the cache folder is writable."""
+    host = host or machine()
+    return _measure(host, _readers(host), _SECONDS, progress or (lambda _: None), "calibration")
+
+
+def measure_now(source: str, host: Machine | None = None, progress: Progress | None = None) -> Peak:
+    """Measure the current bandwidth, shorter than `measure_peak`, and store it. source: see `Peak`."""
+    host = host or machine()
+    return _measure(host, _best_readers(host), _SHORT_S, progress or (lambda _: None), source)
+
+
+def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress: Progress, source: str) -> Peak:
+    """Store a measurement of each reader and return the fastest. The readers take turns, so load slows all of them."""
+    import mlx.core as mx
+
+    with ExitStack() as stack:
+        readers = [stack.enter_context(open_reader(host)) for open_reader in openers]
+        taken = _repeat([reader.one_pass for reader in readers], seconds, progress)
+    mx.clear_cache()  # MLX would keep the freed array
+    peaks = []
+    for reader, passes in zip(readers, taken, strict=True):
+        rates = [reader.pass_bytes / one for one in passes]
+        peaks.append(summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source))
+        store(peaks[-1], host)
+    return max(peaks, key=lambda peak: peak.bytes_per_second)
+
+
 def streaming_reader(host: Machine) -> AbstractContextManager[Reader]:
-    """Return filled memory to read, freed at the end of the block."""
+    """Open the machine's fastest reader. Measures the peak if it never was."""
+    openers = _best_readers(host)
+    if len(openers) > 1:
+        measure_now("calibration", host)
+        openers = _best_readers(host)
+    return openers[0](host)
+
+
+def _readers(host: Machine) -> list[Opener]:
     if host.backend != "cpu":
-        return _gpu_reader(host)
-    return _native_reader(host) if native.status().available else _memcmp_reader(host)
+        return [_gpu_reader]
+    return [_memcmp_reader, _native_reader] if native.status().available else [_memcmp_reader]
+
+
+def _best_readers(host: Machine) -> list[Opener]:
+    """Return the reader of the fastest stored measurement; all readers if there is none."""
+    openers = _readers(host)
+    known = [peak for peak in measurements(host) if peak.source != "decode"]
+    if len(openers) == 1 or not known:
+        return openers
+    fastest = max(known, key=lambda peak: peak.bytes_per_second)
+    return [_memcmp_reader if fastest.method == _memcmp_method(host) else _native_reader]
 
 
 @contextmanager
@@ -79,6 +107,10 @@ def _native_reader(host: Machine) -> Iterator[Reader]:
     threads = host.usable_cores
     memory = native.streaming_read(_cpu_size(threads), threads, _STREAMS)
     yield Reader(memory.one_pass, memory.bytes, f"{_STREAMS} streams in each of {_threads(threads)}")
+
+
+def _memcmp_method(host: Machine) -> str:
+    return f"memcmp, {_threads(host.usable_cores)}"
 
 
 @contextmanager
@@ -127,7 +159,7 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
             reader.start()
         for _ in readers:
             spans.get()
-        yield Reader(one_pass, threads * half * 2, f"memcmp, {_threads(threads)}")
+        yield Reader(one_pass, threads * half * 2, _memcmp_method(host))
     finally:
         for orders in passes:
             orders.put(False)
@@ -167,13 +199,14 @@ def _gpu_reader(host: Machine) -> Iterator[Reader]:
     yield max(kinds, key=lambda kind: max(kind.pass_bytes / kind.one_pass() for _ in range(_GPU_TRIALS)))
 
 
-def _repeat(one_pass: Callable[[], float], budget_s: float, progress: Progress) -> list[float]:
-    """Run passes for about `budget_s`; return the seconds of each."""
-    seconds: list[float] = []
+def _repeat(passes: Sequence[Callable[[], float]], budget_s: float, progress: Progress) -> list[list[float]]:
+    """Run passes in turn for about `budget_s`; return the seconds of each."""
+    seconds: list[list[float]] = [[] for _ in passes]
     began = time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < budget_s or len(seconds) < _MIN_PASSES:
+    while (elapsed := time.perf_counter() - began) < budget_s or len(seconds[0]) < _MIN_PASSES:
         progress(min(1.0, elapsed / budget_s))
-        seconds.append(one_pass())
+        for one_pass, taken in zip(passes, seconds, strict=True):
+            taken.append(one_pass())
     progress(1.0)
     return seconds
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 from headrace.runtime import ops
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
+from headrace.runtime.machine.bandwidth import Progress
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import Weight
 
@@ -29,15 +30,15 @@ def cached_compute() -> float | None:
     return found if isinstance(found, float) and math.isfinite(found) and found > 0 else None
 
 
-def measure_compute() -> float:
+def measure_compute(progress: Progress | None = None) -> float:
     """Measure FLOP/s (a multiply-add counts as two) and store the best. Takes about a quarter of a second."""
-    measured = _measure()
+    measured = _measure(progress or (lambda _: None))
     if measured > (cached_compute() or 0.0):
         write_cache(_cache_file(), {**read_cache(_cache_file()), _key(): measured})
     return measured
 
 
-def _measure() -> float:
+def _measure(progress: Progress) -> float:
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     size = 4096 if on_gpu else 2048
     active, dtype = ops.select(), mx.float16 if on_gpu else mx.float32
@@ -47,6 +48,7 @@ def _measure() -> float:
     slow = min(_seconds(active, weight, FEW_ROWS, dtype) for _ in range(3)) > _SLOW_S  # stock MLX on some CPUs
     rows, best, began = FEW_ROWS if slow else ROWS, float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < _SECONDS:
+        progress(min(1.0, (time.perf_counter() - began) / _SECONDS))
         best = min(best, _seconds(active, weight, rows, dtype))
     return 2 * rows * size * size / best
 

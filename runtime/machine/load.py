@@ -10,20 +10,12 @@ _MUCH = 0.5  # share of other programs that always counts
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """One sample of the load. CPUs as the number busy; sizes in bytes.
-
-    own_cpus: of this program's processes. busiest: the busiest other process, empty if not known yet.
-    """
+class CPUUse:
+    """CPUs in use, as the number busy. own_cpus: with this program's processes."""
 
     cpus: int
     busy_cpus: float
     own_cpus: float
-    memory_used: int
-    memory_total: int
-    swap_used: int
-    readings: Readings = field(default_factory=Readings)
-    busiest: str = ""
 
     @property
     def other_cpus(self) -> float:
@@ -35,3 +27,14 @@ class Load:
         """True if other programs slow decoding down."""
         full = self.busy_cpus >= _FULL * self.cpus and self.other_cpus >= _NOTABLE * self.cpus
         return full or self.other_cpus >= _MUCH * self.cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Load(CPUUse):
+    """One sample of the load. Sizes in bytes. busiest: the busiest other process, empty if not known yet."""
+
+    memory_used: int
+    memory_total: int
+    swap_used: int
+    readings: Readings = field(default_factory=Readings)
+    busiest: str = ""

@@ -22,7 +22,7 @@ RECENT_DAYS = 30
 KEPT = 16  # measurements per machine
 STEP_BYTES = 64 << 20  # least bytes of a step that corrects the peak: smaller ones may fit caches
 STEPS = 16  # least intervals: a token read late makes the next one look early
-_FORMAT = 2  # of the measurement; format 1 had one or two streams per thread
+_FORMAT = 3  # of the measurement; format 1 had two streams per thread, format 2 eight
 _VERSION = f" / {_FORMAT}"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 

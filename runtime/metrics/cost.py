@@ -64,12 +64,12 @@ class StepCost:
         """Return all bytes of a decode step of `batch` sequences with `past` cache entries each."""
         return self.weight_bytes + batch * (self.kv_bytes_read(past) + self.kv_bytes_written())
 
-    def step_flops(self, past: int) -> int:
-        """Return the FLOPs of a decode step with `past` cache entries."""
-        attention = sum(
-            layer.count * self.attention_flops_per_entry * visible(past + 1, layer.window) for layer in self.kv
-        )
-        return self.weight_flops + attention
+    def step_flops(self, past: int, rows: int = 1) -> int:
+        """Return the FLOPs of a step with `past` cache entries. rows: successive tokens of one sequence, attention's
+        included: with draft tokens, or of a prompt.
+        """
+        entries = sum(layer.count * visible_by_all(past + 1, rows, layer.window) for layer in self.kv)
+        return rows * self.weight_flops + self.attention_flops_per_entry * entries
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of a cache of `tokens` entries."""
@@ -111,3 +111,9 @@ def quantized_bytes(weights: int, bits: int, group_size: int, scale_bytes: int =
 def visible(entries: int, window: int | None) -> int:
     """Return the number of `entries` positions that a query with this window sees."""
     return entries if window is None else min(entries, window)
+
+
+def visible_by_all(entries: int, rows: int, window: int | None) -> int:
+    """Return the sum of `visible` over successive queries: the first of `entries` positions, each next of one more."""
+    growing = rows if window is None else max(0, min(rows, window - entries))  # queries that see all positions
+    return growing * entries + growing * (growing - 1) // 2 + (rows - growing) * (window or 0)

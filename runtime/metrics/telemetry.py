@@ -3,7 +3,7 @@
 Bytes are computed from shapes (`runtime.metrics.cost`), not read from hardware counters. Seconds are monotonic wall
 clock. A step's latency is t(k) - t(k - 1), of its end and the previous one's; for the first, the time since the end of
 the prefill. The inter-token latency of a step with n tokens is latency / n for each. MBU (model bandwidth utilisation)
-is achieved bandwidth over the machine's measured peak.
+is achieved bandwidth over the memory bandwidth beside the steps, see `mbu`.
 """
 
 from collections.abc import Sequence
@@ -94,13 +94,14 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 class Summary:
     """Figures of one generation; None if there were too few steps.
 
-    queue_s: request submitted -> admitted. prefill_s: admitted -> end of prefill.
+    queue_s: request submitted -> admitted, without tokenize_s. prefill_s: admitted -> end of prefill.
     ttft_s: request submitted -> first token ready, without tokenisation.
     reused_tokens: prompt tokens found in the cache. prefill_tokens: computed before the first step, which computes the
     prompt's last token. steps: all, the one of the end-of-turn token included.
     Without the first step: step_latency and its mean step_s per step; itl per token, an end-of-turn token included;
     tpot_s = (t_last - t_first) / tokens. proposed, accepted: draft tokens of all steps.
-    mbu: set by the app; the chat's ttft_s counts from the submission in its process.
+    tokenize_s, mbu, busy: set by the app; the chat's ttft_s and queue_s count from the submission in its process.
+    busy: other programs slowed the steps down, so there is no mbu.
     """
 
     prompt_tokens: int
@@ -121,9 +122,11 @@ class Summary:
     achieved_gb_s: float | None
     peak_memory_bytes: int
     queue_s: float = 0.0
+    tokenize_s: float = 0.0
     proposed: int = 0
     accepted: int = 0
     mbu: float | None = None
+    busy: bool = False
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
@@ -159,6 +162,16 @@ class PoolStats:
         return self.used + self.cached + self.free
 
 
-def mbu(achieved_gb_s: float | None, measured_peak_gb_s: float | None) -> float | None:
-    """Return the model bandwidth utilisation, a fraction; None unless both are known."""
-    return achieved_gb_s / measured_peak_gb_s if achieved_gb_s is not None and measured_peak_gb_s else None
+def mbu(achieved_gb_s: float | None, memory_gb_s: float | None, peak_gb_s: float | None) -> float | None:
+    """Return the model bandwidth utilisation, a fraction; None if unknown. See `mbu_base` for the bandwidths."""
+    base = mbu_base(achieved_gb_s, memory_gb_s, peak_gb_s)
+    return achieved_gb_s / base if achieved_gb_s is not None and base else None
+
+
+def mbu_base(achieved_gb_s: float | None, memory_gb_s: float | None, peak_gb_s: float | None) -> float | None:
+    """Return the memory bandwidth that MBU compares with: the one read beside the steps, or else the measured peak.
+
+    A reading below `achieved_gb_s` was slowed down, so the peak is used.
+    """
+    slowed = memory_gb_s is None or memory_gb_s < (achieved_gb_s or 0.0)
+    return peak_gb_s or memory_gb_s if slowed else memory_gb_s

@@ -91,10 +91,11 @@ def exact() -> bool:
     return environment.exact()
 
 
-def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
+def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     """Convert the weight to the kernels' layout, in its stored types.
 
-    Activations multiplied by 2-, 4- and 8-bit weights are rounded to 16-bit groups with a scale, unless `exact`.
+    Activations multiplied by 2-, 4- and 8-bit weights are rounded to 16-bit groups with a scale, unless `exact`, or
+    HEADRACE_EXACT for all.
     """
     matrix = None
     if dtype == mx.float32:
@@ -102,7 +103,8 @@ def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
             scales, biases = _flat(weight.scales), _flat(weight.biases)
             bias = None if weight.bias is None else weight.bias.reshape(-1)
             data = weight.data.reshape(weight.rows, -1)
-            matrix = kernels.Matrix(data, scales, biases, bias, weight.bits, weight.group_size, weight.mode, exact())
+            mode, in_float = weight.mode, exact or environment.exact()
+            matrix = kernels.Matrix(data, scales, biases, bias, weight.bits, weight.group_size, mode, in_float)
         except ValueError as error:
             fallbacks[f"weight: {error}"] += 1
     # The kernels' copies of the arrays, so that those of the file can be freed.

@@ -34,7 +34,7 @@ else:
     try:
         import headrace.runtime._native as kernels
     except ModuleNotFoundError:
-        kernels, missing = None, "not built: building them needs Linux and a C++20 compiler"
+        kernels, missing = None, "not built: building them needs Linux, a C++20 compiler and Python's headers"
     except ImportError as error:  # such as a build against another mlx
         kernels, missing = None, f"built, but cannot be loaded: {error}"
 

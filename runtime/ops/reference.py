@@ -28,7 +28,7 @@ name = "reference"
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
 
-def prepare(weight: Weight, dtype: mx.Dtype) -> Weight:
+def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:  # noqa: ARG001
     """Return the weight with scales, biases and plain data in the compute dtype, so that MLX casts none per step.
 
     Groups of 16 become groups of 32.

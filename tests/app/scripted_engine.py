@@ -61,7 +61,7 @@ CARD = ModelCard(
     context_limit=512,
     weight_bytes=98_000_000,
     cost=COST,
-    generation_defaults={},
+    generation_defaults={"temperature": 0.7, "min_p": 0.05},
     thinks=False,
     load_s=0.2,
     machine=MACHINE,
@@ -257,7 +257,9 @@ class ScriptedEngine:
             yield Delta(command.id, piece, (step,), accepted_spans=spans)
             said += 1
         reason: FinishReason = "cancelled" if command.id in self._cancelled else script.reason
-        yield Done(command.id, reason, summary(script.prompt_tokens, script.reused, said), script.context_full)
+        ended = summary(script.prompt_tokens, script.reused, said)
+        ended = ended if self.card_to_load.peak is not None else replace(ended, mbu=None)
+        yield Done(command.id, reason, ended, script.context_full)
 
     def _poll_pull(self) -> list[Event]:
         if self._pull is None:

@@ -89,6 +89,7 @@ BROKEN_SHARDS: dict[str, tuple[bytes, str]] = {
     "offset NaN": (shard(json.dumps(changed("a.weight", data_offsets=[float("nan"), 16])).encode()), "NaN"),
     "offset infinite": (shard(json.dumps(changed("a.weight", data_offsets=[0, float("inf")])).encode()), "offsets"),
     "size and shape disagree": (shard(changed("a.weight", shape=[2, 3])), "but spans"),
+    "bytes beyond the shape": (shard(changed("a.weight", shape=[1, 2])), "but spans"),
     "past the end": (shard({**header(), "c": tensor("U8", [100], 36)}), "truncated"),
     "far past the end": (shard({**header(), "c": tensor("U8", [1 << 40], 36)}), "truncated"),
     "overlap": (shard({**header(), "c": tensor("F32", [2], 4)}), "overlaps"),

@@ -50,6 +50,40 @@ def loop(file: Path) -> None:
     file.symlink_to(file.name)
 
 
+@pytest.mark.parametrize("name", READ)
+def test_links_out_of_the_directory_are_refused(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret"
+    file = directory / name
+    elsewhere.write_bytes(file.read_bytes() if file.exists() else b"{{ messages }}")
+    file.unlink(missing_ok=True)
+    file.symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="link out of the model directory"):
+        Tokenizer.load(directory)
+
+
+def test_a_linked_folder_of_templates_is_refused(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "more.jinja").write_text("x")
+    (directory / MORE).parent.rmdir()
+    (directory / MORE).parent.symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="link out of the model directory"):
+        Tokenizer.load(directory)
+
+
+def test_links_of_a_hub_snapshot_lead_to_its_blobs(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
+    (snapshot / MORE).parent.mkdir(parents=True)
+    blobs.mkdir()
+    write_byte_tokenizer(snapshot)
+    (snapshot / MORE).write_text("x")
+    for number, name in enumerate(READ):
+        (snapshot / name).rename(blobs / str(number))
+        (snapshot / name).symlink_to(blobs / str(number))
+    assert Tokenizer.load(snapshot).encode("a")
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", MORE])
 @pytest.mark.parametrize("put", [pipe, endless, huge, folder, loop])
 def test_broken_side_files_are_one_line_or_ignored(directory: Path, name: str, put: Callable[[Path], None]) -> None:
@@ -61,7 +95,7 @@ def test_broken_side_files_are_one_line_or_ignored(directory: Path, name: str, p
         if name == "chat_template.jinja" and put is not huge:
             assert Tokenizer.load(directory).chat_template is None
         else:
-            with pytest.raises(CheckpointError, match=r"^\S+ cannot|tokenizer.json") as caught:
+            with pytest.raises(CheckpointError, match=r"^\S+ (cannot|is a link)|tokenizer.json") as caught:
                 Tokenizer.load(directory)
             assert "\n" not in str(caught.value)
         _, peak = tracemalloc.get_traced_memory()

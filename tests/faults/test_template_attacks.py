@@ -8,6 +8,7 @@ import pytest
 
 from headrace.models.text import template_limits
 from headrace.models.text.chat_template import ChatTemplate
+from headrace.models.text.template_sandbox import MAX_SOURCE
 from headrace.runtime.errors import CheckpointError
 
 USER = [{"role": "user", "content": "hi"}]
@@ -153,6 +154,7 @@ MALFORMED = {
     "deep expression": "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
     "deep blocks": "{% if x %}" * 300 + "{% endif %}" * 300,
     "long": "x" * 2_000_000,
+    "one character too long": "x" * (MAX_SOURCE + 1),
     "division": "{{ 1 / 0 }}",
     "undefined": "{{ foo.bar }}",
     "types": "{{ 'a' + 1 }}",

@@ -21,7 +21,7 @@ def test_words(counts: Counts) -> None:
 
 @pytest.mark.parametrize(
     ("places", "most"),
-    [("odd_openings", 3), ("long_functions", 0), ("many_parameters", 3), ("cache_classes", 31), ("long_files", 8)],
+    [("odd_openings", 3), ("long_functions", 0), ("many_parameters", 3), ("cache_classes", 31), ("long_files", 9)],
 )
 def test_places(counts: Counts, places: str, most: int) -> None:
     found = getattr(counts, places)
@@ -29,7 +29,7 @@ def test_places(counts: Counts, places: str, most: int) -> None:
 
 
 def test_lines(counts: Counts) -> None:
-    assert 30_000 < counts.lines <= 48_300
+    assert 30_000 < counts.lines <= 51_500
 
 
 def test_readme_is_one_page() -> None:

@@ -1,13 +1,15 @@
 """Driving the real application over a scripted engine: no process, no model, no clock."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import textual.app
 import textual.pilot
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 
 from headrace.app.config.settings import Settings
@@ -16,12 +18,29 @@ from headrace.app.tui import poll_interval
 from headrace.app.tui.app import HeadraceApp
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
-from headrace.app.tui.screens import chat_screen, chat_state
+from headrace.app.tui.screens import chat_screen, chat_state, dialogs
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.transcript.transcript import Transcript
 from tests.app.scripted_engine import ScriptedEngine
 
 Scenario = Callable[["Driver"], Awaitable[None]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _style_sheets_are_parsed_once() -> Iterator[None]:
+    """Share parsed style sheets between apps, by their text and variables: textual parses them for each app."""
+    parsed: dict[Any, list[RuleSet]] = {}
+    parse = Stylesheet._parse_rules
+
+    def parse_once(sheet: Stylesheet, *arguments: Any, **options: Any) -> list[RuleSet]:
+        key = arguments, *options.items(), *sheet._variables.items()
+        if key not in parsed:
+            parsed[key] = parse(sheet, *arguments, **options)
+        return parsed[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
 
 
 class Driver:
@@ -112,6 +131,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.01)
     monkeypatch.setattr(chat_state, "NOTIFICATION_S", 120.0)
     monkeypatch.setattr(chat_screen, "_TWICE_S", 120.0)
+    monkeypatch.setattr(dialogs, "_QUIET_S", 0.001)
+    monkeypatch.setattr(dialogs, "_BURST_S", 0.001)
     return tmp_path
 
 

@@ -10,18 +10,21 @@ from hypothesis import strategies as st
 from textual.content import Content
 
 from headrace.app.tui.decode.axes import decades, labels, marked, ticks
+from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.braille import bars, dotted
 from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.history import bar_chart
-from headrace.app.tui.decode.latency_chart import colour, latency_chart
+from headrace.app.tui.decode.latency import LatencySection, _milliseconds
+from headrace.app.tui.decode.latency_chart import HEADROOM, colour, latency_chart
 from headrace.app.tui.decode.layers import layered
-from headrace.app.tui.decode.roofline import Point, plot, roof
+from headrace.app.tui.decode.roofline import Point, decode_point, plot, roof
 from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.metrics.facts import MachineFacts
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.metrics.telemetry import Percentiles
 from tests.app.scripted_engine import CARD, COST, record, summary
 
 SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -76,7 +79,13 @@ def test_a_dotted_line_is_dark_on_bars_and_light_on_the_ground() -> None:
 
 
 def _lines(latencies: list[float], newest: int, width: int, height: int, cursor: int | None = None) -> list[str]:
-    return [line.plain for line in latency_chart(latencies, newest, width, height, cursor).lines]
+    return [line.plain for line in latency_chart(latencies, _of(latencies), newest, width, height, cursor).lines]
+
+
+def _of(latencies: list[float]) -> Percentiles:
+    found = Percentiles.of(latencies)
+    assert found is not None
+    return found
 
 
 STEADY = [0.010] * 99 + [0.012]
@@ -108,8 +117,25 @@ def test_the_percentiles_stand_in_the_chart() -> None:
 
 
 def test_the_axis_takes_no_more_room_than_its_labels() -> None:
-    assert latency_chart(STEADY, 100, 60, 9).left == 4
-    assert latency_chart([0.0001] * 50, 50, 60, 9).left == 5
+    assert latency_chart(STEADY, _of(STEADY), 100, 60, 9).left == 4
+    assert latency_chart([0.0001] * 50, _of([0.0001]), 50, 60, 9).left == 5
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=2, max_size=400), st.integers(24, 80), st.integers(9, 20))
+def test_the_percentiles_drawn_are_those_written(latencies: list[float], width: int, height: int) -> None:
+    """The percentiles are those of all kept steps, also of those left of the chart."""
+    metrics = LiveMetrics()
+    metrics.stepped([replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate([1.0, *latencies])])
+    lines = [line.plain for line in LatencySection(metrics).lines(metrics, width, height)]
+    of = _of(latencies)
+    assert lines[-1].split()[:2] == ["p50", _milliseconds(of.p50)]
+    assert metrics.document()["itl_ms"]["p50"] == of.p50 * 1e3
+    chart = lines[1:-2]
+    top = of.p99 * HEADROOM
+    for name, value in (("p50", of.p50), ("p95", of.p95)):
+        rows = [row for row, line in enumerate(chart) if line.lstrip().startswith(name)]
+        height_of = 4 * (len(chart) - 1 - rows[0]) if rows else 0  # p50 covers p95 in the same line
+        assert not rows or height_of - 1 <= value / top * 4 * len(chart) <= height_of + 5
 
 
 def test_colours_tell_the_distance_from_the_median() -> None:
@@ -120,7 +146,8 @@ def test_colours_tell_the_distance_from_the_median() -> None:
         "$accent",
         "$error",
     ]
-    chart = latency_chart([0.010] * 80 + [0.040] * 20, 100, 60, 13)
+    latencies = [0.010] * 80 + [0.040] * 20
+    chart = latency_chart(latencies, _of(latencies), 100, 60, 13)
     styles = [_style(line) for line in chart.lines[:-1]]
     assert styles == sorted(styles, key=["$error", "$accent", "$primary"].index)
     assert set(styles) == {"$error", "$accent", "$primary"}
@@ -199,6 +226,45 @@ def test_the_context_that_is_shown_grows_with_the_conversation(tokens: int, limi
     assert span_of(tokens, limit) == span
 
 
+STEPS = st.tuples(
+    st.integers(0, 5000), st.integers(0, 12), st.integers(0, 12), st.floats(0.002, 0.5)
+)  # past, draft tokens, accepted ones at most, seconds
+
+
+@given(st.lists(STEPS, min_size=1, max_size=40), st.booleans())
+def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
+    steps: list[tuple[int, int, int, float]], over: bool
+) -> None:
+    """Whatever was drafted and accepted: the FLOPs and the bytes are of the same steps."""
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    for index, (past, proposed, most, seconds) in enumerate(steps, 1):
+        accepted = min(most, proposed)
+        step = replace(record(index, past + 1 + accepted), proposed=proposed, accepted=accepted, latency_s=seconds)
+        rows = 1 + proposed
+        read, written = COST.kv_bytes_read(past + proposed), rows * COST.kv_bytes_written()
+        metrics.stepped([replace(step, kv_bytes_read=read, kv_bytes_written=written)])
+    if over:
+        metrics.finished(summary(20, 0, len(steps)), "stop")
+    point, achieved = decode_point(metrics), metrics.achieved_gb_s
+    assert point is not None
+    assert achieved is not None
+    assert point.flops == pytest.approx(achieved * 1e9 * point.intensity)
+    if over:
+        counted = sum(COST.step_flops(past + row) for past, proposed, _, _ in steps for row in range(1 + proposed))
+        assert point.flops == pytest.approx(counted / sum(seconds for *_, seconds in steps))
+
+
+@pytest.mark.parametrize("width", [14, 22, 26, 40])
+def test_the_bytes_of_a_step_are_never_cut(width: int) -> None:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    line = BandwidthSection(metrics).lines(metrics, width, 6)[3].plain
+    assert line.endswith("KV")
+    assert "93.5 MiB" in line
+
+
 def test_layers_show_all_dots_in_the_front_style() -> None:
     (line,) = layered([(["⠁⠁ "], "red"), (["⡀  "], "blue"), (["  •"], "green")])
     assert line.plain == "⡁⠁•"
@@ -237,6 +303,7 @@ def _answering() -> LiveMetrics:
     metrics.submitted()
     metrics.prefilling(19, 19, 0)
     metrics.stepped([record(n, 20 + n) for n in range(200)])
+    metrics.set_context(219)
     return metrics
 
 
@@ -271,6 +338,7 @@ def test_guesses_that_are_right_bring_the_end_of_the_context_closer() -> None:
     guessed.ready(*facts(CARD))
     guessed.submitted()
     guessed.stepped([replace(record(n, 20 + n), proposed=3, accepted=3) for n in range(200)])
+    guessed.set_context(219)
     assert (seconds_until_full(guessed) or 0) == pytest.approx((seconds_until_full(plain) or 0) / 4)
     rate, peak = guessed.history.token_gb_s or 0, guessed.machine.measured_gb_s or 0
     assert expected_rate(COST, rate, 120) == pytest.approx(guessed.rate_average, rel=0.05)
@@ -282,4 +350,5 @@ def test_the_legend_leaves_out_what_does_not_fit() -> None:
     metrics = _answering()
     section = ContextSpeedSection(metrics)
     assert section.lines(metrics, 60, 7)[-1].plain.endswith("• measured")
-    assert section.lines(metrics, 40, 7)[-1].plain.rstrip().endswith("roofline")
+    assert section.lines(metrics, 40, 7)[-1].plain.rstrip().endswith("one token a step")
+    assert section.lines(metrics, 24, 7)[-1].plain.rstrip().endswith("expected")

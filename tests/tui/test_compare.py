@@ -143,7 +143,7 @@ def test_esc_stops_one_answer_after_the_other(play) -> None:
     play(scenario, engine)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (80, 50), (109, 30), (60, 16), (40, 12), (200, 50)])
+@pytest.mark.parametrize("size", [(80, 24), (80, 50), (100, 24), (60, 16), (40, 12), (200, 50)])
 def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("What turns?")
@@ -154,7 +154,7 @@ def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> 
         if size[1] < 20:
             return  # a line or two of what is said
         assert "Water turns" in text
-        both = size[0] >= 110 or size[1] >= 36
+        both = size[0] >= 100 or size[1] >= 36
         assert ("Brass gears" in text) == both
         if not both:
             await it.press("f3")
@@ -166,6 +166,42 @@ def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> 
         await it.until(lambda: ("Water turns" in it.text() and "Brass gears" in it.text()) == both)
 
     play(scenario, scripted(A, B), size=size)
+
+
+def test_enter_queues_a_question_while_answers_are_written(play) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await compared(it, "/compare temperature=1.2", "first")
+        it.engine.script(Script(hold=1))
+        await write(it, "second")
+        await it.until(lambda: screen.comparison.phase == "answering")
+        await write(it, "third")
+        assert screen.prompt.text == ""
+        assert "⧗ third" in it.text()
+        it.engine.release()
+        await it.until(lambda: len(it.engine.commands) == 6)
+        await over(it)
+        questions = [command.messages[-1]["content"] for command in it.engine.commands]
+        assert questions == ["first", "first", "second", "second", "third", "third"]
+        assert "⧗" not in it.text()
+
+    play(scenario, scripted(A, B))
+
+
+def test_a_queued_question_comes_back_after_a_stopped_answer(play) -> None:
+    async def scenario(it: Driver) -> None:
+        screen = await compared(it, "/compare temperature=1.2", "first")
+        it.engine.script(Script(hold=1), Script())
+        await write(it, "second")
+        await it.until(lambda: screen.comparison.phase == "answering")
+        await write(it, "third")
+        await write(it, "/queue")
+        assert screen.prompt.text == "third"
+        await it.press("enter")
+        await it.press("escape")
+        await it.until(lambda: screen.comparison.running is None and screen.prompt.text == "third")
+        assert len(it.engine.commands) == 4
+
+    play(scenario, scripted(A, B))
 
 
 def test_another_model_is_loaded_for_its_turn(play, monkeypatch: pytest.MonkeyPatch) -> None:

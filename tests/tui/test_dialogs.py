@@ -6,6 +6,7 @@ import os
 import pytest
 from textual import events
 from textual.command import CommandPalette
+from textual.widgets import OptionList
 
 from headrace.app.tui.screens import prompt_prefetch
 from headrace.app.tui.screens.chat_screen import ChatScreen
@@ -178,3 +179,32 @@ def test_models_on_a_disk_that_cannot_be_read(play, monkeypatch: pytest.MonkeyPa
         assert it.said[0] == "still there"
 
     play(scenario)
+
+
+@pytest.mark.parametrize(("width", "shown"), [(120, True), (60, False)])
+def test_the_model_picker_explains_the_columns_it_shows(play, width: int, shown: bool) -> None:
+    """A mixture, of which a step reads the active experts, has a speed, too."""
+
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: "qwen3-8b" in it.text())
+        assert ("tok/s ≤" in it.text()) == ("tok/s: computed" in it.text()) == shown
+        models = it.app.screen.query_one("#models", OptionList)
+        lines = {option.id: str(option.prompt).split() for option in models.options}
+        if shown:
+            speeds = [int(lines[name][7]) for name in ("qwen3-30b-a3b", "qwen3-8b")]
+            assert speeds[0] > speeds[1] > 0
+
+    play(scenario, size=(width, 40))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+def test_keys_and_their_descriptions_stand_apart(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f1")
+        text = it.text()
+        for key, words in (("Ctrl+J, Shift+Enter", "new line"), ("Enter, at an answer", "queue the message")):
+            assert text.split(key)[1].startswith("  "), key
+            assert text.split(key)[1].lstrip().startswith(words)
+
+    play(scenario, size=size)

@@ -152,3 +152,38 @@ def test_nothing_wakes_up_while_no_key_is_pressed(monkeypatch: pytest.MonkeyPatc
     assert waits[0] is None
     os.close(ours)
     os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        (b"", ""),
+        (b"hi\n", "h i enter"),
+        (b"a\nb", "a enter b"),
+        (b"a\nb\nc", "a ctrl+j b ctrl+j c"),
+        (b"a\nb\n", "a ctrl+j b enter"),
+    ],
+)
+def test_enter_before_the_start_is_enter(typed: bytes, keys: str) -> None:
+    """A terminal that is not in raw mode yet turns it into a line break."""
+    ours, theirs = os.pipe()
+    os.write(theirs, typed)
+    seen: list[str] = []
+
+    async def run() -> None:
+        reading = driver.TerminalDriver(App[None](), mouse=False)
+        reading.fileno = ours
+        reading.process_message = lambda message: seen.append(getattr(message, "key", ""))  # type: ignore[method-assign]
+        thread = reading._key_thread = Thread(target=reading.run_input_thread)
+        thread.start()
+        while len(seen) < len(keys.split()):
+            sleep(0.001)
+        os.write(theirs, b"x")
+        while not seen or seen[-1] != "x":
+            sleep(0.001)
+        reading.disable_input()
+
+    asyncio.run(run())
+    assert seen == [*keys.split(), "x"]
+    os.close(ours)
+    os.close(theirs)

@@ -1,13 +1,17 @@
 """The first minute: a model that has to be fetched, and one that cannot be."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from headrace.app.chat import download_plan
 from headrace.app.engine.events import Event, LoadProgress
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
+from headrace.models.registry.import_gguf import copy_bytes
+from headrace.models.registry.resolve import resolve
 from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.models.gguf.build import write_gguf
 from tests.tui.conftest import Driver
 
 MIB = 1 << 20
@@ -117,6 +121,18 @@ def test_ways_out_take_a_line_each_where_the_chat_is_narrow() -> None:
 def test_no_room_on_the_disk_is_said_before_the_download() -> None:
     wanted = download_plan.DownloadPlan("m", "the hub", 5 << 30, 1 << 30)
     assert wanted.room == "1.00 GiB free on the disk: not enough"
+
+
+def test_the_copy_of_a_gguf_is_planned_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q8_0")
+    plan = download_plan.download_plan(str(file))
+    assert plan is not None
+    assert plan.copy
+    assert plan.bytes == copy_bytes(file)
+    assert plan.verb == "copy"
+    resolve(str(file))
+    assert download_plan.download_plan(str(file)) is None
 
 
 def test_what_was_loaded_otherwise_than_it_is_stored_is_said(play) -> None:

@@ -1,8 +1,11 @@
 """What guessing gives, as it is seen: figures of a turn, acceptance over time, and what was guessed underlined."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from textual.content import Content
 
 from headrace.app.sessions.records import Message
@@ -10,8 +13,9 @@ from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_c
 from headrace.app.tui.decode.speed import SpeedFacts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.answer_pane import FigureLines, Figures
-from headrace.app.tui.transcript.accepted import accepted_lines
+from headrace.app.tui.transcript.accepted import mark_accepted, sanitised
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
+from headrace.app.tui.transcript.markdown_lines import render
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
@@ -79,13 +83,25 @@ def underlined(lines: list[Content]) -> list[str]:
 
 
 def test_what_was_guessed_is_underlined_and_nothing_else_changes() -> None:
-    text = "One **two** three\nfour\x1b[31m five"
-    lines = accepted_lines(text, [(4, 11), (17, 22)], 40)
-    assert [line.plain for line in lines] == ["One **two** three", "four␛[31m five"]
-    assert underlined(lines) == ["**two**", "four"]
-    narrow = accepted_lines("a word and another", [(2, 18)], 8)
-    assert all(line.cell_length <= 8 for line in narrow)
-    assert "".join(underlined(narrow)).replace(" ", "") == "wordandanother"
+    text = "\x1b[31mOne **two** three\n\n- a `wo_rd` and [x]\n\n```py\nfor two in three:\n```\ntwo"
+    source, spans = sanitised(text, [(text.index("two"), text.index(" three")), (text.index("rd`"), text.index("[x]"))])
+    plain = render(source, 40)
+    lines = mark_accepted(plain, source, spans)
+    assert [line.plain for line in lines] == [line.plain for line in plain]
+    assert "".join(underlined(lines)).replace(" ", "") == "twordand"
+
+
+@given(st.lists(st.sampled_from(["one", " two", ".", "\n", "**", "- ", "`x`", "three "]), max_size=30), st.data())
+def test_underlines_are_of_what_was_guessed(pieces: list[str], data: st.DataObject) -> None:
+    text = "".join(pieces)
+    ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    spans = list(zip(ends[::2], ends[1::2], strict=False))
+    lines = render(text, 40)
+    assert [line.plain for line in mark_accepted(lines, text, spans)] == [line.plain for line in lines]
+    assert underlined(mark_accepted(lines, text, [])) == []
+    said = re.findall(r"\w+", " ".join(line.plain for line in lines))
+    every = " ".join(underlined(mark_accepted(lines, text, [(0, len(text))])))
+    assert re.findall(r"\w+", every) == said
 
 
 def test_an_answer_shows_its_guesses_while_it_is_asked_to() -> None:
@@ -93,7 +109,13 @@ def test_an_answer_shows_its_guesses_while_it_is_asked_to() -> None:
     entry = Entry(message, MessageState())
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
     assert entry.update(message, MessageState(accepted=((4, 11),)))
-    assert entry.rows(LayoutOptions(40))[0][0].plain == "One **two** three"
+    (row, kind) = entry.rows(LayoutOptions(40))[0]
+    assert (row.plain.rstrip(), kind) == ("One two three", "body")
+    assert underlined([row]) == ["two"]
+    thinking = replace(message, content="<think>two</think>One two")
+    assert entry.update(thinking, MessageState(accepted=((22, 25),)))
+    assert underlined([row for row, _ in entry.rows(LayoutOptions(40))]) == ["two"]
+    entry.update(message, MessageState(accepted=((4, 11),)))
     assert entry.update(message, MessageState())
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
 

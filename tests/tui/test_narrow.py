@@ -3,7 +3,9 @@
 from itertools import pairwise
 
 import pytest
+from textual import events
 from textual.geometry import Region
+from textual.widget import Widget
 
 from headrace.app.config.settings import ScreenSettings, Settings
 from tests.app.scripted_engine import Script, ScriptedEngine
@@ -55,17 +57,18 @@ def test_the_chat_keeps_its_room_in_every_window(play, columns: int) -> None:
     play(scenario, settings=asked(columns))
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 6, 10])
-def test_a_window_of_a_few_columns_can_be_written_in(play, width: int) -> None:
+def test_a_window_of_a_few_columns_can_be_written_in(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.press("h", "i")
-        await it.press("enter")
-        await it.idle()
-        assert it.said[0] == "hi"
-        await it.pilot.resize_terminal(120, 40)
-        assert "Hello, world." in it.text()
+        for turn, width in enumerate((1, 2, 3, 6, 10)):
+            await it.pilot.resize_terminal(width, 6)
+            await it.press("h", "i")
+            await it.press("enter")
+            await it.idle()
+            assert it.said[2 * turn :: 2] == ["hi"]
+            await it.pilot.resize_terminal(120, 40)
+            assert "Hello, world." in it.text()
 
-    play(scenario, size=(width, 6))
+    play(scenario, size=(1, 6))
 
 
 def test_f3_says_so_where_there_is_no_room_and_changes_nothing(play) -> None:
@@ -82,17 +85,50 @@ def test_f3_says_so_where_there_is_no_room_and_changes_nothing(play) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("width", [90, 98, 106, 120])
-def test_every_f3_changes_the_width_of_the_panel(play, width: int) -> None:
+def test_every_f3_changes_the_width_of_the_panel(play) -> None:
     async def scenario(it: Driver) -> None:
-        seen = [widths(it)[1]]
-        for _ in range(4):
-            await it.press("f3")
-            seen.append(widths(it)[1])
-        assert all(before != after for before, after in pairwise(seen))
-        assert 0 in seen
+        for width in (90, 98, 106, 120, 200, 320):
+            await it.pilot.resize_terminal(width, 40)
+            seen = [widths(it)[1]]
+            for _ in range(4):
+                await it.press("f3")
+                seen.append(widths(it)[1])
+            assert all(before != after for before, after in pairwise(seen))
+            assert 0 in seen
+
+    play(scenario, size=(90, 40))
+
+
+@pytest.mark.parametrize(
+    ("width", "chat", "text"), [(120, 74, 69), (166, 120, 115), (171, 125, 120), (200, 125, 120), (320, 230, 120)]
+)
+def test_a_wide_window_gives_the_panel_what_the_text_does_not_need(play, width: int, chat: int, text: int) -> None:
+    async def scenario(it: Driver) -> None:
+        assert widths(it) == (chat, width - chat)
+        assert it.transcript.look.width == text
+        panel = it.app.screen.query_one("#panel")
+        panel._dragging = True
+        panel.on_mouse_move(_moved(panel, chat + 4))
+        await it.until(lambda: widths(it)[0] == chat + 4)  # the edge is where the mouse is
 
     play(scenario, size=(width, 40))
+
+
+def _moved(panel: Widget, column: int) -> events.MouseMove:
+    place = {"x": 0, "y": 9, "delta_x": 0, "delta_y": 0, "button": 1, "shift": False, "meta": False, "ctrl": False}
+    return events.MouseMove(panel, **place, screen_x=column, screen_y=9)
+
+
+def test_a_notification_covers_no_chart_of_the_panel(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.state.notify("something happened to a file with a long name")
+        for width in (120, 200, 90):
+            await it.pilot.resize_terminal(width, 40)
+            await it.until(lambda width=width: sum(widths(it)) == width)
+            (toast,) = it.app.screen.query("Toast")
+            assert toast.region.right <= widths(it)[0]
+
+    play(scenario)
 
 
 @pytest.mark.parametrize(("there", "back"), [("f2", "f2"), ("f4", "escape"), ("f6", "f6")])
@@ -145,39 +181,44 @@ def test_a_part_asked_for_lines_that_it_no_longer_has(play) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(("size", "columns"), [((60, 20), 1), ((79, 24), 1), ((80, 24), 2), ((120, 40), 2)])
-def test_the_decode_view_has_one_column_where_two_are_too_narrow(play, size: tuple[int, int], columns: int) -> None:
+def test_the_decode_view_has_one_column_where_two_are_too_narrow(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
-        await it.press("f2")
-        parts = [it.app.screen.query_one(name) for name in ("#speed", "#latency")]
-        assert len({part.region.x for part in parts}) == columns
-        if columns == 1:
-            assert all(part.region.width >= size[0] - 1 for part in parts)
-            assert "step latency" not in it.text()
-            await it.press(*["down"] * 20)
-            assert "turns" in it.text()
+        for width, height, columns in ((60, 20, 1), (79, 24, 1), (80, 24, 2), (120, 40, 2)):
+            await it.pilot.resize_terminal(width, height)
+            await it.press("f2")
+            parts = [it.app.screen.query_one(name) for name in ("#speed", "#latency")]
+            assert len({part.region.x for part in parts}) == columns
+            if columns == 1:
+                assert all(part.region.width >= width - 1 for part in parts)
+                assert "step latency" not in it.text()
+                await it.press(*["down"] * 20)
+                assert "turns" in it.text()
+            await it.press("f2")
 
-    play(scenario, size=size)
+    play(scenario, size=(60, 20))
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
 @pytest.mark.parametrize("key", ["f4", "f5", "f6", "f1"])
-def test_a_dialog_is_as_tall_as_what_is_in_it(play, key: str, size: tuple[int, int]) -> None:
+def test_a_dialog_is_as_tall_as_what_is_in_it(play, key: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
-        await it.press(key)
-        await it.until(lambda: "reading the catalog" not in it.text())
-        await it.pilot.pause()
-        box = it.app.screen.query_one(".dialog")
-        assert box.region.bottom <= size[1]
-        if key == "f4":
-            assert box.region.height <= 11
-        within = box.content_region
-        used = max(child.region.bottom for child in box.children if child.display)
-        assert within.bottom - used <= 1, "empty lines at the end"
+        for width, height in ((60, 20), (80, 24), (120, 40), (200, 50)):
+            await it.pilot.resize_terminal(width, height)
+            await it.press(key)
+            await it.until(lambda: "reading the catalog" not in it.text())
+            await it.pilot.pause()
+            box = it.app.screen.query_one(".dialog")
+            assert box.region.bottom <= height
+            if key == "f4":
+                assert box.region.height <= 11
+            within = box.content_region
+            used = max(child.region.bottom for child in box.children if child.display)
+            assert within.bottom - used <= 1, "empty lines at the end"
+            await it.press("escape")
+            assert not it.app.screen.query(".dialog")
 
-    play(scenario, size=size)
+    play(scenario, size=(60, 20))
 
 
 def test_room_for_text_that_came_fast_is_not_kept_in_a_smaller_window(play) -> None:
@@ -195,15 +236,17 @@ def test_room_for_text_that_came_fast_is_not_kept_in_a_smaller_window(play) -> N
     play(scenario, engine)
 
 
-@pytest.mark.parametrize(("width", "last"), [(60, "fits"), (80, "context"), (120, "licence"), (200, "licence")])
-def test_models_have_the_columns_that_there_is_room_for_and_no_half_ones(play, width: int, last: str) -> None:
+def test_models_have_the_columns_that_there_is_room_for_and_no_half_ones(play) -> None:
     async def scenario(it: Driver) -> None:
-        await it.press("f5")
-        await it.until(lambda: "qwen3-0.6b" in it.text())
-        lines = it.text().split("\n")
-        head = next(part for line in lines for part in line.split("│") if "memory" in part and "model" in part)
-        assert head.split()[-1] == last
-        assert "…" not in head
-        assert "…" not in next(line for line in lines if "qwen3-0.6b" in line)
+        for width, last in ((60, "fits"), (80, "context"), (120, "licence"), (200, "licence")):
+            await it.pilot.resize_terminal(width, 40)
+            await it.press("f5")
+            await it.until(lambda: "qwen3-0.6b" in it.text())
+            lines = it.text().split("\n")
+            head = next(part for line in lines for part in line.split("│") if "memory" in part and "model" in part)
+            assert head.split()[-1] == last
+            assert "…" not in head
+            assert "…" not in next(line for line in lines if "qwen3-0.6b" in line)
+            await it.press("escape")
 
-    play(scenario, size=(width, 40))
+    play(scenario, size=(60, 40))

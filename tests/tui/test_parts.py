@@ -1,35 +1,42 @@
 """The parts that know no screen: growing Markdown, braille, metrics, commands, paths, parameters."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from textual.content import Content
-from textual.highlight import HighlightTheme
+from textual.highlight import HighlightTheme, highlight
 from textual.markup import parse_style
 
 from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
+from headrace.app.engine.events import Delta, Prefill
 from headrace.app.sessions.records import Message
+from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.braille import Canvas, bars
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.roofline import decode_point, prefill_point
-from headrace.app.tui.decode.speed import phases
+from headrace.app.tui.decode.speed import detail, phases
+from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
-from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
-from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme
+from headrace.app.tui.transcript import code_theme
+from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
-from headrace.app.tui.transcript.markdown_lines import parser, render
+from headrace.app.tui.transcript.markdown_lines import render
 from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.errors import UsageError
+from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
+from tests.summaries import make_summary
 from tests.tui.conftest import Driver
 
 BLOCKS = st.sampled_from(
@@ -121,15 +128,20 @@ def test_a_list_grown_looks_as_if_it_was_there_at_once(items: list[str], cut: in
     assert [line.plain for line in growing.lines(9)] == [line.plain for line in render(source, 9)]
 
 
-def test_finished_items_of_a_list_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    growing = GrowingMarkdown("".join(f"{n}. item {n}\n" for n in range(1, 40)))
-    growing.lines(40)
-    parsed: list[str] = []
-    real = parser().parse
-    monkeypatch.setattr(parser(), "parse", lambda source: parsed.append(source) or real(source))
-    growing.append("40. item 40\n41. it")
-    assert [line.plain for line in growing.lines(40)][-3:] == ["39. item 39", "40. item 40", "41. it"]
-    assert parsed == ["39. item 39\n40. item 40\n41. it"]
+@pytest.mark.parametrize("language", ["perl", "python", "c++", "html", "no such language", "text"])
+def test_code_has_the_colours_of_textual(language: str) -> None:
+    code = "def f(x):  # a\n    return 's' + 1\n\nmy $x = <b>q{a}</b>;\n"
+    ours, theirs = coloured(code, language, CodeTheme), highlight(code, language=language, theme=CodeTheme)
+    assert ours.plain == theirs.plain
+    assert ours.is_same(theirs)
+
+
+def test_a_block_that_its_lexer_is_slow_at_loses_colours_not_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_theme, "_LONGEST_S", -1.0)
+    code = "my $x = 1;\n" * 9
+    shown = coloured(code, "perl", CodeTheme)
+    assert shown.plain == code.rstrip("\n")
+    assert len(shown.spans) < 5
 
 
 def test_code_that_grows_gets_its_colours_when_it_settles() -> None:
@@ -234,6 +246,49 @@ def test_metrics_follow_the_definitions() -> None:
     assert metrics.roofline_rate == pytest.approx(54e9 / last.step_bytes)
     assert LiveMetrics().rate_now is None
     assert LiveMetrics().mbu is None
+
+
+def test_the_parts_of_a_time_to_first_token() -> None:
+    """In the order of their lengths, as many as fit; while the answer runs, its prefill is what remains."""
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    feed(metrics, [Prefill(1, 0, 37, 0, 0.976, 0.004), Delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
+    feed(metrics, [Delta(1, "Hi", [], ttft_s=1.05)])
+    assert detail(metrics, 41).plain == "TTFT 1.05 s  wait 976 ms  prefill 60.0 ms"
+    assert detail(metrics, 80).plain == "TTFT 1.05 s  wait 976 ms  prefill 60.0 ms  37 tok"
+    assert detail(metrics, 20).plain == "TTFT 1.05 s"
+    ended = replace(summary(38, 8, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05)
+    metrics.finished(ended, "stop")
+    shown = "TTFT 980 ms  prefill 600 ms  tokenize 200 ms  wait 100 ms  first step 50.0 ms"
+    assert detail(metrics, 120).plain == f"{shown}  rest 30.0 ms  29 tok  8 cached"
+    metrics.finished(replace(ended, ttft_s=None), "cancelled")
+    assert detail(metrics, 80).plain == ""
+
+
+def test_mbu_is_of_the_latest_reading_and_as_stored_at_the_end() -> None:
+    metrics = _metrics()
+    metrics.machine = replace(metrics.machine, memory_gb_s=27.0)
+    assert metrics.mbu == pytest.approx((metrics.achieved_gb_s or 0) / 27.0)
+    metrics.finished(make_summary(mbu=0.42), "stop")
+    assert (metrics.mbu, metrics.mbu_average, metrics.turns[-1].mbu) == (0.42, 0.42, 0.42)
+
+
+def test_other_load_hides_mbu() -> None:
+    metrics = _metrics()
+    busy = Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0)
+    metrics.set_load(busy)
+    assert not metrics.busy  # one look may be a program that starts
+    metrics.set_load(busy)
+    assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
+    for section in (BandwidthSection, TurnsSection):
+        assert "busy" in "".join(line.plain for line in section(metrics).lines(metrics, 80, 8))
+    metrics.finished(make_summary(mbu=0.42), "stop")
+    assert (metrics.busy, metrics.mbu) == (False, 0.42)
+    metrics.submitted()
+    metrics.stepped([record(n, 20 + n) for n in range(9)])
+    metrics.finished(replace(make_summary(mbu=None), busy=True), "stop")
+    metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
 
 
 def test_frozen_metrics_stay() -> None:

@@ -9,6 +9,7 @@ def test_a_preset_is_kept_and_taken(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/preset")
         assert "there are no presets yet" in it.text()
+        assert it.prompt.text == ""
         await it.write("/system Be brief.")
         await it.write("/set temperature 0.3")
         await it.write("/preset save short answers")

@@ -1,6 +1,7 @@
 """Messages sent while an answer is written wait for its end; an editor, a history of all sessions, two Ctrl+C."""
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,6 +146,41 @@ def test_an_editor_that_fails_is_said(command: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("EDITOR", command)
     with pytest.raises(UsageError, match=r"exit code 1|No such file|invalid command line"):
         edit_text("text")
+
+
+def test_the_text_that_a_killed_editor_saved_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setenv("VISUAL", editor(home, kill))
+    with pytest.raises(UsageError, match="SIGKILL") as error:
+        edit_text("text")
+    assert "unchanged" in (error.value.hint or "")
+    monkeypatch.setenv("VISUAL", editor(home, f"open(name, 'a').write(' and more')\n{kill}"))
+    with pytest.raises(UsageError, match="SIGKILL") as error:
+        edit_text("text")
+    kept = Path((error.value.hint or "").split()[-1])
+    assert kept.read_text() == "text and more"
+    kept.unlink()
+
+
+@pytest.mark.parametrize("command", ["false", "no-such-editor-here", "'unclosed"])
+def test_the_terminal_and_the_draft_come_back_from_an_editor_that_fails(
+    play, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISUAL", command)
+    resumed = []
+
+    @contextmanager
+    def suspend() -> Iterator[None]:
+        yield
+        resumed.append(True)  # not after an exception, as in textual
+
+    async def scenario(it: Driver) -> None:
+        monkeypatch.setattr(it.app, "suspend", suspend)
+        await it.press(*"a draft", "f9")
+        assert (resumed, it.prompt.text) == ([True], "a draft")
+        assert command.strip("'") in it.text()
+
+    play(scenario)
 
 
 def test_f9_edits_what_stands_in_the_input(play, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

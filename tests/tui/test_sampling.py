@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions
+from headrace.app.answer.options import AnswerOptions
 from headrace.app.answer.phrases import sampling_text
+from headrace.app.chat.resampling import WARM
 from tests.app.scripted_engine import CARD, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -14,26 +15,26 @@ from tests.tui.conftest import Driver
 @pytest.mark.parametrize(
     ("given", "recommended", "effective"),
     [
-        ({}, {"eos_token_id": 2}, "temperature 0.7 · min_p 0.05"),
+        ({}, {"eos_token_id": 2}, "temperature 0"),
         ({}, {"temperature": 0.6, "top_k": 20}, "temperature 0.6 · top_k 20"),
-        ({}, {"top_p": 0.8}, "temperature 0.7 · top_p 0.8 · min_p 0.05"),
+        ({}, {"top_p": 0.8, "do_sample": True}, "temperature 1 · top_p 0.8"),
         ({}, {"do_sample": False, "temperature": 0.6}, "temperature 0"),
         ({"temperature": 0.0}, {"temperature": 0.6}, "temperature 0"),
         ({"temperature": 1.2, "min_p": 0.0}, {}, "temperature 1.2"),
     ],
 )
 def test_what_holds(given: dict[str, Any], recommended: dict[str, Any], effective: str) -> None:
-    options = AnswerOptions.of(given).resolved(recommended, CHAT_DEFAULTS)
+    options = AnswerOptions.of(given).resolved(recommended)
     assert sampling_text(options.given()) == effective
 
 
-def test_again_samples_where_nothing_is_recommended(play) -> None:
+def test_again_samples_as_before_where_the_model_recommends_a_temperature(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         assert "scripted-1b temperature 0.7 · min_p 0.05" in it.text()
         await it.press("ctrl+r")
         await it.idle()
-        assert [command.otherwise for command in it.engine.commands] == [CHAT_DEFAULTS] * 2
+        assert [command.options for command in it.engine.commands] == [AnswerOptions()] * 2
         assert it.state.conversation.notice is None
 
     play(scenario)
@@ -48,7 +49,7 @@ def test_again_samples_anew_at_temperature_0_and_says_so(play) -> None:
         await it.idle()
         first, again = it.engine.commands
         assert first.options.given() == {"temperature": 0.0}
-        assert again.options == CHAT_DEFAULTS
+        assert again.options == WARM
         assert "sampled at 0.7" in it.text()
         await it.ask("and then?")
         assert it.engine.commands[-1].options.given() == {"temperature": 0.0}
@@ -56,14 +57,15 @@ def test_again_samples_anew_at_temperature_0_and_says_so(play) -> None:
     play(scenario)
 
 
-def test_a_model_that_recommends_greedy_decoding_is_sampled_when_asked_again(play) -> None:
+@pytest.mark.parametrize("recommended", [{"do_sample": False}, {}])
+def test_a_greedy_model_is_sampled_when_asked_again(recommended: dict[str, Any], play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         await it.press("ctrl+up", "r")
         await it.idle()
-        assert [command.options for command in it.engine.commands] == [AnswerOptions(), CHAT_DEFAULTS]
+        assert [command.options for command in it.engine.commands] == [AnswerOptions(), WARM]
 
-    play(scenario, ScriptedEngine(card_to_load=replace(CARD, generation_defaults={"do_sample": False})))
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, generation_defaults=recommended)))
 
 
 def test_a_seed_goes_on_with_every_answer_to_the_same_question(play) -> None:

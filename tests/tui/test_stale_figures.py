@@ -1,11 +1,11 @@
 """What the screen says is so now, of this session, and the same everywhere."""
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.engine.events import Abandoned
+from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted
 from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
-from tests.app.scripted_engine import CARD, LATENCY_S, record, summary
+from tests.app.scripted_engine import CARD, LATENCY_S, Script, record, summary
 from tests.tui.conftest import Driver
 
 
@@ -49,6 +49,36 @@ def test_what_the_cache_holds_is_within_its_limit(play) -> None:
         text = "\n".join(line.plain for line in section.lines(metrics, 60, 3))
         held = text.split("held ")[1]
         assert str(section.border_subtitle).endswith(held)
+
+    play(scenario)
+
+
+def test_the_header_and_the_cache_count_the_tokens_of_the_conversation(play) -> None:
+    async def scenario(it: Driver) -> None:
+        def counts() -> tuple[str, str]:
+            text = it.text()
+            header = text.splitlines()[0].split(" / ")[0].split()[-1]
+            return header, text.split(" of 512 tokens")[0].split()[-1]
+
+        assert counts() == ("0", "0")
+        it.engine.script(Script(prompt_tokens=120, hold=2), Script(prompt_tokens=150))
+        await it.write("one")
+        await it.until(lambda: counts() == ("121", "121"))  # the prompt, and the answer's first token
+        it.engine.release()
+        await it.idle()
+        await it.until(lambda: counts() == ("124", "124"))
+        await it.ask("two")
+        await it.until(lambda: counts() == ("154", "154"))
+
+        it.state.restart_engine()  # the cache is gone, the conversation is not
+        await it.idle()
+        await it.until(lambda: counts() == ("154", "154") and "0 cached" in it.text())
+        await it.until(lambda: it.engine.ahead)
+        it.engine._backlog.append(PrefixCached(100, 100 * 768, 256 * 768))  # as far as it got
+        await it.until(lambda: counts() == ("154", "154") and "100 cached" in it.text())
+        it.engine._backlog.append(PromptCounted(it.engine.ahead[-1].id, 156, 448))
+        it.engine._backlog.append(PrefixCached(155, 155 * 768, 256 * 768))
+        await it.until(lambda: counts() == ("156", "156") and "cached" not in it.text().split("KV cache")[1][:200])
 
     play(scenario)
 

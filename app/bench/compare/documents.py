@@ -9,6 +9,8 @@ from collections.abc import Callable
 from headrace.app.bench.compare.significance import Difference, difference, holm
 from headrace.app.output.document import Document
 
+_WIDE = 4.0  # ends of an interval this many times apart leave the ratio unknown
+
 
 def compare_documents(a: Document, b: Document) -> Document:
     """Return {tests: [...], only_in_a, only_in_b, differences: of device, model, versions ...}."""
@@ -30,7 +32,9 @@ def compare_documents(a: Document, b: Document) -> Document:
 
 def _row(a: Document, b: Document, found: Difference | None, significant: bool) -> Document:
     verdict = "too few repetitions" if found is None else "no difference"
-    if found is not None and significant:
+    if found is not None and found.high > _WIDE * found.low:
+        verdict, found = "no result", None
+    elif found is not None and significant:
         verdict = "faster" if found.ratio > 1 else "slower"
     return {
         "engine": a["engine"],

@@ -20,6 +20,9 @@ Pairs = Sequence[tuple[float, float | None]]
 """(speed, memory speed beside it)"""
 
 
+_MOST = 300.0  # of a margin in logarithms, so that it has an exponential
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """B over A: ratio of speeds at equal memory speed, 95 % interval, two-sided p value, slope."""
@@ -50,7 +53,7 @@ def difference(a: Pairs, b: Pairs) -> Difference | None:
     if error == 0:
         p = 1.0 if shift == 0 else 0.0
         return Difference(math.exp(shift), math.exp(shift), math.exp(shift), p, slope)
-    margin = student_quantile(0.975, max(df, 1)) * error
+    margin = min(_MOST, student_quantile(0.975, max(df, 1)) * error)
     p = 2 * (1 - student_cdf(abs(shift) / error, max(df, 1)))
     return Difference(math.exp(shift), math.exp(shift - margin), math.exp(shift + margin), p, slope)
 

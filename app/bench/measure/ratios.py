@@ -43,7 +43,7 @@ def scaling(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "test": entry["test"], "depth": entry["depth"], "model": entry["model"], "engine": entry["engine"],
                 "batch": batch,
                 "speedup": {"mean": ratio, "low": low, "high": high},
-                "step_time": {"mean": batch / ratio, "low": batch / high, "high": batch / low},
+                "step_time": {"mean": batch / ratio, "low": high and batch / high, "high": low and batch / low},
                 "pairs": pairs,
             }
         )  # fmt: skip

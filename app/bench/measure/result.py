@@ -55,6 +55,7 @@ def result(
         "arrival": _arrival(repetitions),
         "speculation": speculation_of(test, repetitions),
         **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
+        "busy": busy(repetitions),
         **_arithmetic(test, repetitions, prefill_work),
         "peak_memory_bytes": max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
         "drift": drift(speeds),
@@ -63,6 +64,11 @@ def result(
     }  # fmt: skip
     entry["notes"] = _notes(entry)
     return entry
+
+
+def busy(repetitions: Sequence[Repetition]) -> bool:
+    """Return whether other programs slowed down half of the repetitions: their MBU would be the neighbours'."""
+    return 2 * sum(rep.cpu_use is not None and rep.cpu_use.contended for rep in repetitions) >= len(repetitions)
 
 
 def drift(speeds: Sequence[float]) -> float | None:
@@ -80,7 +86,7 @@ def _itl(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | Non
     return {name: seconds * 1e3 for name, seconds in asdict(found).items()}
 
 
-def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float] | None:
+def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None] | None:
     values = [ttft * 1e3 for repetition in repetitions if (ttft := repetition.sample.ttft_s) is not None]
     if not test.prompt or not values:
         return None
@@ -123,20 +129,22 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
     per_step = first.weight_bytes + first.kv_bytes
     steps, seconds = sum(len(sample.latencies_s) for sample in samples), sum(sample.decode_s for sample in samples)
     achieved = per_step * steps / seconds / 1e9
+    achieved_each = [per_step * len(sample.latencies_s) / sample.decode_s / 1e9 for sample in samples]
     paired = [
-        per_step * len(repetition.sample.latencies_s) / repetition.sample.decode_s / 1e9 / repetition.memory_gb_s
-        for repetition in repetitions
-        if repetition.memory_gb_s
+        share
+        for each, repetition in zip(achieved_each, repetitions, strict=True)
+        if repetition.memory_gb_s and (share := mbu(each, repetition.memory_gb_s, peak)) is not None
     ]
     low, high = bootstrap(paired) if paired else (None, None)
+    slowed = busy(repetitions)
     tokens = _tokens_per_step(samples)
     return {
         "weight_bytes_per_step": first.weight_bytes,
         "kv_bytes_per_step": first.kv_bytes,
         "achieved_bandwidth_gb_s": achieved,
-        "mbu": mbu(achieved, peak),
-        "mbu_nominal": mbu(achieved, nominal),
-        "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired else None,
+        "mbu": None if slowed else fmean(paired) if paired else mbu(achieved, None, peak),
+        "mbu_nominal": mbu(achieved, None, nominal),
+        "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired and not slowed else None,
         "roofline_tokens_per_second": tokens * test.batch * peak * 1e9 / per_step if peak else None,
     }
 
@@ -173,6 +181,7 @@ def _repetition(test: Test, repetition: Repetition) -> Result:
         "tokens_per_second": sample.tokens_per_second(test),
         "typical_tokens_per_second": typical_speed(test, sample),
         "memory_gb_s": repetition.memory_gb_s,
+        "other_cpus": repetition.cpu_use.other_cpus if repetition.cpu_use else None,
         "prefill_s": sample.prefill_s,
         "ttft_s": sample.ttft_s,
         "itl_ms": [round(latency * 1e3, 4) for latency in sample.latencies_s] if test.generate else [],

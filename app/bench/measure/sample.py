@@ -12,6 +12,7 @@ from typing import Protocol
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.setup import Setup
+from headrace.runtime.machine.load import CPUUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A sample, its start in seconds into the run, and the memory bandwidth around it."""
+    """A sample, its start in seconds into the run, and the memory bandwidth around it.
+
+    cpu_use: of the machine meanwhile; None if unknown, and for peers, which are processes of their own.
+    """
 
     sample: Sample
     began_s: float
     memory_gb_s: float | None
+    cpu_use: CPUUse | None = None
 
 
 class Backend(Protocol):

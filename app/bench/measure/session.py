@@ -19,6 +19,7 @@ from headrace.app.bench.measure.sample import Backend, Repetition
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
+from headrace.runtime.machine.cpu_use import CPUMeter
 
 MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 5, 40, 120.0
 PRECISION = 0.01  # half the width of the 95 % interval, as a fraction
@@ -101,13 +102,14 @@ class Session:
         self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
 
     def _measure(self, backend: Backend, test: Test, began: float) -> None:
-        started = self._clock()
+        started, meter = self._clock(), CPUMeter()
         before = self._memory() if self._memory else None
         sample = backend.measure(test)
         after = self._memory() if self._memory else None
         around = None if before is None or after is None else (before + after) / 2
         self._took[_key(backend, test)] = self._clock() - started
-        self.repetitions[_key(backend, test)].append(Repetition(sample, started - began, around))
+        use = meter.use() if backend.engine == "headrace" else None
+        self.repetitions[_key(backend, test)].append(Repetition(sample, started - began, around, use))
         self._logs.setdefault(_key(backend, test), []).append(math.log(typical_speed(test, sample)))
 
     def _finished(self, elapsed: float) -> bool:

@@ -57,6 +57,6 @@ def identity(results: Sequence[Document], expected: Mapping[str, tuple[bool, str
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
     low, high = bootstrap(values, median)
     return {"median": median(values), "low": low, "high": high}

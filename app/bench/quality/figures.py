@@ -17,7 +17,7 @@ from headrace.runtime.metrics.telemetry import quantile
 BLOCK = 32  # tokens
 TAIL = 0.99
 
-Figure = dict[str, float]
+Figure = dict[str, Any]
 """`value`, and `low` and `high` of its interval."""
 
 _Block = TypeVar("_Block")
@@ -35,7 +35,9 @@ def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
         "kl_p99": tail_figure(kl),
         "kl_max": max(chain.from_iterable(kl)),
         "top1_agreement": mean_figure([found.agrees for found in conditions]),
-        "perplexity_ratio": {key: math.exp(value) for key, value in mean_figure(more).items()},
+        "perplexity_ratio": {
+            key: None if value is None else math.exp(value) for key, value in mean_figure(more).items()
+        },
         "perplexity": math.exp(nll),
         "reference_perplexity": math.exp(reference_nll),
     }

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 
 from headrace.app.bench.show.formats import model_line
+from headrace.app.bench.show.intervals import interval
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.text_forms import csv_table, flat, markdown_table
@@ -83,8 +84,8 @@ def _nats(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}" if value < 0.01 else f"{value:.3f}"
 
 
-def _interval(figure: dict[str, float], form: Callable[[float], str]) -> str:
-    return f"{form(figure['low'])}–{form(figure['high'])}"
+def _interval(figure: Document, form: Callable[[float], str]) -> str:
+    return interval(figure, form, "–")
 
 
 def _bytes(entry: Document) -> str:

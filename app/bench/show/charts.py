@@ -41,12 +41,12 @@ def speed_by_depth(results: Sequence[Entry]) -> str | None:
             depths = [entry["depth"] for entry in entries]
             speeds = [entry["tokens_per_second"] for entry in entries]
             axes.plot(depths, [speed["mean"] for speed in speeds], marker="o", color=colour, label=name)
-            lows, highs = [speed["low"] for speed in speeds], [speed["high"] for speed in speeds]
+            lows, highs = ([_end(speed, end) for speed in speeds] for end in ("low", "high"))
             axes.fill_between(depths, lows, highs, color=colour, alpha=0.18, linewidth=0)
             roofs = [entry["roofline_tokens_per_second"] for entry in entries]
             if all(roofs):
                 axes.plot(depths, roofs, linestyle="--", color=colour, alpha=0.7, label=f"{name}: roofline")
-            if len(depths) == 1:  # a band of no width: show the interval as a bar
+            if len(depths) == 1 and lows[0] < highs[0]:  # a band of no width: show the interval as a bar
                 mean = speeds[0]["mean"]
                 axes.errorbar(depths, [mean], [[mean - lows[0]], [highs[0] - mean]], color=colour, capsize=4)
         axes.set(xlabel="tokens in the cache", ylabel="tok/s", ylim=(0, None))
@@ -152,8 +152,9 @@ def comparison(ratios: Sequence[Entry]) -> str | None:
         for index, ratio in enumerate(ratios):
             colour = SERIES[peers.index(ratio["peer"]) % len(SERIES)]
             axes.barh(index, ratio["ratio"], color=colour, height=0.6)
-            reach = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
-            axes.errorbar(ratio["ratio"], index, xerr=reach, color=INK, capsize=3, fmt="none")
+            if ratio["low"] is not None:
+                reach = [[ratio["ratio"] - ratio["low"]], [ratio["high"] - ratio["ratio"]]]
+                axes.errorbar(ratio["ratio"], index, xerr=reach, color=INK, capsize=3, fmt="none")
         axes.set_yticks(range(len(ratios)), [f"{label(ratio)} vs {ratio['peer']}" for ratio in ratios])
         axes.axvline(1, color=INK, linewidth=1)
         axes.invert_yaxis()
@@ -195,6 +196,7 @@ def _svg(draw: Callable[[Any], None], in_words: str, rows: int | None = None) ->
         "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
         "grid.color": FAINT, "grid.linewidth": 0.6, "legend.frameon": False, "lines.linewidth": 2,
+        "text.parse_math": False,  # names may have dollar signs
     }  # fmt: skip
     with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(figsize=(_WIDTH, height), layout="constrained")
@@ -234,6 +236,11 @@ def _by_engine(results: Sequence[Entry]) -> dict[str, list[Entry]]:
 def _bar_name(entry: Entry, shown: Sequence[Entry]) -> str:
     several = len({other["model"] for other in shown}) > 1
     return f"{entry['model']} {label(entry)}" if several else label(entry)
+
+
+def _end(speed: Entry, end: str) -> float:
+    """Return an end of the interval; the mean for one round, which has none."""
+    return float(speed["mean"] if speed[end] is None else speed[end])
 
 
 def _is_decode(entry: Entry) -> bool:

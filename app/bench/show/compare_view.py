@@ -8,7 +8,7 @@ from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table, table_lines
 from headrace.app.output.terminal import console
 
-_STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow"}
+_STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow", "no result": "yellow"}
 
 
 def show(comparison: dict[str, Any]) -> None:
@@ -65,6 +65,8 @@ def _conclusion(comparison: dict[str, Any]) -> str:
     if not verdicts:
         return "No common test."
     slower, faster = verdicts.count("slower"), verdicts.count("faster")
+    if set(verdicts) <= {"no result", "too few repetitions"}:
+        return "No result: measure more rounds (-r), on an idle machine."
     if not slower and not faster:
         return "No significant difference."
     return f"B is significantly slower in {slower} and faster in {faster} of {len(verdicts)} tests."

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from headrace.app.bench.measure.setup import setup_line
+from headrace.app.bench.show.intervals import bracketed, interval, spread
 from headrace.app.bench.show.profile_view import profile_lines
 from headrace.app.output.document import Document
 from headrace.app.output.figures import decimals, percent
@@ -114,23 +115,20 @@ def step_cost_line(fit: Document) -> str:
 
 
 def ratio_line(ratio: Document) -> str:
-    return f"{label(ratio)}: {ratio['ratio']:.2f}x {ratio['peer']} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return f"{label(ratio)}: {ratio['ratio']:.2f}x {ratio['peer']}{bracketed(ratio)}"
 
 
 def kv_ratio_line(ratio: Document) -> str:
     """Format a ratio of K/V formats: `tg128 @ d4096: tiny q8 1.30x of tiny f16 (1.25 to 1.36)`."""
-    return (
-        f"{label(ratio)}: {ratio['model']} {ratio['ratio']:.2f}x of {ratio['over']} ({ratio['low']:.2f} to "
-        f"{ratio['high']:.2f})"
-    )
+    return f"{label(ratio)}: {ratio['model']} {ratio['ratio']:.2f}x of {ratio['over']}{bracketed(ratio)}"
 
 
 def scaling_line(scaled: Document) -> str:
     """Format a batch against one sequence: `tg128 x8: 4.20x of one (4.10 to 4.31), a step takes 1.90x`."""
     several, step = scaled["speedup"], scaled["step_time"]
     return (
-        f"{label(scaled)} ({scaled['engine']}): {several['mean']:.2f}x of one sequence ({several['low']:.2f} to "
-        f"{several['high']:.2f}), a step takes {step['mean']:.2f}x ({step['low']:.2f} to {step['high']:.2f})"
+        f"{label(scaled)} ({scaled['engine']}): {several['mean']:.2f}x of one sequence{bracketed(several)}, "
+        f"a step takes {step['mean']:.2f}x{bracketed(step)}"
     )
 
 
@@ -145,9 +143,8 @@ def arrival_line(entry: Document) -> str:
     stretch, share = found["itl_p95_ratio"], found["of_speed_alone"]
     return (
         f"{label(entry)} ({entry['engine']}): ITL p95 from {found['itl_p95_before_ms']:.1f} to "
-        f"{found['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x ({stretch['low']:.2f} to "
-        f"{stretch['high']:.2f}); prefill {speed:.0f} tok/s, {share['mean']:.0%} of its speed alone "
-        f"({share['low']:.0%} to {share['high']:.0%})"
+        f"{found['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x{bracketed(stretch)}; "
+        f"prefill {speed:.0f} tok/s, {share['mean']:.0%} of its speed alone{bracketed(share, percent)}"
     )
 
 
@@ -213,8 +210,7 @@ def json_lines(document: Document) -> str:
 
 def gain_interval(entry: Document) -> str:
     """Format the interval of a workload's gain: `1.95–2.10`."""
-    ratio = entry["speculation"]["ratio"]
-    return f"{ratio['low']:.2f}–{ratio['high']:.2f}"
+    return interval(entry["speculation"]["ratio"], decimals, "–")
 
 
 def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
@@ -226,7 +222,7 @@ def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
         "kind": found["kind"],
         "tok/s": decimals(speed["median"]),
         "without": decimals(found["plain_tokens_per_second"]["median"]),
-        "gain (95 %)": f"{found['ratio']['median']:.2f}x ({gain_interval(entry)})",
+        "gain (95 %)": f"{found['ratio']['median']:.2f}x{bracketed(found['ratio'])}",
         "accepted": percent(found["acceptance"]) or "–",
         "accepted per step": decimals(found["accepted_per_step"]),
         "tokens per step": decimals(found["tokens_per_step"]),
@@ -252,6 +248,11 @@ def shown_mbu(entry: Document) -> float | None:
     return peak if paired is None else paired
 
 
+def mbu_cell(entry: Document) -> str:
+    """Format `shown_mbu`: `83 %`, or `busy` if other programs slowed the test down."""
+    return "busy" if entry.get("busy") else percent(shown_mbu(entry))
+
+
 def label(entry: Document) -> str:
     return str(entry["test"]) + (f" @ d{entry['depth']}" if entry["depth"] else "")
 
@@ -266,13 +267,13 @@ def _markdown_row(entry: Document, *, several: bool, together: bool) -> dict[str
     return {
         **name,
         "test": label(entry),
-        "tok/s": f"{speed['mean']:.2f} ± {speed['sd']:.2f}",
-        "median (95 %)": f"{speed['median']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})",
+        "tok/s": f"{speed['mean']:.2f}" + (f" ± {speed['sd']:.2f}" if spread(speed) is not None else ""),
+        "median (95 %)": f"{speed['median']:.2f}{bracketed(speed)}",
         **({"tok/s each": decimals(entry["tokens_per_second_each"])} if together else {}),
         "ITL p50 / p95 / p99 / max ms": " / ".join(decimals(itl[key]) for key in ("p50", "p95", "p99", "max")),
         "TTFT ms": decimals((entry["ttft_ms"] or {}).get("median"), 1),
         "GB/s": decimals(entry["achieved_bandwidth_gb_s"], 1),
-        "MBU": percent(shown_mbu(entry)),
+        "MBU": mbu_cell(entry),
         "roofline tok/s": decimals(entry["roofline_tokens_per_second"], 0),
         "FLOP/byte": decimals(entry["arithmetic_intensity"]),
         "peak memory": format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",

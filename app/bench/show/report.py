@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.show.formats import circumstances, label, shown_mbu
+from headrace.app.bench.show.formats import circumstances, label, mbu_cell
+from headrace.app.bench.show.intervals import interval, spread
 from headrace.app.output.document import Document
-from headrace.app.output.figures import percent, speed_text
+from headrace.app.output.figures import speed_text
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -124,7 +125,7 @@ def _tiles(document: Document) -> str:
     tiles = []
     if decode:
         tiles.append((f"{speed_text(decode['tokens_per_second']['mean'])} tok/s", f"decode, {label(decode)}"))
-        if (used := percent(shown_mbu(decode))) != "":
+        if (used := mbu_cell(decode)) != "":
             tiles.append((used, "of the measured memory bandwidth (MBU)"))
         if decode["roofline_tokens_per_second"]:
             tiles.append((f"{speed_text(decode['roofline_tokens_per_second'])} tok/s", "roofline"))
@@ -158,12 +159,12 @@ def _cells(entry: Document) -> list[str]:
         f"{entry['engine']} {entry['model']}",
         speed_text(speed["mean"]),
         speed_text(entry.get("tokens_per_second_each")),
-        speed_text(speed["sd"]),
-        f"{speed_text(speed['low'])} to {speed_text(speed['high'])}",
+        speed_text(spread(speed)),
+        interval(speed, speed_text),
         *(speed_text(itl[key]) for key in ("p50", "p95", "p99", "max")),
         speed_text((entry["ttft_ms"] or {}).get("median")),
         speed_text(entry["achieved_bandwidth_gb_s"]),
-        percent(shown_mbu(entry)),
+        mbu_cell(entry),
         speed_text(entry["roofline_tokens_per_second"]),
         speed_text(entry["arithmetic_intensity"]),
         format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",

@@ -17,6 +17,7 @@ from headrace.app.bench.show.formats import (
     scaling_line,
     step_cost_line,
 )
+from headrace.app.bench.show.intervals import above_one, below_one
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import console
 
@@ -81,7 +82,7 @@ def _ratio_text(ratio: dict[str, Any], line: str) -> "Text":
     """Colour a ratio that differs significantly from 1."""
     from rich.text import Text
 
-    return Text(line, style="green" if ratio["low"] > 1 else "red" if ratio["high"] < 1 else "")
+    return Text(line, style="green" if above_one(ratio) else "red" if below_one(ratio) else "")
 
 
 def _test_notes(results: list[dict[str, Any]]) -> list[str]:

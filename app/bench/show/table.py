@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.bench.show.formats import gain_interval, label, shown_mbu
+from headrace.app.bench.show.formats import gain_interval, label, mbu_cell, shown_mbu
+from headrace.app.bench.show.intervals import above_one, below_one, interval, spread
 from headrace.app.output.figures import percent, speed_text
 from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import format_bytes
@@ -57,7 +58,7 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
         column("test", label, 0, right=False),
         column("tok/s", _speed, 0),
         column("each", _each, 2),
-        column("± sd", lambda entry: speed_text(entry["tokens_per_second"]["sd"]), 5),
+        column("± sd", lambda entry: speed_text(spread(entry["tokens_per_second"])), 5),
         column("95 %", _interval, 6),
         column("p50 ms", _itl("p50"), 2),
         column("p95", _itl("p95"), 8),
@@ -65,7 +66,7 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
         column("max", _itl("max"), 10),
         column("TTFT ms", lambda entry: speed_text((entry["ttft_ms"] or {}).get("median")), 4),
         column("GB/s", lambda entry: speed_text(entry["achieved_bandwidth_gb_s"]), 4),
-        column("MBU", lambda entry: percent(shown_mbu(entry)), 1),
+        column("MBU", mbu_cell, 1),
         column("", lambda entry: mbu_bar(shown_mbu(entry)), 7),
         column("roofline", lambda entry: speed_text(entry["roofline_tokens_per_second"]), 9),
         column("FLOP/B", lambda entry: speed_text(entry["arithmetic_intensity"]), 11),
@@ -99,7 +100,7 @@ def _gain(entry: Entry) -> "Text":
     from rich.text import Text
 
     ratio = entry["speculation"]["ratio"]
-    style = "bold green" if ratio["low"] > 1 else "bold red" if ratio["high"] < 1 else "bold"
+    style = "bold green" if above_one(ratio) else "bold red" if below_one(ratio) else "bold"
     return Text(f"{ratio['median']:.2f}x", style=style)
 
 
@@ -115,8 +116,7 @@ def _each(entry: Entry) -> str:
 
 
 def _interval(entry: Entry) -> str:
-    speed = entry["tokens_per_second"]
-    return f"{speed_text(speed['low'])}–{speed_text(speed['high'])}"
+    return interval(entry["tokens_per_second"], speed_text, "–")
 
 
 def _itl(key: str) -> Callable[[Entry], str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from headrace.app.answer.phrases import mbu_text
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import moving_share
 from headrace.app.tui.widgets.lines import Section, bar, spread
@@ -17,9 +18,10 @@ class BandwidthSection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         achieved, share = metrics.achieved_gb_s, metrics.mbu
+        shown = f"{share:.1%}" if share is not None else mbu_text(None, busy=metrics.busy)
         head = spread(
             Content.assemble((_gb_s(achieved), "bold"), (" GB/s achieved", "$quiet")),
-            Content.assemble(("MBU ", "$quiet"), (f"{share:.1%}" if share is not None else "–", "bold $text-primary")),
+            Content.assemble(("MBU ", "$quiet"), (shown, "bold $text-primary")),
             width,
         )
         lines = [head, _gauge(metrics, width), _scale(metrics, width)]
@@ -45,7 +47,8 @@ def _gauge(metrics: LiveMetrics, width: int) -> Content:
 
 def _scale(metrics: LiveMetrics, width: int) -> Content:
     machine = metrics.machine
-    measured = f"┃ measured {_gb_s(machine.measured_gb_s)}"
+    now = f", now {_gb_s(machine.memory_gb_s)}" if machine.memory_gb_s else ""
+    measured = f"┃ measured {_gb_s(machine.measured_gb_s)}{now}"
     nominal = f"╎ nominal {_gb_s(machine.nominal_gb_s) if machine.nominal_gb_s else 'unknown'}"
     return spread(Content.styled(measured, "$text-warning"), Content.styled(nominal, "$quiet"), width)
 
@@ -54,8 +57,10 @@ def _bytes_per_step(metrics: LiveMetrics, width: int) -> list[Content]:
     last, share = metrics.last, moving_share(metrics.steps)
     if last is None or share is None:
         weights = metrics.model.weight_bytes
-        text = f"a step reads {format_bytes(weights)} of weights + KV" if weights else ""
-        return [Content.styled(text, "$quiet").truncate(width)]
+        size = format_bytes(weights)
+        forms = (f"a step reads {size} of weights + KV", f"a step: {size} + KV", f"{size} + KV")
+        text = next((form for form in forms if len(form) <= width), "")
+        return [Content.styled(text if weights else "", "$quiet")]
     cells = max(0, min(width, round(share * width) or (1 if share > 0 else 0)))
     split = Content.assemble(("█" * (width - cells), "$secondary"), ("▒" * cells, "$accent"))
     legend = spread(

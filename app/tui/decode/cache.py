@@ -8,9 +8,11 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.units import format_bytes
 
+_NOT_FED = 8  # tokens at the end of a conversation that are fed with the next question
+
 
 class CacheSection(Section):
-    """Used within allocated within the limit, all three on one line."""
+    """Tokens of the conversation; its used bytes within the allocated ones within the limit."""
 
     TITLE = "KV cache"
 
@@ -20,17 +22,18 @@ class CacheSection(Section):
         limit = model.kv_bytes_at_limit
         limit = max(limit, allocated) if limit else 0  # the last block held may end past the last token
         subtitle = f"─ limit {format_bytes(limit)}" if limit else ""
-        if str(self.border_subtitle or "") != subtitle:
-            self.border_subtitle = Content(subtitle)
+        self.set_subtitle(subtitle)
         if not model.name:  # zero bytes would be a figure
             return [Content.styled("no model yet", "$quiet")]
         tokens = Content.assemble(
-            (f"{fill.tokens:,}", "bold"),
+            (f"{metrics.context:,}", "bold"),
             (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),
         )
         size = f"{format_bytes(model.kv_bytes_per_token)}/token"
         named = f"{size} as {model.kv_format}" if model.kv_format else size
         each = Content.styled(named if tokens.cell_length + len(named) < width else size, "$quiet")
+        if metrics.phase == "idle" and fill.tokens + _NOT_FED < metrics.context:
+            each = Content.styled(f"{fill.tokens:,} cached", "$text-warning")
         lines = [
             spread(tokens, each, width),
             _levels(used, allocated, limit, width),
@@ -62,7 +65,7 @@ def _legend(used: int, allocated: int, width: int) -> Content:
 
 def _until_full(metrics: LiveMetrics, width: int) -> Content:
     """Return the free tokens of the context and the time until it is full at the current speed."""
-    left = metrics.model.context_limit - metrics.fill.tokens
+    left = metrics.model.context_limit - metrics.context
     if not metrics.model.context_limit or left <= 0:
         return Content.styled("the context is full" if metrics.model.context_limit else "", "bold $text-warning")
     tokens = Content.assemble((f"{left:,}", "bold"), (" more until full", "$quiet"))
@@ -76,7 +79,7 @@ def seconds_until_full(metrics: LiveMetrics) -> float | None:
     cost, achieved = metrics.model.cost, metrics.history.token_gb_s
     if cost is None or not achieved:
         return None
-    here, limit = metrics.fill.tokens, metrics.model.context_limit
+    here, limit = metrics.context, metrics.model.context_limit
     mean = (cost.step_bytes(here) + cost.step_bytes(max(here, limit - 1))) / 2  # bytes grow evenly, or hardly at all
     return max(0, limit - here) * mean / (achieved * 1e9)
 

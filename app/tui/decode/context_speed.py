@@ -14,7 +14,7 @@ from headrace.app.tui.decode.braille import Canvas
 from headrace.app.tui.decode.layers import layered
 from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section
+from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.cost import StepCost
 
 _STEPS = 64  # of the measured bandwidth, of which one can be seen
@@ -33,15 +33,16 @@ class ContextSpeedSection(Section):
         """Ignore changes too small to see in the chart."""
         achieved, peak, model = metrics.history.token_gb_s, metrics.machine.measured_gb_s, metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None
-        return id(metrics), metrics.fill.tokens // BUCKET, share, peak, model.name, model.context_limit, metrics.phase
+        return id(metrics), metrics.context // BUCKET, share, peak, model.name, model.context_limit, metrics.phase
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
         if cost is None or peak is None or height < 4 or width < 20:
             return [Content.styled("after the first answer", "$faint")]
         achieved = metrics.history.token_gb_s
-        span = span_of(metrics.fill.tokens, metrics.model.context_limit)
+        span = span_of(metrics.context, metrics.model.context_limit)
         chart = context_chart(cost, peak, achieved, metrics.history.speeds(), span, width, height - 1)
+        self.set_subtitle(f"at {span:,} tokens")
         return [*chart, _legend(cost, peak, achieved, span, width)]
 
 
@@ -111,17 +112,14 @@ def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width:
 
 
 def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, width: int) -> Content:
-    """Return the values of both curves at the right end."""
-    pieces = [(f"at {span:,} ", "$quiet")]
+    """Return the values of both curves at the right end: the second one is the roofline of one token a step."""
+    roofline = rate_digits(expected_rate(cost, peak, span))
+    pieces = [Content.assemble(("┈ ", "$text-warning"), (f"{roofline} one token a step", "$quiet"))]
     if achieved is not None:
-        pieces += [
-            ("─ ", "$primary"),
-            (rate_digits(expected_rate(cost, achieved, span)), "bold"),
-            (" expected ", "$quiet"),
-        ]
-    pieces += [("┈ ", "$text-warning"), (f"{rate_digits(expected_rate(cost, peak, span))} roofline ", "$quiet")]
-    whole = Content.assemble(*pieces, ("• ", "bold $text-accent"), ("measured", "$quiet"))
-    return whole if achieved is not None and whole.cell_length <= width else Content.assemble(*pieces).truncate(width)
+        rate = rate_digits(expected_rate(cost, achieved, span))
+        pieces.insert(0, Content.assemble(("─ ", "$primary"), (rate, "bold"), (" expected", "$quiet")))
+        pieces.append(Content.assemble(("• ", "bold $text-accent"), ("measured", "$quiet")))
+    return fitting(pieces, width)
 
 
 def _dot(value: float, top: float, height: int) -> int:

@@ -8,6 +8,7 @@ from headrace.app.tui.decode.axes import labels, ticks
 from headrace.app.tui.decode.braille import bars, dots_of
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section
+from headrace.runtime.metrics.telemetry import mbu
 
 _FULL = 1.05  # a chart reaches this far above its highest bar
 _ROWS_A_TICK = 1.5
@@ -22,7 +23,7 @@ class HistorySection(Section):
 
     def change_key(self, metrics: LiveMetrics) -> object:
         samples = metrics.history.samples
-        return id(metrics), len(samples), samples[-1] if samples else None, metrics.machine.measured_gb_s
+        return id(metrics), len(samples), samples[-1] if samples else None, metrics.machine
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         samples, peak = metrics.history.samples, metrics.machine.measured_gb_s
@@ -31,7 +32,8 @@ class HistorySection(Section):
         rates = [sample.tokens_per_second for sample in samples]
         if peak is None or height < 4:
             return bar_chart(rates, max(rates) * _FULL, "tok/s", width, height, "$primary")
-        shares = [sample.achieved_gb_s / peak for sample in samples]
+        now = metrics.machine.memory_gb_s
+        shares = [mbu(sample.achieved_gb_s, now, peak) or 0.0 for sample in samples]
         upper = height - height // 2
         return [
             *bar_chart(rates, max(rates) * _FULL, "tok/s", width, upper, "$primary"),

@@ -59,7 +59,7 @@ class LatencySection(Section):
         if itl is None or chart_height < 1 or width < _LEAST:
             waiting = Content.styled("no steps yet", "$faint")
             return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
-        chart = latency_chart(latencies, metrics.steps[-1].index, width, chart_height, self.cursor)
+        chart = latency_chart(latencies, itl, metrics.steps[-1].index, width, chart_height, self.cursor)
         self._left = chart.left
         marks = self._marks(latencies, ordered, metrics.stall_s(itl.p50), width - chart.left, chart.left)
         return [marks, *chart.lines, *foot]
@@ -80,7 +80,7 @@ class LatencySection(Section):
 
     def _foot(self, metrics: LiveMetrics, itl: Percentiles | None, width: int) -> list[Content]:
         if self.cursor is not None and self.cursor < len(metrics.latencies_s):
-            return _step_lines(metrics, metrics.steps[-1 - self.cursor], width)
+            return _step_lines(metrics.steps[-1 - self.cursor], width)
         if itl is None:
             return []
         pieces: list[tuple[str, str]] = []
@@ -94,9 +94,8 @@ def _milliseconds(value: float) -> str:
     return f"{value * 1e3:.2f}" if value < 0.00995 else f"{value * 1e3:.1f}" if value < 0.0995 else f"{value * 1e3:.0f}"
 
 
-def _step_lines(metrics: LiveMetrics, step: StepRecord, width: int) -> list[Content]:
+def _step_lines(step: StepRecord, width: int) -> list[Content]:
     """Return one step's record as two lines."""
-    share = step.achieved_gb_s / metrics.machine.measured_gb_s if metrics.machine.measured_gb_s else None
     first = Content.assemble(
         (f"step {step.index}", "bold $text-accent"),
         ("  context ", "$quiet"),
@@ -106,7 +105,6 @@ def _step_lines(metrics: LiveMetrics, step: StepRecord, width: int) -> list[Cont
     )
     second = Content.assemble(
         f"{step.achieved_gb_s:.1f} GB/s",
-        (f"  MBU {share:.0%}" if share is not None else "", ""),
         ("  KV ", "$quiet"),
         format_bytes(step.kv_bytes_read),
         ("  of ", "$quiet"),

@@ -1,7 +1,7 @@
 """Chart of step latencies: bars on a zero baseline with axes and percentiles. No widget, no clock.
 
 Two steps per cell, the newest at the right. Bars far above the median have another colour. A dotted line at p50 and a
-sparser one at p95 cross the chart; `↑` marks a bar cut off at the top.
+sparser one at p95 cross the chart; `↑` marks a bar cut off at the top. The percentiles are the caller's.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,13 @@ class LatencyChart:
 
 
 def latency_chart(
-    latencies_s: Sequence[float], newest: int, width: int, height: int, cursor: int | None = None
+    latencies_s: Sequence[float], of: Percentiles, newest: int, width: int, height: int, cursor: int | None = None
 ) -> LatencyChart:
     """`height` lines of `width` cells. newest: the last latency's step number. cursor: steps back from it.
 
-    latencies_s: one at least.
+    latencies_s: one at least. of: percentiles of all steps, also of those left of the chart.
     """
     rows = height - 1 if height > _AXIS_FROM else height
-    visible = latencies_s[-2 * width :]
-    of = Percentiles.of(visible)
-    assert of is not None
     top = max(of.p99 * HEADROOM, 1e-9)
     names = _names(of, top, rows)
     left = max(len(name) for name in names) + 1

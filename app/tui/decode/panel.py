@@ -1,7 +1,8 @@
 """The decode view beside the chat: the sections that fit its height, most important first.
 
-It takes the requested width if the chat keeps enough columns, less if not, and is hidden below its least width. The
-requested width is kept for a larger window. The first window size decides whether the panel opens.
+It takes the requested width if the chat keeps enough columns, less if not, and is hidden below its least width. In a
+wide window it also takes the columns that the chat's text leaves. The requested width is kept for a larger window. The
+first window size decides whether the panel opens.
 """
 
 from textual import events
@@ -23,12 +24,13 @@ from headrace.app.tui.decode.speculation import SpeculationSection
 from headrace.app.tui.decode.speed import SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section
+from headrace.app.tui.widgets.lines import LONGEST_LINE, Section
 
 _LEAST, _MOST = 30, 90
 _WIDER = 20
 _OPEN_FROM = 112  # columns of the window from which it is open at the start
 _CHAT = 60  # columns of the window that are never taken from the chat
+_WHOLE_CHAT = LONGEST_LINE + 5  # columns of the chat, with those beside its text
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
 # Least height of the panel, in lines, for each section.
@@ -68,7 +70,7 @@ class DecodePanel(Vertical):
         self._parts = _FROM
         self._settings = settings
         self._window = 0  # columns
-        self._asked = 0  # columns
+        self._asked: int | None = None  # columns, without those that the chat leaves; None: hidden
 
     def compose(self) -> ComposeResult:
         yield SpeedSection(self.metrics, id="speed")
@@ -115,18 +117,27 @@ class DecodePanel(Vertical):
         """Step to the next width: off, narrow, wide. Skip widths that look the same in this window."""
         narrow = self._settings.decode_view_width
         wider = [cells for cells in (narrow, narrow + _WIDER) if self._shown(cells) > self._shown(self._asked)]
-        self._asked = wider[0] if wider else 0
+        self._asked = wider[0] if wider else None
         self._take_width()
 
-    def _shown(self, asked: int) -> int:
+    def _shown(self, asked: int | None) -> int:
         """Return the width that is shown for a requested one; 0: hidden."""
-        return min(asked, self._window - _CHAT) if self._window >= ROOM_FROM else 0
+        if asked is None or self._window < ROOM_FROM:
+            return 0
+        return min(asked + self._left_over, self._window - _CHAT)
+
+    @property
+    def _left_over(self) -> int:
+        """Columns of a wide window that the chat's text does not need, beyond the panel's configured width."""
+        return max(0, min(_MOST, self._window - _WHOLE_CHAT) - self._settings.decode_view_width)
 
     def _take_width(self) -> None:
         width = self._shown(self._asked)
         self.display = width > 0
         if width:
             self.styles.width = width
+        for toasts in self.screen.query("ToastRack"):
+            toasts.styles.padding = (0, width, 0, 0)  # over the chat, not over a chart
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if event.x == 0:
@@ -135,7 +146,7 @@ class DecodePanel(Vertical):
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if self._dragging:
-            self._asked = min(_MOST, max(_LEAST, self._window - int(event.screen_x)))
+            self._asked = min(_MOST, max(_LEAST, self._window - int(event.screen_x))) - self._left_over
             self._take_width()
 
     def on_mouse_up(self) -> None:

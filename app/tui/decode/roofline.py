@@ -42,28 +42,24 @@ class RooflineSection(Section):
         bandwidth = metrics.machine.measured_gb_s
         if bandwidth is None or not points or height < 4 or width < 16:
             return [Content.styled("after the first answer", "$faint")]
-        self._say(_source(metrics))
+        self.set_subtitle(_source(metrics))
         return [*plot(points, bandwidth * 1e9, roof(metrics, points), width, height - 1), *_legend(points, width)]
-
-    def _say(self, text: str) -> None:
-        if str(self.border_subtitle or "") != text:
-            self.border_subtitle = Content(text)
 
 
 def decode_point(metrics: LiveMetrics) -> Point | None:
     """Return the point of the last second of decoding; after a turn, of the turn."""
-    last, rate, flops = metrics.last, metrics.rate_now or metrics.rate_average, metrics.model.flops_per_token
-    if last is None or rate is None or not flops:
+    flops, achieved = metrics.flops, metrics.achieved_gb_s
+    if not flops or not achieved:
         return None
-    return Point(flops / last.step_bytes, flops * rate, "◆", "bold $text-accent")
+    return Point(flops / (achieved * 1e9), flops, "◆", "bold $text-accent")
 
 
 def prefill_point(metrics: LiveMetrics) -> Point | None:
-    """Return the point of the latest prefill long enough to measure; its tokens share one read of the weights."""
-    rate, flops, weights = metrics.prefill_rate, metrics.model.flops_per_token, metrics.model.weight_bytes
-    if rate is None or not flops or not weights:
+    """Return the point of the latest prefill long enough to measure."""
+    prefill = metrics.prefill
+    if prefill is None or not prefill.flops or not prefill.nbytes:
         return None
-    return Point(flops * metrics.prefill_batch / weights, flops * rate, "▲", "bold $text-success")
+    return Point(prefill.flops / prefill.nbytes, prefill.flops / prefill.seconds, "▲", "bold $text-success")
 
 
 def roof(metrics: LiveMetrics, points: Sequence[Point]) -> float | None:

@@ -11,10 +11,12 @@ from textual.content import Content
 from textual.renderables.digits import Digits
 
 from headrace.app.answer.phrases import duration, rate_digits
+from headrace.app.tui.metrics.facts import FirstToken
 from headrace.app.tui.metrics.live import LiveMetrics, Phase
-from headrace.app.tui.widgets.lines import Lines, spread
+from headrace.app.tui.widgets.lines import Lines, fitting, spread
 from headrace.runtime.metrics.units import format_bytes
 
+_SMALL = 0.01  # smaller parts of TTFT are left out
 _ORDER: tuple[Phase, ...] = ("load", "prefill", "decode", "idle")
 
 
@@ -131,11 +133,15 @@ def detail(metrics: LiveMetrics, width: int) -> Content:
         filled = round(metrics.prefill_done / metrics.prefill_total * 10)
         text = f"{metrics.prefill_done}/{metrics.prefill_total} tokens "
         return Content.assemble((text, "$quiet"), ("━" * filled, "$accent"), ("─" * (10 - filled), "$faint"))
-    parts = []
-    if metrics.ttft_s is not None:
-        parts.append(f"TTFT {duration(metrics.ttft_s)}")
-    if metrics.prefill_s is not None and metrics.prefill_total:
-        parts.append(f"prefill {metrics.prefill_total} tok {duration(metrics.prefill_s)}")
+    return Content("") if metrics.first_token is None else _first_token(metrics.first_token, metrics, width)
+
+
+def _first_token(first: FirstToken, metrics: LiveMetrics, width: int) -> Content:
+    """Return TTFT and its longest parts that fit, then the prompt's tokens."""
+    parts = [("TTFT", first.ttft_s), *(part for part in first.parts() if part[1] >= _SMALL * first.ttft_s)]
+    pieces = [Content.assemble((f"{name} ", "$quiet"), duration(seconds)) for name, seconds in parts]
+    if metrics.prefill_total:
+        pieces.append(Content.styled(f"{metrics.prefill_total:,} tok", "$quiet"))
     if metrics.reused:
-        parts.append(f"cached {metrics.reused}")
-    return Content.styled(" · ".join(parts), "$quiet").truncate(width, ellipsis=True)
+        pieces.append(Content.styled(f"{metrics.reused:,} cached", "$quiet"))
+    return fitting(pieces, width)

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import duration, rate_digits
+from headrace.app.answer.phrases import duration, mbu_text, rate_digits
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section
-from headrace.runtime.metrics.telemetry import mbu
 
 _COLUMNS = (
     ("turn", 4),
@@ -29,7 +28,7 @@ class TurnsSection(Section):
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = tuple(metrics.turns[-1:])
-        return id(metrics), last, len(metrics.turns), metrics.machine.measured_gb_s, metrics.running
+        return id(metrics), last, len(metrics.turns), metrics.running
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         running = metrics.running
@@ -45,24 +44,21 @@ class TurnsSection(Section):
         rows = [Content.styled(head, "$quiet")]
         kept = turns[-max(1, height - 1) :]
         for turn in kept:
-            text = "".join(
-                f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn, metrics)[:shown], _COLUMNS, strict=False)
-            )
+            text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn)[:shown], _COLUMNS, strict=False))
             if turn is running:  # the mark stands in the first column, which is wider than its number
                 text = "●" + text[1:]
             rows.append(Content.styled(text, "$text-accent" if turn is running else "bold" if turn is kept[-1] else ""))
         return rows
 
 
-def _cells(turn: Turn, metrics: LiveMetrics) -> tuple[str, ...]:
-    share = mbu(turn.achieved_gb_s, metrics.machine.measured_gb_s)
+def _cells(turn: Turn) -> tuple[str, ...]:
     return (
         str(turn.number),
         str(turn.prompt_tokens),
         str(turn.reused_tokens),
         duration(turn.ttft_s),
         rate_digits(turn.tokens_per_second),
-        f"{share:.0%}" if share is not None else "–",
+        mbu_text(turn.mbu, busy=turn.busy),
         str(turn.completion_tokens),
         turn.finish_reason,
     )

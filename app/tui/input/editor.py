@@ -16,27 +16,38 @@ _USUAL = ("nano", "vim", "vi")
 def edit_text(text: str) -> str:
     """Let the user edit text in an editor; return it without the final line break. The terminal must be free.
 
-    Raises UsageError if no editor runs, or it ends with an error.
+    Raises UsageError if no editor runs, or it ends with an error. The file of a killed editor is kept, if it was saved.
     """
     command = _command()
     handle, name = tempfile.mkstemp(prefix="headrace-", suffix=".md")
     file = Path(name)
+    keep = False
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as opened:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as opened:
             opened.write(text)
-        # Ctrl+C in the editor is the editor's: a handler of Python's own is not handed on to it.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-        try:
-            code = subprocess.run([*command, name]).returncode
-        finally:
-            signal.signal(signal.SIGINT, before)
+        code = _run([*command, name])
+        edited = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        if code < 0:
+            keep = edited != text
+            hint = f"its text is in {name}" if keep else "the text is unchanged"
+            raise UsageError(f"{command[0]}: killed by {signal.Signals(-code).name}", hint)
         if code:
             raise UsageError(f"{command[0]}: exit code {code}", "the text is unchanged")
-        return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        return edited
     except OSError as error:
         raise UsageError(f"{command[0]}: {error.strerror}", "set EDITOR to another editor") from None
     finally:
-        file.unlink(missing_ok=True)
+        if not keep:
+            file.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> int:
+    """Run an editor and return its exit code. Ctrl+C is the editor's: a handler of Python's is not handed on to it."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        return subprocess.run(command).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _command() -> list[str]:

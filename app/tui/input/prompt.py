@@ -1,9 +1,12 @@
 """The prompt: several lines, a history, completion. Enter sends.
 
+A long paste is shown as a placeholder, which is edited and deleted as one character would be.
+
 Ctrl+J, and Shift+Enter where the terminal reports it, insert a line break. Up on the first line and Down on the last
 step through the history. Each key is handled before the next one: Enter sends the text of its own moment.
 """
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,15 +15,18 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message as Event
 from textual.strip import Strip
+from textual.widgets.text_area import Edit, EditResult, Location
 
 from headrace.app.engine.events import PromptCounted
 from headrace.app.output.sanitise import sanitise
+from headrace.app.sessions.records import Draft
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.fields import Area, joiner, takes
 
 _BIG_PASTE = 2000  # characters from which a paste is folded into one line
 _PLACEHOLDER = "message, or / for commands"
 _FOLDED = "[pasted text {number}: {lines}, {characters:,} characters]"
+_LABEL = re.compile(r"\[pasted text \d+: [^\]]*\]")
 
 
 class Prompt(Area):
@@ -41,7 +47,7 @@ class Prompt(Area):
     class Sent(Event):
         """Enter was pressed; the prompt is empty again.
 
-        text: whole, folded pastes included. typed: as it stood there, for `restore`.
+        text: whole, with pastes. typed: as it stood there, for `restore`.
         """
 
         text: str
@@ -62,7 +68,7 @@ class Prompt(Area):
         self._history: list[str] = []
         self._place: int | None = None  # in the history; None: the draft
         self._draft = ""
-        self._pastes: dict[str, str] = {}  # folded form -> text
+        self._pastes: dict[str, str] = {}  # text of each placeholder
 
     def render_line(self, y: int) -> Strip:
         """Draw nothing without a column for text: textual cannot wrap the placeholder to that."""
@@ -71,12 +77,15 @@ class Prompt(Area):
     # -- sending ---------------------------------------------------------------------------------------------------
 
     @property
-    def whole_text(self) -> str:
-        """Return the text with folded pastes in full."""
+    def draft(self) -> Draft:
+        """The unsent text, with the pastes that have a placeholder in it."""
         text = self.text
-        for folded, pasted in self._pastes.items():
-            text = text.replace(folded, pasted)
-        return text
+        return Draft(text, {label: pasted for label, pasted in self._pastes.items() if label in text})
+
+    @property
+    def whole_text(self) -> str:
+        """The text with pastes in full."""
+        return self.draft.whole
 
     def action_send(self) -> None:
         text, typed = self.whole_text, self.text
@@ -103,6 +112,20 @@ class Prompt(Area):
         self.load_text(text)
         self.move_cursor(self.document.end)
         self.focus()
+
+    def put_draft(self, draft: Draft) -> None:
+        """Replace the text by a kept one; its pastes get placeholders of this prompt."""
+        labels = {label: self._placeholder(pasted) for label, pasted in draft.pastes.items()}
+        self.put(Draft(draft.text, labels).whole)
+
+    def put_edited(self, whole: str) -> None:
+        """Replace the text by one with pastes in full; unchanged pastes get their placeholders back."""
+        pasted = {pasted: label for label, pasted in self._pastes.items()}
+        self.put(Draft(whole, pasted).whole)
+
+    def put_before(self, text: str) -> None:
+        """Put text before the prompt's own, with a blank line between them."""
+        self.put_edited("\n\n".join(filter(None, [text, self.whole_text])))
 
     def remember(self, texts: list[str]) -> None:
         """Append texts, oldest first, to the history."""
@@ -206,15 +229,34 @@ class Prompt(Area):
         self.paste(event.text)
 
     def paste(self, pasted: str) -> None:
-        """Insert text; fold a long one into one line, which is sent whole."""
+        """Insert text; show a long one as a placeholder, which is sent whole."""
         text = sanitise(pasted)
-        if len(text) > _BIG_PASTE:
-            breaks = text.count("\n")
-            lines = f"{breaks + 1:,} lines" if breaks else "1 line"
-            folded = _FOLDED.format(number=len(self._pastes) + 1, lines=lines, characters=len(text))
-            self._pastes[folded] = text
-            text = folded
-        self.type(text)
+        self.type(self._placeholder(text) if len(text) > _BIG_PASTE else text)
+
+    def _placeholder(self, text: str) -> str:
+        """Return a new placeholder for a text."""
+        breaks = text.count("\n")
+        lines = f"{breaks + 1:,} lines" if breaks else "1 line"
+        label = _FOLDED.format(number=len(self._pastes) + 1, lines=lines, characters=len(text))
+        self._pastes[label] = text
+        return label
+
+    def edit(self, edit: Edit) -> EditResult:
+        """Keep placeholders whole: an edit of a part changes all of it, text typed into one comes after it."""
+        if self._pastes:
+            top, bottom = edit.top, edit.bottom
+            start, end = self._around(top)
+            edit.from_location = end if top == bottom else start
+            edit.to_location = self._around(bottom)[1]
+        return super().edit(edit)
+
+    def _around(self, place: Location) -> tuple[Location, Location]:
+        """Return the ends of the placeholder around a place; twice the place itself, if there is none."""
+        row, column = place
+        for found in _LABEL.finditer(self.document.get_line(row)):
+            if found.start() < column < found.end() and found[0] in self._pastes:
+                return (row, found.start()), (row, found.end())
+        return place, place
 
     def on_text_area_changed(self) -> None:
         self._offer()

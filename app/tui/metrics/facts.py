@@ -14,6 +14,7 @@ class MachineFacts:
     backend: str = ""
     memory_bytes: int | None = None
     measured_gb_s: float | None = None
+    memory_gb_s: float | None = None  # the latest reading without other load
     nominal_gb_s: float | None = None
     compute_flops: float | None = None  # FLOP/s, measured
     peak_flops: float | None = None  # dense half-precision, by the vendor
@@ -21,7 +22,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The loaded model's sizes. `flops_per_token` leaves out attention, which grows with the context."""
+    """The loaded model's sizes."""
 
     name: str = ""
     context_limit: int = 0
@@ -29,7 +30,6 @@ class ModelFacts:
     kv_format: str = ""  # K/V format; "" if unknown (mlx-lm's classes)
     kv_bytes_per_token: int = 0
     kv_bytes_at_limit: int = 0  # a full cache; windowed layers keep only their window
-    flops_per_token: float | None = None
     cost: StepCost | None = None
     load_s: float = 0.0
     kernels: str = ""
@@ -48,6 +48,8 @@ class Turn:
     tokens_per_second: float | None
     achieved_gb_s: float | None
     finish_reason: str
+    mbu: float | None = None
+    busy: bool = False
 
     @classmethod
     def of(cls, number: int, summary: Summary, reason: str) -> "Turn":
@@ -61,7 +63,57 @@ class Turn:
             summary.decode_tokens_per_second,
             summary.achieved_gb_s,
             reason,
+            summary.mbu,
+            summary.busy,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPrefill:
+    """FLOPs, bytes and seconds of a prefill; its tokens share one read of the weights."""
+
+    flops: int
+    nbytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, cost: StepCost, reused: int, fed: int, seconds: float) -> "MeasuredPrefill":
+        nbytes = cost.weight_bytes + cost.kv_bytes_read(reused + fed - 1) + fed * cost.kv_bytes_written()
+        return cls(cost.step_flops(reused, fed), nbytes, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Parts of a time to first token, in seconds.
+
+    wait_s: for the model to load, or for other work of the engine. rest_s: cached K/V from disk, and delivery.
+    """
+
+    ttft_s: float
+    wait_s: float = 0.0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    step_s: float = 0.0
+    rest_s: float = 0.0
+
+    @classmethod
+    def of(cls, summary: Summary) -> "FirstToken | None":
+        """Return the parts of an ended answer; None for one without text."""
+        if summary.ttft_s is None:
+            return None
+        known = summary.queue_s, summary.tokenize_s, summary.prefill_s, summary.first_step_s or 0.0
+        return cls(summary.ttft_s, *known, max(0.0, summary.ttft_s - sum(known)))
+
+    def parts(self) -> list[tuple[str, float]]:
+        """Return (name, seconds), the longest first."""
+        named = {
+            "wait": self.wait_s,
+            "tokenize": self.tokenize_s,
+            "prefill": self.prefill_s,
+            "first step": self.step_s,
+            "rest": self.rest_s,
+        }
+        return sorted(named.items(), key=lambda part: -part[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +125,13 @@ class CacheFill:
     allocated_bytes: int = 0
 
 
-def with_peaks(machine: MachineFacts, measured_gb_s: float, compute_flops: float | None) -> MachineFacts:
-    """The same machine once it has been measured."""
-    return replace(machine, measured_gb_s=measured_gb_s, compute_flops=compute_flops or machine.compute_flops)
+def with_peaks(
+    machine: MachineFacts, measured_gb_s: float, compute_flops: float | None, memory_gb_s: float | None = None
+) -> MachineFacts:
+    """Return the same machine once it has been measured."""
+    return replace(
+        machine,
+        measured_gb_s=measured_gb_s,
+        compute_flops=compute_flops or machine.compute_flops,
+        memory_gb_s=memory_gb_s or machine.memory_gb_s,
+    )

@@ -33,11 +33,11 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
             if event.records:
                 metrics.stepped(event.records)
             if event.ttft_s is not None:
-                metrics.ttft_s = event.ttft_s
+                metrics.first_text(event.ttft_s)
         elif isinstance(event, Prefill):
             if event.done == 0 or metrics.phase == "idle":
                 metrics.submitted()
-            metrics.prefilling(event.done, event.total, event.reused)
+            metrics.prefilling(event.done, event.total, event.reused, event.waited_s, event.tokenize_s)
         elif isinstance(event, PrefixCached):
             metrics.prefix_cached(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
         elif isinstance(event, Done):
@@ -47,7 +47,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
         elif isinstance(event, Ready):
             metrics.ready(*facts(event.card))
         elif isinstance(event, PeakMeasured):
-            metrics.machine = with_peaks(metrics.machine, event.peak.gb_s, event.compute_flops)
+            metrics.machine = with_peaks(metrics.machine, event.peak.gb_s, event.compute_flops, event.memory_gb_s)
             metrics.version += 1
         elif isinstance(event, Failed) and event.id is None:
             metrics.load_failed()
@@ -81,7 +81,6 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         kv_format=card.kv or "",
         kv_bytes_per_token=card.kv_bytes_per_token,
         kv_bytes_at_limit=card.cost.kv_bytes(card.context_limit),
-        flops_per_token=float(card.cost.weight_flops),
         cost=card.cost,
         load_s=card.load_s,
         kernels=" ".join(dict.fromkeys(card.kernels.values())),

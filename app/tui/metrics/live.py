@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from headrace.app.engine.events import Event
 from headrace.app.tui.metrics.batch import BatchMetrics
-from headrace.app.tui.metrics.facts import CacheFill, MachineFacts, ModelFacts, Turn
+from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
 from headrace.app.tui.metrics.history import DecodeHistory
-from headrace.app.tui.metrics.rates import Rates, current_rates
+from headrace.app.tui.metrics.rates import Rates, current_rates, flops_of
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
 
@@ -38,17 +38,19 @@ class LiveMetrics:
         self.load_stage = ""
         self.load_share: float | None = None
         self.prefill_done = self.prefill_total = self.reused = 0
-        self.prefill_s: float | None = None
-        self.ttft_s: float | None = None
+        self.first_token: FirstToken | None = None
+        self._waited_s = self._tokenize_s = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # of the latest turn
         self.fill = CacheFill()
+        self.context = 0
+        """Tokens of the conversation, in the cache or not."""
         self.latencies_s: deque[float] = deque(
             maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's, tokens
-        self._decoded_steps = 0
+        self._decoded_flops = self._decoded_steps = 0
         self.output_tokens = 0  # tokens of the turn
-        self._final_rate: float | None = None  # of the turn, once it is over
+        self._final: Summary | None = None  # of the turn, once it is over
         self.speculating = False
         """True if the latest turn verified draft tokens."""
         self.batch: BatchMetrics | None = None
@@ -58,8 +60,7 @@ class LiveMetrics:
         self.load: Load | None = None
         """Load of the machine, at the latest look."""
         self._contended_looks = 0  # samples in a row with contention
-        self.prefill_rate: float | None = None  # tokens per second, of the latest prefill long enough to say
-        self.prefill_batch = 0  # tokens the latest such prefill fed
+        self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
         self._rates_kept, self._rates_of = Rates(), 0  # and the version they are of
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
@@ -112,15 +113,23 @@ class LiveMetrics:
 
     def _forget_turn(self) -> None:
         self.prefill_done = self.prefill_total = self.reused = 0
-        self.prefill_s = self.ttft_s = self._final_rate = None
+        self.first_token = self._final = None
         self.steps.clear()
         self.latencies_s.clear()
         self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
-        self._decoded_steps = self.output_tokens = 0
+        self._decoded_flops = self._decoded_steps = self.output_tokens = 0
         self.batch, self.speculating = None, False
 
-    def prefilling(self, done: int, total: int, reused: int) -> None:
+    def prefilling(self, done: int, total: int, reused: int, waited_s: float = 0.0, tokenize_s: float = 0.0) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
+        self._waited_s, self._tokenize_s = waited_s, tokenize_s
+        self._changed()
+
+    def first_text(self, ttft_s: float) -> None:
+        """Note the time to first token. Its prefill is known at the end of the answer: until then, what remains."""
+        step_s = self.steps[0].latency_s if self.steps and self.steps[0].index == 0 else 0.0
+        prefill_s = max(0.0, ttft_s - self._waited_s - self._tokenize_s - step_s)
+        self.first_token = FirstToken(ttft_s, self._waited_s, self._tokenize_s, prefill_s, step_s)
         self._changed()
 
     def stepped(self, records: Sequence[StepRecord]) -> None:
@@ -134,11 +143,19 @@ class LiveMetrics:
         self._decoded_steps += len(latencies)
         self.output_tokens += sum(record.tokens for record in records)
         self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
+        if (cost := self.model.cost) is not None:
+            self._decoded_flops += sum(flops_of(record, cost) for record in records if record.index > 0)
         self.speculating = self.speculating or any(record.proposed for record in records)
         self.phase = "decode"
         last = records[-1]
         self.fill = CacheFill(last.context, last.kv_used_bytes, last.kv_allocated_bytes)
         self._changed()
+
+    def set_context(self, tokens: int) -> None:
+        """Set the tokens of the conversation."""
+        if tokens != self.context:
+            self.context = tokens
+            self._changed()
 
     def prefix_cached(self, fill: CacheFill) -> None:
         """Note the cache after a prefetch."""
@@ -148,12 +165,12 @@ class LiveMetrics:
     def finished(self, summary: Summary, reason: str) -> None:
         self.phase, self.reused = "idle", summary.reused_tokens
         self.history.end_turn()
-        self.prefill_s, self.ttft_s = summary.prefill_s, summary.ttft_s
-        self._final_rate = summary.decode_tokens_per_second
+        self.first_token = FirstToken.of(summary)
+        self._final = summary
         self.prefill_done = self.prefill_total = summary.prefill_tokens
-        rate = summary.prefill_tokens_per_second
-        if rate is not None and summary.prefill_tokens >= _MIN_STEPS:
-            self.prefill_rate, self.prefill_batch = rate, summary.prefill_tokens
+        fed = summary.prefill_tokens
+        if self.model.cost is not None and fed >= _MIN_STEPS and summary.prefill_s > 0:
+            self.prefill = MeasuredPrefill.of(self.model.cost, summary.reused_tokens, fed, summary.prefill_s)
         self.turns.append(Turn.of(len(self.turns) + 1, summary, reason))
         self._changed()
 
@@ -183,6 +200,10 @@ class LiveMetrics:
         return self.steps[-1] if self.steps else None
 
     @property
+    def ttft_s(self) -> float | None:
+        return self.first_token.ttft_s if self.first_token else None
+
+    @property
     def rate_now(self) -> float | None:
         """Tokens per second over the last second, in total for a batch; None outside decoding."""
         if self.batch is not None:
@@ -194,8 +215,8 @@ class LiveMetrics:
         """Tokens per second over the turn, 1 / TPOT: without the first step. As stored once the turn is over."""
         if self.batch is not None:
             return self.batch.rate_average
-        if self._final_rate is not None:
-            return self._final_rate
+        if self._final is not None and self._final.decode_tokens_per_second is not None:
+            return self._final.decode_tokens_per_second
         return self._decoded / self._decoding_s if self._decoding_s > 0 else None
 
     @property
@@ -205,8 +226,17 @@ class LiveMetrics:
 
     @property
     def mbu_average(self) -> float | None:
-        """MBU over the turn, of the same steps as `rate_average`."""
-        return mbu(self._achieved_average, self.machine.measured_gb_s)
+        """MBU over the turn, of the same steps as `rate_average`; None if busy. As stored once the turn is over."""
+        stored = self._final.mbu if self._final is not None else None
+        return self._share(self._achieved_average) if stored is None else stored
+
+    @property
+    def busy(self) -> bool:
+        """True if other programs slow the turn down, or did: its MBU would be theirs."""
+        return self._final.busy if self._final is not None else self.contention is not None
+
+    def _share(self, achieved_gb_s: float | None) -> float | None:
+        return None if self.busy else mbu(achieved_gb_s, self.machine.memory_gb_s, self.machine.measured_gb_s)
 
     @property
     def achieved_gb_s(self) -> float | None:
@@ -216,6 +246,15 @@ class LiveMetrics:
         return self._achieved_average
 
     @property
+    def flops(self) -> float | None:
+        """FLOP/s of the steps of `achieved_gb_s`."""
+        if self.model.cost is None:
+            return None
+        if self.phase == "decode":
+            return self._rates.flops
+        return self._decoded_flops / self._decoding_s if self._decoding_s > 0 else None
+
+    @property
     def _achieved_average(self) -> float | None:
         return self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
 
@@ -223,18 +262,19 @@ class LiveMetrics:
     def _rates(self) -> Rates:
         """Rates of the current version, computed once."""
         if self._rates_of != self.version:
-            self._rates_of, self._rates_kept = self.version, current_rates(self.steps)
+            self._rates_of, self._rates_kept = self.version, current_rates(self.steps, self.model.cost)
         return self._rates_kept
 
     @property
     def mbu(self) -> float | None:
-        return mbu(self.achieved_gb_s, self.machine.measured_gb_s)
+        """MBU over the last second, over the turn once it is over; None if busy."""
+        return self._share(self.achieved_gb_s) if self.phase == "decode" else self.mbu_average
 
     @property
     def roofline_rate(self) -> float | None:
-        """Steps per second if every byte of the last step arrived at the measured peak."""
-        last, peak = self.last, self.machine.measured_gb_s
-        return peak * 1e9 / last.step_bytes if last and peak and last.step_bytes else None
+        """Tokens per second at one token a step, if every byte arrived at the measured peak."""
+        last, peak, cost = self.last, self.machine.measured_gb_s, self.model.cost
+        return peak * 1e9 / cost.step_bytes(last.context - 1) if last and peak and cost else None
 
     @property
     def latencies(self) -> Percentiles | None:
@@ -262,12 +302,9 @@ class LiveMetrics:
             tokens_per_second=self.rate_average,
             achieved_gb_s=self._achieved_average,
             finish_reason=self.phase,
+            mbu=self.mbu_average,
+            busy=self.busy,
         )
-
-    @property
-    def context(self) -> int:
-        """Cache entries of the latest step."""
-        return self.last.context if self.last else 0
 
     def stall_s(self, median: float) -> float:
         """Return the latency from which a step counts as stalled; infinite with too few steps."""
@@ -295,6 +332,7 @@ class LiveMetrics:
             "itl_ms": {name: value * 1e3 for name, value in asdict(itl).items()} if itl else None,
             "achieved_bandwidth_gb_s": self.achieved_gb_s,
             "mbu": self.mbu,
+            "busy": self.busy,
             "roofline_tokens_per_second": self.roofline_rate,
             "several": self.batch.document() if self.batch is not None else None,
             "turns": [asdict(turn) for turn in self.turns],

@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 
-from headrace.app.answer.phrases import rate_digits
+from headrace.app.answer.phrases import mbu_text, rate_digits
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
@@ -35,6 +35,7 @@ class Figures:
     mbu: float | None = None
     prompt: int = 0
     reused: int = 0
+    busy: bool = False
 
 
 class FigureLines(Lines):
@@ -64,7 +65,8 @@ class FigureLines(Lines):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         figures, (tokens, limit) = self._figures, self._fill
         rate = Content.assemble((f"{rate_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
-        output = Content.assemble(f"{figures.tokens:,}", (" tokens", "$quiet"))
+        named = " token" if figures.tokens == 1 else " tokens"
+        output = Content.assemble(f"{figures.tokens:,}", (named, "$quiet"))
         if (stats := speculation_stats(list(metrics.steps))) is not None:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
         context = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
@@ -79,7 +81,7 @@ class FigureLines(Lines):
         ttft = Content.assemble(("TTFT ", "$quiet"), seconds)
         cached = Content.styled(f", {figures.reused:,} of {figures.prompt:,} cached", "$quiet")
         whole = ttft + cached if figures.reused else ttft
-        mbu = "–" if figures.mbu is None else f"{figures.mbu:.0%}"
+        mbu = mbu_text(figures.mbu, busy=figures.busy)
         share = Content.assemble(("MBU ", "$quiet"), f"{mbu:>4}")
         if width >= _BAR_FROM:
             share = Content.assemble(share, " ", bar(figures.mbu or 0.0, _BAR, "$primary"))
@@ -128,11 +130,14 @@ class AnswerPane(Vertical):
                 stored.mbu,
                 stored.prompt_tokens,
                 stored.reused_tokens,
+                stored.busy,
             )
         if self.side.turn is None or self.side.phase == "waiting":
             return Figures()
         prompt = live.reused + live.prefill_total + 1  # the first step feeds the last prompt token
-        return Figures(live.output_tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.reused)
+        return Figures(
+            live.output_tokens, live.rate_average, live.ttft_s, live.mbu_average, prompt, live.reused, live.busy
+        )
 
     def handle_event(self, event: Event) -> None:
         self._take_card()

@@ -69,6 +69,7 @@ class ChatScreen(Screen[None]):
         view.prompt.remember(self.state.store.recent_questions())
         view.transcript.show_thinking = self.state.settings.chat.show_thinking
         view.conversation_changed()
+        self.state.unsent = view.unsent
 
     # -- size ------------------------------------------------------------------------------------------------------
 
@@ -173,6 +174,7 @@ class ChatScreen(Screen[None]):
         except HeadraceError as error:
             self.view.prompt.restore(event.typed)
             self.state.show_error(error)
+            self.view.asked_about_disk = False
 
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()

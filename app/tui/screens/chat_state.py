@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 
-from headrace.app.answer.phrases import sampling_text
+from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.config.kv_option import PACKED
@@ -16,7 +17,7 @@ from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
-from headrace.app.sessions.records import Session
+from headrace.app.sessions.records import Draft, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.input.clipboard import copy_with_tool
 from headrace.app.tui.metrics.feed import stored_turns, use_model
@@ -24,7 +25,7 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.config.replace_file import replace_file
-from headrace.runtime.errors import HeadraceError, SessionError
+from headrace.runtime.errors import DeletedError, HeadraceError, SessionError
 
 if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import ParallelAnswers
@@ -36,7 +37,8 @@ class ChatState:
     """One engine, one conversation at a time, and the operations that every screen offers.
 
     comparison: polled instead of the conversation while it is not None. frozen: metrics shown instead of the live ones.
-    pulls: downloads in progress, by name. store_error: the error that leaving the chat met.
+    pulls: downloads in progress, by name. store_error: the error that leaving the chat met. unsent: returns what is
+    typed and not sent; None until there is a prompt.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class ChatState:
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
+        self.unsent: Callable[[], Draft] | None = None
         self.closed = False
         self.store_error: SessionError | None = None
+        self._named_setup: tuple[object, str | None] = None, None  # system prompt and sampling, and their preset
         self._notified: dict[str, float] = {}  # notifications on the screen, and when each disappears
 
     @property
@@ -74,9 +78,32 @@ class ChatState:
         name = self.metrics.model.name or conversation.session.model or ""
         card = conversation.engine.card
         packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
-        sampling = tuple(f"{packed}{sampling_text(conversation.effective, short=short)}" for short in (False, True))
+        sampling = tuple(
+            f"{packed}{sampling_in_effect(conversation.effective, short=short)}" for short in (False, True)
+        )
         title = sanitise(conversation.session.title)
-        return Status(sanitise(name), title, conversation.branch.context_tokens, conversation.context_limit, sampling)
+        marks = ("not saved",) if self.store.unsaved is not None else ()
+        return Status(
+            sanitise(name),
+            title,
+            conversation.branch.context_tokens,
+            conversation.context_limit,
+            sampling,
+            marks,
+            self._instructions,
+        )
+
+    @property
+    def _instructions(self) -> str:
+        """The preset in force, by name, else whether there is a system prompt."""
+        session = self.conversation.session
+        setup = session.system, dict(session.sampling)
+        if setup != self._named_setup[0]:
+            self._named_setup = setup, _preset_of(*setup)
+        return f"preset {sanitise(name)}" if (name := self._named_setup[1]) else "system prompt" * bool(session.system)
+
+    def presets_changed(self) -> None:
+        self._named_setup = None, None
 
     # -- notifications ---------------------------------------------------------------------------------------------
 
@@ -101,11 +128,22 @@ class ChatState:
 
     # -- sessions and the engine -----------------------------------------------------------------------------------
 
+    def keep_draft(self) -> None:
+        """Store what is typed and not sent with the session, if it changed. Raises SessionError."""
+        if self.unsent is not None:
+            self.conversation.branch.set_draft(self.unsent() or Draft())
+
     def open_session(self, session: Session | None) -> None:
-        """Open a session; None: create one with the settings of the open one."""
+        """Open a session; None: create one with the settings of the open one, for the unsent text, too."""
         old, was = self.conversation, self.conversation.session
         if session is None:
             session = self.store.create(model=was.model, system=was.system, sampling=was.sampling)
+            if self.unsent is not None and (draft := self.unsent()):
+                self.store.set_draft(session.id, draft)
+            with suppress(DeletedError):  # by another process
+                old.branch.set_draft(Draft())
+        else:
+            self.keep_draft()
         old.stop()
         old.close()
         self.conversation = Conversation(self.engine, self.store, session, **self.load_options)
@@ -147,13 +185,17 @@ class ChatState:
             return
         self.closed = True
         try:
-            if self.comparison is not None:
-                self.comparison.close()
-            self.conversation.close()
-        except SessionError as error:  # a full disk, a session deleted by another process
-            self.store_error = error
+            for leave in (self.keep_draft, self._close_comparison, self.conversation.close):
+                try:
+                    leave()
+                except SessionError as error:  # a full disk, a session deleted by another process
+                    self.store_error = error
         finally:
             self.engine.close()
+
+    def _close_comparison(self) -> None:
+        if self.comparison is not None:
+            self.comparison.close()
 
     # -- clipboard and files ---------------------------------------------------------------------------------------
 
@@ -190,3 +232,18 @@ class ChatState:
             self.notify(f"cannot write {path}: {error.strerror}", problem=True)
         else:
             self.notify(f"wrote {path}")
+
+
+def _preset_of(system: str, sampling: Mapping[str, Any]) -> str | None:
+    """Return the name of the preset with this system prompt and sampling, if there is one."""
+    if not system and not sampling:
+        return None
+    from headrace.app.config.presets import load_presets  # not imported at the start
+
+    try:
+        presets = load_presets()
+    except HeadraceError:  # reported by /preset
+        return None
+    return next(
+        (name for name, preset in presets.items() if (preset.system, preset.sampling) == (system, sampling)), None
+    )

@@ -1,6 +1,7 @@
 """The chat's widgets, drawn from the conversation; what the chat's actions work on."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from textual.content import Content
@@ -9,7 +10,7 @@ from textual.screen import Screen
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.engine.events import Event
-from headrace.app.sessions.records import Message
+from headrace.app.sessions.records import Draft, Message
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.input.chips import Chips
@@ -17,7 +18,7 @@ from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.context_dialog import ask_about_context
+from headrace.app.tui.screens.context_dialog import ask_about_context, ask_about_disk
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.model_loading import ModelLoading
 from headrace.app.tui.screens.notices import Notice, QueuedMessages, notice_of
@@ -44,13 +45,15 @@ class ChatView:
         self.queue = MessageQueue()
         self.editing: int | None = None
         self.prefetch = PromptPrefetch(screen, self._prefetch_prompt)
-        self._draft = ""  # the prompt's text before the edit
+        self._edited = ""  # text of the message in the prompt, as it was
+        self._draft = Draft()  # the prompt's text before the edit
         self._branch = ShownBranch()
         self._shown: Conversation | None = None
         self._loading = ModelLoading(screen, state)
         self._prompt_title = ""
         self._drawn: tuple[object, ...] = ()
         self._asked = False  # about the full context
+        self.asked_about_disk = False
         self._marks_accepted = False
 
     @property
@@ -78,10 +81,13 @@ class ChatView:
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def conversation_changed(self) -> None:
-        """Draw another session, or the same one after it was reloaded."""
-        self._shown = self.conversation
+        """Draw another session with its draft, or the same one after it was reloaded."""
+        other, self._shown = self._shown is not self.conversation, self.conversation
         self._branch, self._asked, self.editing = ShownBranch(), False, None
-        if self.queue.texts:
+        if other:  # the unsent text was kept with the session before
+            self.queue.take_back()
+            self.prompt.put_draft(self.conversation.session.draft)
+        elif self.queue.texts:
             self.return_queue()
         self.prompt.remember([message.content for message in self.conversation.messages if message.role == "user"])
         self.sync([])
@@ -110,11 +116,21 @@ class ChatView:
             if not messages:
                 self._show_welcome()
             self.show_notice()
+        self._ask_unasked()
+
+    def _ask_unasked(self) -> None:
+        """Open the dialogs about a full context and a full disk, once each, and not while the user types."""
+        conversation, typing = self.conversation, bool(self.prompt.text) and self.prefetch.typing
         if conversation.trimming.question is None or conversation.phase != "idle":
             self._asked = False
-        elif not self._asked and not (self.prompt.text and self.prefetch.typing):
+        elif not self._asked and not typing:
             self._asked = True
-            ask_about_context(self.screen, self.state, self.sync)
+            ask_about_context(self.screen, self.state, self.prompt, self.sync)
+        if not self.state.store.db.full:
+            self.asked_about_disk = False
+        elif not self.asked_about_disk and not typing and self.screen.is_current:
+            self.asked_about_disk = True
+            ask_about_disk(self.screen, self.state, self.prompt)
 
     def _follow_state(self, *, empty: bool) -> None:
         """Draw keys, status, notice and queue if the state they show changed."""
@@ -197,22 +213,35 @@ class ChatView:
     def begin_edit(self, message: Message) -> None:
         """Put a message's text into the prompt; its own text comes back after the edit."""
         if self.editing is None:
-            self._draft = self.prompt.whole_text
+            self._draft = self.prompt.draft
         self.editing = message.id
         self.prompt.put(message.content)
+        self._edited = self.prompt.text
 
     def end_edit(self) -> None:
         self.editing = None
-        self.prompt.put(self._draft)
+        self.prompt.put(self._draft.text)
 
     def return_queue(self) -> None:
         """Put queued messages back into the prompt, before its text."""
-        queued = self.queue.take_back()
-        self.prompt.put(f"{queued}\n\n{self.prompt.whole_text}" if self.prompt.text else queued)
+        self.prompt.put_before(self.queue.take_back())
+
+    def unsent(self) -> Draft:
+        """Return all unsent text: queued messages, the prompt's text, and an edit that was begun."""
+        drafts = [Draft(text) for text in self.queue.texts]
+        if self.editing is not None:
+            drafts.append(self._draft)
+        if self.editing is None or self.prompt.text != self._edited:
+            drafts.append(self.prompt.draft)
+        text = "\n\n".join(draft.text for draft in drafts if draft)
+        return Draft(text, {label: pasted for draft in drafts for label, pasted in draft.pastes.items()})
 
     def _prefetch_prompt(self, pause: bool) -> None:
         """Count the tokens of the prompt's text; in a pause of typing, prefill it too."""
-        if not pause and not self.prompt.text.strip():
+        if pause:
+            with suppress(HeadraceError):  # reported when the chat is left
+                self.state.keep_draft()
+        elif not self.prompt.text.strip():
             return
         text = self.prompt.whole_text
         if self.editing is None and self.state.comparison is None:

@@ -40,7 +40,7 @@ class CompareActions:
         if arguments:
             self._compare_with(read_setup(arguments, here))
             return
-        offered = suggestions(here, installed_models(), conversation.effective["temperature"])
+        offered = suggestions(here, installed_models(), conversation.effective.get("temperature", 0.0))
         names = [name if not text else f"{name}  /compare {text}" for name, text in offered]
         self._view.pick(
             "compare with what?", names, lambda n: self._compare_with(read_setup(offered[n][1], here)), always=True

@@ -1,6 +1,6 @@
 """The screen of /compare: two answers with different setups, generated one after the other.
 
-Below 110 columns the panes stand one above the other. In a low window only one of them shows its text; F3 shows the
+Below 100 columns the panes stand one above the other. In a low window only one of them shows its text; F3 shows the
 other.
 """
 
@@ -14,7 +14,8 @@ from textual.containers import Container
 from textual.content import Content
 from textual.widgets import Static
 
-from headrace.app.answer.phrases import sampling_text
+from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.input.commands import message_text, parse_command
@@ -25,7 +26,7 @@ from headrace.app.tui.screens.chat_keys import SCROLL_KEYS
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.copy_actions import copy_selection
 from headrace.app.tui.screens.dialogs import Choose
-from headrace.app.tui.screens.notices import Notice
+from headrace.app.tui.screens.notices import Notice, QueuedMessages
 from headrace.app.tui.screens.parallel_screen import ParallelScreen
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.runtime.errors import HeadraceError, UsageError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.comparison import Comparison
     from headrace.app.chat.parallel_answers import AnswerEvent
 
-SIDE_BY_SIDE = 110  # columns from which the panes stand next to each other
+SIDE_BY_SIDE = 100  # columns from which the panes stand next to each other
 _BOTH = 36  # lines from which both show their text, one above the other
 
 
@@ -62,6 +63,8 @@ class CompareScreen(ParallelScreen):
         panes = [AnswerPane(side, comparison.first, state.metrics, _title) for side in comparison.answers]
         super().__init__(state, comparison, panes)
         self.comparison = comparison
+        self._queue = MessageQueue()
+        self._shown_queue: tuple[str, ...] = ()
         self._only_one = False  # there is room for one pane's text only
         self._front = self.panes[0]  # that pane
         self._chosen = False  # by the user; else it is the one that answers
@@ -72,6 +75,7 @@ class CompareScreen(ParallelScreen):
         with Container(id="compare-panes"):
             yield from self.panes
         yield Notice(id="notice", markup=False)
+        yield QueuedMessages(id="queue", markup=False)
         menu = FileMenu(id="menu")
         yield menu
         yield Prompt(menu, id="prompt")
@@ -108,6 +112,7 @@ class CompareScreen(ParallelScreen):
                 self._front = pane
 
     def sync_panes(self) -> None:
+        self._send_next()
         a, b = self.panes
         a.sync(b)
         b.sync(a)
@@ -125,6 +130,21 @@ class CompareScreen(ParallelScreen):
         if title != self._prompt_title:
             self._prompt_title = title
             self.prompt.border_title = Content(title)
+
+    def _send_next(self) -> None:
+        """Ask the next queued question once both answers are complete; put the queue into the prompt if they aren't."""
+        queue, comparison = self._queue, self.comparison
+        if queue.texts and comparison.running is None:
+            answers = [side.answer for side in comparison.answers]
+            if not queue.send_after(answers, comparison.ask, comparison):
+                self._return_queue()
+        if self._shown_queue != tuple(queue.texts):
+            self._shown_queue = tuple(queue.texts)
+            self.query_one(QueuedMessages).show(queue.texts)
+
+    def _return_queue(self) -> None:
+        """Put queued questions back into the prompt, before its text."""
+        self.prompt.put_before(self._queue.take_back())
 
     def on_resize(self, event: events.Resize) -> None:
         """Arrange the panes: next to each other, above each other, or one at a time."""
@@ -183,9 +203,15 @@ class CompareScreen(ParallelScreen):
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         try:
-            if parse_command(event.text) is not None:
+            invocation = parse_command(event.text)
+            if invocation is not None and invocation.name == "queue" and self._queue.texts:
+                self._return_queue()
+            elif invocation is not None:
                 raise UsageError("commands belong to the chat: Esc takes an answer there")
-            self.comparison.ask(message_text(event.text))
+            elif self.comparison.running is not None:
+                self._queue.add(message_text(event.text))
+            else:
+                self.comparison.ask(message_text(event.text))
         except HeadraceError as error:
             self.prompt.restore(event.typed)
             self.state.show_error(error)
@@ -222,7 +248,7 @@ def _setup_text(side: ParallelAnswer) -> str:
     """The model, its settings and its system prompt."""
     name = side.card.name if side.card is not None else side.setup.model_name
     system = f" · system: {' '.join(side.setup.system.split())}" if side.setup.system else ""
-    return f"{name} · {sampling_text(side.effective)}{system}"
+    return f"{name} · {sampling_in_effect(side.effective)}{system}"
 
 
 def _title(side: ParallelAnswer) -> str:

@@ -1,4 +1,4 @@
-"""The dialog for a full context: which messages are left out."""
+"""Dialogs that open by themselves: about a full context, and a full disk."""
 
 from collections.abc import Callable
 from typing import cast
@@ -6,8 +6,10 @@ from typing import cast
 from textual.screen import Screen
 
 from headrace.app.chat.context_question import ContextChoice
+from headrace.app.output.sanitise import sanitise
+from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState
-from headrace.app.tui.screens.dialogs import Choose
+from headrace.app.tui.screens.dialogs import UnaskedChoice
 from headrace.runtime.errors import HeadraceError
 
 _ANSWERS = (
@@ -17,7 +19,7 @@ _ANSWERS = (
 )
 
 
-def ask_about_context(screen: Screen[None], state: ChatState, then: Callable[[], None]) -> None:
+def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, then: Callable[[], None]) -> None:
     """Ask how the open context question is to be resolved, resolve it, and call `then`."""
 
     def resolve(choice: str | None) -> None:
@@ -27,6 +29,9 @@ def ask_about_context(screen: Screen[None], state: ChatState, then: Callable[[],
             state.conversation.resolve(cast(ContextChoice, choice))
         except HeadraceError as error:  # the engine may have died meanwhile
             state.show_error(error)
+        else:
+            if choice == "new":
+                state.notify("this is a new session; F4 has the one before")
         then()
 
     question = state.conversation.trimming.question
@@ -37,4 +42,25 @@ def ask_about_context(screen: Screen[None], state: ChatState, then: Callable[[],
         f"{question.tokens:,} tokens; the context holds {question.limit:,}, answer included. "
         "Nothing is removed without your choice."
     )
-    screen.app.push_screen(Choose("the context is full", text, _ANSWERS), resolve)
+    answers = [answer for answer in _ANSWERS if answer[0] in question.choices]
+    screen.app.push_screen(UnaskedChoice("the context is full", text, answers, prompt), resolve)
+
+
+def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> None:
+    """Offer to go on without saving, after the disk of the sessions was full."""
+
+    def resolve(choice: str | None) -> None:
+        try:
+            if choice == "unsaved":
+                state.store.go_unsaved()
+            if choice is not None:
+                state.conversation.settle()
+                state.keep_draft()
+        except HeadraceError as error:
+            state.show_error(error)
+
+    text = (
+        f"The sessions in {sanitise(str(state.store.db.path))} cannot be written. What you see is kept until you quit."
+    )
+    answers = [("again", "t", "try again: there is room now"), ("unsaved", "u", "go on; nothing more is saved")]
+    screen.app.push_screen(UnaskedChoice("the disk is full", text, answers, prompt), resolve)

@@ -1,4 +1,4 @@
-"""Decode view of F2: all sections, a cursor over the steps, freeze and export."""
+"""Decode view of F2: all sections, a cursor over the steps, freeze and export. Letters typed here do nothing."""
 
 from typing import ClassVar
 
@@ -36,9 +36,9 @@ class DecodeScreen(Screen[None]):
     """Draws the metrics that the app passes in, live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f2,escape,q", "app.pop_screen", "Back", key_display="F2", priority=True),
-        Binding("space,f7", "app.freeze", "Freeze", key_display="space"),
-        Binding("x", "app.export_metrics", "Export JSON"),
+        Binding("f2,escape", "app.pop_screen", "Back", key_display="F2", priority=True),
+        Binding("f7", "app.freeze", "Freeze", key_display="F7"),
+        Binding("ctrl+e", "app.export_metrics", "Export JSON"),
         Binding("left", "cursor(-1)", "Step back", key_display="←"),
         Binding("right", "cursor(1)", "Step on", key_display="→"),
         Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False),

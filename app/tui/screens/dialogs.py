@@ -1,5 +1,6 @@
-"""Small dialogs: a line of text, a choice of a few."""
+"""Small dialogs: a line of text, a choice of a few, a choice that opens while the user may be typing."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +14,11 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from headrace.app.tui.input.fields import Field
+from headrace.app.tui.input.prompt import Prompt
 
+_QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
+_BURST_S = 0.3  # between the keys of someone who types
+_HINT = "↑ ↓ and Enter, or its key · Esc cancels"
 _FOOTER = 1  # line below a dialog's list that shows the keys
 
 
@@ -86,18 +91,81 @@ class Choose(Question):
                     for result, key, text in self._answers
                 )
             )
-            yield Static(Content.styled("↑ ↓ and Enter, or its key · Esc cancels", "$quiet"), classes="hint")
+            yield Static(Content.styled(_HINT, "$quiet"), classes="hint")
 
     def on_mount(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
         self.query_one(OptionList).focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.answer(event.option_id)
 
     def on_key(self, event: events.Key) -> None:
+        self.take_key(event)
+
+    def take_key(self, event: events.Key) -> None:
         """Answer by key."""
         for result, letter, _ in self._answers:
             if event.key == letter:
                 event.stop()
                 self.answer(result)
                 return
+
+
+class UnaskedChoice(Choose):
+    """A choice that opens by itself: text typed meanwhile goes to the prompt.
+
+    Keys answer after a second without any. An answer's letter counts if no other key follows at once.
+    """
+
+    AUTO_FOCUS = ""  # the list would take Enter
+
+    def __init__(self, title: str, text: str, answers: Sequence[tuple[str, str, str]], prompt: Prompt) -> None:
+        super().__init__(title, text, answers)
+        self._prompt = prompt
+        self._quiet_until = 0.0
+        self._letter = ""  # an answer's, until the burst is over
+
+    def begin(self) -> None:
+        self._keep_quiet()
+
+    def _keep_quiet(self) -> None:
+        """Take no answers for a second."""
+        self._quiet_until = time.monotonic() + _QUIET_S
+        self.set_focus(None)
+        self._say("what you type goes to the message · Esc cancels")
+        self.set_timer(_QUIET_S, self._listen)
+
+    def _listen(self) -> None:
+        if is_open(self) and time.monotonic() >= self._quiet_until:
+            self._say(_HINT)
+            self.query_one(OptionList).focus()
+
+    def _say(self, hint: str) -> None:
+        self.query_one(".hint", Static).update(Content.styled(hint, "$quiet"))
+
+    def take_key(self, event: events.Key) -> None:
+        """Answer by key, or pass text on to the prompt."""
+        if not event.is_printable or event.character is None:
+            return
+        event.stop()
+        letters = [letter for _, letter, _ in self._answers]
+        alone = not self._letter and time.monotonic() >= self._quiet_until
+        if alone and event.key in letters:
+            self._letter = event.key
+            self.set_timer(_BURST_S, self._answer_by_letter)
+        else:
+            self._prompt.type(self._letter + event.character)
+            self._letter = ""
+            self._keep_quiet()
+
+    def _answer_by_letter(self) -> None:
+        if result := next((result for result, letter, _ in self._answers if letter == self._letter), None):
+            self.answer(result)
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        self._prompt.paste(event.text)
+        self._keep_quiet()

@@ -1,19 +1,21 @@
-"""Help screen of F1: all keys and commands."""
+"""Help screen of F1: the keys of the screen below it, then all keys and commands."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
 from headrace.app.tui.input.commands import COMMANDS
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
-_KEY_CELLS = 20
+_OF_TEXTUAL = ("app.focus_next", "app.focus_previous", "screen.copy_text")
+_GAP = 2  # cells between a key and its description
 _KEYS = (
     (
         "writing",
@@ -42,7 +44,7 @@ _KEYS = (
             ("c  b", "copy it, copy one of its code blocks"),
             ("o", "open one of its links in the browser"),
             ("e  r  n  d", "edit, regenerate, continue, delete"),
-            ("[  ]", "the branch before, after"),
+            ("[  ]", "the branch before, after; or click ‹1/2›"),
             ("Enter", "fold or unfold a summary, thinking"),
             ("u", "on a summary: undo it, send all again"),
             ("Esc", "back to the input"),
@@ -51,7 +53,7 @@ _KEYS = (
     (
         "comparing (Ctrl+S, /compare)",
         (
-            ("Enter", "ask both; A answers, then B"),
+            ("Enter", "ask both; A answers, then B; then the queue"),
             ("Esc", "stop the answer; then: take one"),
             ("Ctrl+R", "both answer again"),
             ("F3", "the other side, where one shows at a time"),
@@ -73,6 +75,7 @@ _KEYS = (
             ("F3", "decode panel: off, narrow, wide (or drag its edge)"),
             ("F4  F5  F6", "sessions, models, settings of this session"),
             ("F7", "freeze the metrics, or unfreeze"),
+            ("Ctrl+E, in F2", "export the metrics as JSON"),
             ("F8", "start the engine again"),
             ("Ctrl+P", "command palette, themes"),
             ("Ctrl+Z", "suspend; `fg` comes back"),
@@ -82,10 +85,21 @@ _KEYS = (
 )
 
 
+_KEY_CELLS = _GAP + max(
+    *(len(key) for _, keys in _KEYS for key, _ in keys),
+    *(len(f"/{command.name} {command.argument}".rstrip()) for command in COMMANDS),
+)
+
+
 class HelpScreen(ModalScreen[None]):
     """Esc, F1, q and Ctrl+C close it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]
+
+    def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
+        """keys: of the screen below, with descriptions; empty for the chat, where all are."""
+        super().__init__()
+        self._here = [("this screen", keys)] if keys else []
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog -large", id="help") as box:
@@ -99,13 +113,23 @@ class HelpScreen(ModalScreen[None]):
         columns = event.size.width >= _SIDE_BY_SIDE
         self.query_one("#help").set_class(columns, "-columns")
         width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
-        self.query_one("#help-keys", Static).update(_keys(width))
+        self.query_one("#help-keys", Static).update(_keys([*self._here, *_KEYS], width))
         self.query_one("#help-commands", Static).update(_commands(width))
 
 
-def _keys(width: int) -> Content:
+def keys_of(screen: Screen[Any]) -> list[tuple[str, str]]:
+    """Return the keys of a screen, with their descriptions, without textual's own."""
+    found: dict[str, str] = {}
+    for active in screen.active_bindings.values():
+        binding = active.binding
+        if active.node is screen and binding.description and binding.action not in _OF_TEXTUAL:
+            found.setdefault(binding.description, screen.app.get_key_display(binding))
+    return [(key, description) for description, key in found.items()]
+
+
+def _keys(sections: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int) -> Content:
     lines: list[Content] = []
-    for title, keys in _KEYS:
+    for title, keys in sections:
         lines += [Content.styled(title, "bold $text-primary"), *(_entry(key, text, "", width) for key, text in keys)]
         lines.append(Content(""))
     return Content("\n").join(lines)

@@ -59,13 +59,21 @@ class MessageActions:
         """Edit the prompt's text in the user's own editor."""
         from headrace.app.tui.input.editor import edit_text
 
-        prompt = self._view.prompt
+        prompt, failed = self._view.prompt, None
+        text = prompt.whole_text
+        edited = text
         try:
-            with self._view.screen.app.suspend():
-                text = edit_text(prompt.whole_text)
+            with self._view.screen.app.suspend():  # an exception in this block would leave the terminal suspended
+                try:
+                    edited = edit_text(text)
+                except UsageError as error:
+                    failed = error
         except SuspendNotSupported:
             raise UsageError("no editor can be opened here") from None
-        prompt.put(text)
+        if failed is not None:
+            raise failed
+        if edited != text:
+            prompt.put_edited(edited)
 
     def _return_queue(self, _: str) -> None:
         if not self._view.queue.texts:

@@ -1,6 +1,6 @@
 """Commands that change the model, the system prompt, parameters and presets."""
 
-from headrace.app.answer.phrases import sampling_text
+from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.screens.parameters import read_parameter, write_parameter
 from headrace.runtime.errors import UsageError
@@ -62,7 +62,7 @@ class ModelActions:
         elif not value.strip():
             read_parameter(name, "")  # raises for an unknown name
             shown = write_parameter(name, conversation.session.sampling)
-            self._state.notify(f"{name}: {shown or 'not set'}; in effect: {sampling_text(conversation.effective)}")
+            self._state.notify(f"{name}: {shown or 'not set'}; in effect: {sampling_in_effect(conversation.effective)}")
         else:
             conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
             self._state.notify(f"{name}: {value.strip()}, from the next answer on")
@@ -75,12 +75,14 @@ class ModelActions:
         verb, _, name = argument.partition(" ")
         if name.strip() and verb == "save":
             save_preset(name.strip(), Preset(session.system, session.sampling))
+            self._state.presets_changed()
             self._state.notify(f"preset {name.strip()} saved: this session's system prompt and settings")
         elif name.strip() and verb == "delete":
             delete_preset(name.strip())
+            self._state.presets_changed()
             self._state.notify(f"preset {name.strip()} deleted")
         elif not (presets := load_presets()):
-            raise UsageError("there are no presets yet", "/preset save NAME keeps this session's")
+            self._state.notify("there are no presets yet; /preset save NAME keeps this session's settings")
         elif not argument:
             names = list(presets)
             self._view.pick("which preset?", names, lambda number: self._preset(names[number]), always=True)

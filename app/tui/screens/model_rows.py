@@ -40,13 +40,15 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
     rows = []
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
     peak = measured_gb_s * 1e9 if measured_gb_s else None
-    # A mixture reads a part of its weights only, and the catalog does not say which part.
-    mixtures = {entry.name for entry in load_catalog().values() if entry.shape.experts > 1}
+    # A mixture reads its active experts only.
+    mixtures = {
+        entry.name: entry.step_shape.cost.weight_bytes for entry in load_catalog().values() if entry.shape.experts > 1
+    }
     for document in overview(Store(), usable):
         size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
         memory = document["memory_bytes"]
         loaded = card is not None and card.name == document["name"]
-        weights = card.cost.weight_bytes if card is not None and loaded else size
+        weights = card.cost.weight_bytes if card is not None and loaded else mixtures.get(document["name"], size)
         rows.append(
             ModelRow(
                 name=document["name"],
@@ -60,7 +62,7 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
                 quantization=document["quantization"] or "",
                 licence=str(document.get("licence") or ""),
                 fits=memory <= usable if memory is not None and usable is not None else None,
-                tokens_per_second=peak / weights if peak and weights and document["name"] not in mixtures else None,
+                tokens_per_second=peak / weights if peak and weights else None,
                 problem=document.get("problem"),
             )
         )

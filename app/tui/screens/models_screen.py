@@ -20,12 +20,13 @@ from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
+_SPEED, _SPEED_IS = "tok/s ≤", "tok/s: computed, measured bandwidth / weights read"
 # Columns beside the name: title, cells with the gap before them, alignment. Dropped from the right.
 _COLUMNS = (
     ("size", 9, ">"),
     ("memory", 10, ">"),
     ("fits", 9, "<"),
-    ("tok/s ≤", 8, ">"),
+    (_SPEED, 8, ">"),
     ("context", 9, ">"),
     ("weights", 9, "<"),
     ("licence", 14, "<"),
@@ -53,7 +54,6 @@ class ModelsScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("models")
-            box.border_subtitle = Content("tok/s: computed, measured bandwidth / weights")
             yield Static(id="model-head")
             yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
             yield Static(id="fits", markup=False)
@@ -102,6 +102,8 @@ class ModelsScreen(ModalScreen[str | None]):
             room -= _COLUMNS[shown][1]
             shown += 1
         name_cells = min(_LONGEST_NAME, longest + 1, name_cells + room)
+        explained = any(name == _SPEED for name, _, _ in _COLUMNS[:shown])
+        self.query_one(".dialog").border_subtitle = Content(_SPEED_IS if explained else "")
         head = Content.assemble(
             f"{'':{_MARK}}{'model':<{name_cells}}", *_cells([name for name, _, _ in _COLUMNS], shown)
         )
@@ -195,14 +197,15 @@ class ModelsScreen(ModalScreen[str | None]):
 
 
 def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:
-    """Return the dialog whether to download a model; its result is `fetch`, `leave` or None. fits: in memory; None:
-    unknown.
+    """Return the dialog whether to download or copy a model; its result is `fetch`, `leave` or None.
+
+    fits: in memory; None: unknown.
     """
     facts = [f"{wanted.download}; {wanted.room}."]
     if fits is False:
         facts.append("It does not fit in this machine's memory.")
-    answers = [("fetch", "y", "download"), ("leave", "n", "cancel")]
-    return Choose(sanitise(f"download {wanted.name}?"), sanitise(" ".join(facts)), answers)
+    answers = [("fetch", "y", wanted.verb), ("leave", "n", "cancel")]
+    return Choose(sanitise(f"{wanted.verb} {wanted.name}?"), sanitise(" ".join(facts)), answers)
 
 
 def _line(row: ModelRow, current: bool, name_cells: int, shown: int) -> Content:

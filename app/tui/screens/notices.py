@@ -37,7 +37,7 @@ def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[s
     if not text and conversation.branch.shared:
         text = "this session is also open in another terminal: messages from there become branches"
     if down:
-        way_out = "F8 tries again, F5 picks a model" if state == "failed" else "F8 starts it again"
+        way_out = "F8 tries again, F5 picks a model" if state == "failed" else "The next message or F8 starts it again"
         text = f"✗ {text.rstrip('.')}. {way_out}."
     elif state == "loading" and download.active and conversation.messages:
         text = f"downloading {conversation.session.model or 'the default model'}: {download.summary()}"

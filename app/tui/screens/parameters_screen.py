@@ -1,4 +1,4 @@
-"""Screen of a session's parameters. An empty field takes the model's value, or the chat's."""
+"""Screen of a session's parameters. An empty field takes the model's value, or the default."""
 
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Label, Static, TextArea
 
-from headrace.app.answer.options import CHAT_DEFAULTS, AnswerOptions, recommended_options
+from headrace.app.answer.options import recommended_options
 from headrace.app.chat.conversation import Conversation
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
@@ -33,7 +33,6 @@ class ParametersScreen(ModalScreen[None]):
         self._conversation = conversation
         recommended = card.generation_defaults if card is not None else {}
         self._recommended = recommended_options(recommended).given()
-        self._defaults = AnswerOptions().resolved(recommended, CHAT_DEFAULTS).given()
         self._refused: tuple[str, Content] | None = None  # the field, and why
 
     def compose(self) -> ComposeResult:
@@ -60,7 +59,7 @@ class ParametersScreen(ModalScreen[None]):
         """Return the value in effect for an empty field."""
         if name in self._recommended:
             return f"model: {self._recommended[name]:g}"
-        return f"chat: {self._defaults[name]:g}" if name in self._defaults else "default"
+        return "greedy" if name == "temperature" else "default"
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         """Show the field's full description at the bottom, or its error."""

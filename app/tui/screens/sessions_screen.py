@@ -18,13 +18,14 @@ from textual.widgets import Footer, Input, OptionList
 from textual.widgets.option_list import Option
 
 from headrace.app.output.sanitise import sanitise
-from headrace.app.sessions.kv_cache import delete_kv_cache
+from headrace.app.sessions.kv_cache import delete_kv_cache, kv_cache_bytes
 from headrace.app.sessions.records import Hit, SessionEntry
 from headrace.app.sessions.search import search
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
+from headrace.runtime.metrics.units import format_bytes
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
 
@@ -37,6 +38,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
         Binding("ctrl+r,f2", "rename", "Rename", key_display="^R", priority=True),
         Binding("ctrl+d,delete", "delete", "Delete", key_display="^D", priority=True),
         Binding("ctrl+s", "export", "Export …", key_display="^S", priority=True),
+        Binding("ctrl+k", "clear_kept", "Clear K/V", key_display="^K", priority=True),
         Binding("escape,f4", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
@@ -53,6 +55,7 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
         yield Footer()
 
     def on_mount(self) -> None:
+        self._show_kept()
         self._fill()
         self.query_one(Input).focus()
 
@@ -172,6 +175,22 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
             )
             self.app.push_screen(question, answered)
 
+    def _show_kept(self) -> None:
+        """Show the size of the K/V that are kept on disk."""
+        self.query_one(".dialog").border_subtitle = Content(f"K/V kept on disk: {format_bytes(kv_cache_bytes())}")
+
+    def action_clear_kept(self) -> None:
+        """Ask, then delete the K/V of all sessions from the disk; they are computed again when needed."""
+
+        def answered(answer: str | None) -> None:
+            if answer == "clear":
+                delete_kv_cache()
+                self._show_kept()
+
+        text = f"Deletes {format_bytes(kv_cache_bytes())} of K/V; the sessions stay. A reopened one is prefilled again."
+        answers = [("clear", "y", "clear"), ("keep", "n", "keep")]
+        self.app.push_screen(Choose("clear the K/V kept on disk?", text, answers), answered)
+
     def action_export(self) -> None:
         """Ask for the file's name and export the session."""
         if (listed := self._chosen) is None:
@@ -191,8 +210,9 @@ class SessionsScreen(ModalScreen[tuple[int, str] | None]):
 def _listed(entry: SessionEntry) -> Option:
     session = entry.session
     model = (session.model or "default model").rstrip("/").rpartition("/")[2]  # of a path or a hub id, its name
-    facts = f"{entry.messages} messages · {sanitise(model)} · {ago(session.updated_at)}"
-    title = sanitise(session.title or "untitled").replace("\n", " ")
+    unsent = " · unsent text" if session.draft and entry.messages else ""
+    facts = f"{entry.messages} messages · {sanitise(model)} · {ago(session.updated_at)}{unsent}"
+    title = sanitise(entry.title or "untitled").replace("\n", " ")
     return Option(Content.assemble((title, "bold"), "\n", (facts, "$quiet")), id=session.id)
 
 

@@ -12,5 +12,5 @@ for private names elsewhere.
 `partial_repaint`: replaces the screen's `Compositor` and shortens the way of a change to the terminal. Speed; measured
 with `tests.bench.ui_tax` and `tests.bench.text_flow`.
 
-`app.tui.widgets.style_cache`, for speed too, uses textual's documented parts only.
+`app.tui.widgets.line_strip`, for speed too, uses textual's documented parts only.
 """

@@ -1,13 +1,17 @@
 """Textual's Unix driver with another input thread.
 
 Pastes stay text (see `paste`). Bytes that are not UTF-8 are replaced; they would end textual's thread. A closed
-terminal is not read in a loop. The thread sleeps while no key is pressed.
+terminal is not read in a loop. The thread sleeps while no key is pressed. Enter, pressed before the program had the
+terminal, is Enter: until then terminals turn it into a line break.
 """
 
 import os
 import select
+import sys
+import termios
 import time
 from codecs import getincrementaldecoder
+from fcntl import ioctl
 from typing import Any
 
 from textual.constants import ESCAPE_DELAY
@@ -33,6 +37,9 @@ class TerminalDriver(LinuxDriver):
         """Read input and post its events until `disable_input`."""
         parser, decode = PasteParser(self._debug, self._ground), getincrementaldecoder("utf-8")("replace").decode
         watchful_until = time.monotonic() + _WATCHFUL_S
+        if early := decode(self._read_early()):
+            for event in parser.feed(early):
+                self.process_message(event)
         while not self.exit_event.is_set():
             limit = _LOOK_S if time.monotonic() < watchful_until else None
             ready = select.select([self.fileno, self._wake[0]], [], [], limit)[0]
@@ -54,6 +61,21 @@ class TerminalDriver(LinuxDriver):
         os.write(self._wake[1], b"\0")
         super().disable_input()
         os.read(self._wake[0], 1)
+
+    def _read_early(self) -> bytes:
+        """Return what was typed before the terminal was in raw mode, with the Enter that sends it.
+
+        A line break at the end is Enter, and so is one alone. Several are pasted text.
+        """
+        try:
+            count = int.from_bytes(ioctl(self.fileno, termios.FIONREAD, bytes(4)), sys.byteorder)
+        except OSError:
+            count = 0
+        early = os.read(self.fileno, count) if count else b""
+        if early.endswith(b"\n") or early.count(b"\n") == 1:
+            before, _, after = early.rpartition(b"\n")
+            early = before + b"\r" + after
+        return early
 
     def _read(self) -> bytes:
         try:

@@ -89,7 +89,11 @@ class DownloadProgress:
     def lines(self, name: str) -> list[Content]:
         """Return the lines shown in place of an empty conversation."""
         lines = [
-            Content.assemble("downloading ", (sanitise(self.facts.name if self.facts else name), "bold"), ", once")
+            Content.assemble(
+                "copying " if self.facts and self.facts.copy else "downloading ",
+                (sanitise(self.facts.name if self.facts else name), "bold"),
+                ", once",
+            )
         ]
         if self.facts is not None:
             facts = self.facts

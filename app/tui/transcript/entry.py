@@ -9,16 +9,17 @@ from typing import Literal
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import phrases, plain_phrases
+from headrace.app.answer.phrases import plain_phrases, summary_phrases
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message
-from headrace.app.tui.transcript.accepted import accepted_lines
+from headrace.app.tui.transcript.accepted import mark_accepted, sanitised
 from headrace.app.tui.transcript.context_mark import mark_lines
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime.metrics.telemetry import Summary
 
+_BRANCHES = re.compile(r"‹\d+/\d+›")
 RowKind = Literal["user", "body", "thinking", "summary", "meta", "blank"]
 Row = tuple[Content, RowKind]
 
@@ -180,15 +181,14 @@ class Entry:
 
     def _answer_rows(self, look: LayoutOptions) -> list[Row]:
         rows: list[Row] = []
-        if self.state.accepted:
-            self._open = None
-            rows = [(line, "body") for line in accepted_lines(self._raw, self.state.accepted, look.width)]
-            return [*rows, *self._foot(look, apart=True), BLANK]
         if self._thinking.text or self._thinks:
             rows += self._thinking_rows(look)
         body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
         self._open = None
-        if self.state.growing and not self._thinks and body and self._answer.in_words:
+        if self.state.accepted:
+            source, spans = sanitised(self._raw, self.state.accepted)
+            body = mark_accepted(body, source, spans, max(0, source.find(self._answer.text.strip())))
+        elif self.state.growing and not self._thinks and body and self._answer.in_words:
             spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
             line = Content.assemble(body[-1], " " * spaces)
             self._open = len(rows) + len(body) - 1, line, len(self._raw)
@@ -259,9 +259,18 @@ class Entry:
         return notes
 
 
+def branch_at(row: Row, x: int) -> int:
+    """Return -1 or 1 for a cell in the left or right half of a row's ‹1/2›, else 0."""
+    content, kind = row
+    for found in _BRANCHES.finditer(content.plain) if kind == "meta" else ():
+        if found.start() <= x < found.end():
+            return -1 if 2 * x + 1 < found.start() + found.end() else 1
+    return 0
+
+
 def metrics_text(metrics: Summary) -> list[str]:
     """Return all metrics of an answer."""
-    parts = phrases(metrics.completion_tokens, metrics.decode_tokens_per_second, metrics.ttft_s, metrics.mbu)
+    parts = summary_phrases(metrics)
     if metrics.reused_tokens:
         parts.append(f"{metrics.reused_tokens:,} of {metrics.prompt_tokens:,} prompt tokens cached")
     return parts

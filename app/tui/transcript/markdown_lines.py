@@ -1,6 +1,6 @@
 """Markdown as styled lines of a given width.
 
-markdown-it parses, Pygments highlights through textual. Model text is only text: a link or image shows its whole
+markdown-it parses, Pygments highlights. Model text is only text: a link or image shows its whole
 address and cannot be clicked, HTML shows as written, and no line is parsed as markup. Line breaks are kept.
 """
 
@@ -123,12 +123,11 @@ class _Renderer:
     def _highlighted(self, code: str, language: str) -> Content:
         if not language:
             return Content.styled(code, "$text")
-        from textual.highlight import highlight  # brings Pygments: with the first code block
-
-        from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme
+        # Pygments is imported with the first code block.
+        from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
 
         ansi = AnsiDarkCodeTheme if self._dark else AnsiLightCodeTheme
-        return highlight(code, language=language, theme=ansi if self._ansi else CodeTheme)
+        return coloured(code, language, ansi if self._ansi else CodeTheme)
 
 
 def code_lines(code: str, width: int) -> list[Content]:

@@ -24,12 +24,12 @@ from textual.widget import Widget
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import best_line
 from headrace.app.tui.textual_overrides.partial_repaint import put, repaint
-from headrace.app.tui.transcript.entry import BLANK, Entry, LayoutOptions, MessageState, Row
+from headrace.app.tui.transcript.entry import BLANK, Entry, LayoutOptions, MessageState, Row, branch_at
 from headrace.app.tui.transcript.find import Find, seek
 from headrace.app.tui.transcript.row_strips import GUTTER, RowStrips
+from headrace.app.tui.widgets.lines import LONGEST_LINE
 
 _MARGIN = 2  # cells right of it
-_READABLE = 104  # lines longer than this are hard to read
 _WHEEL = 3  # lines a turn of the wheel moves
 _FAST = 2  # lines between two layouts, from which on room is left for the next ones
 _ROOM_SHARE = 4  # of the height, at most
@@ -199,7 +199,7 @@ class Transcript(Widget, can_focus=True):
 
     @property
     def look(self) -> LayoutOptions:
-        width = max(12, min(_READABLE, self.size.width - GUTTER - _MARGIN))
+        width = max(12, min(LONGEST_LINE, self.size.width - GUTTER - _MARGIN))
         theme = self.app.current_theme
         return LayoutOptions(
             width,
@@ -258,7 +258,6 @@ class Transcript(Widget, can_focus=True):
         return [Content("")] * above + [line.pad_left(indent) for line in welcome]
 
     def _start_over(self) -> None:
-        self._strips.clear()
         self._starts.clear()
         self._rows.clear()
         self._lay_out(0)
@@ -298,11 +297,9 @@ class Transcript(Widget, can_focus=True):
             if self.more_below and y == size.height - 1:
                 strip = self._strips.banner(_MORE_BELOW, thumb=y in thumb)
             elif line >= len(rows):
-                strip = self._strips.below(thumb=y in thumb)
-            elif span is None and line not in marked:
-                strip = self._strips.strip(line, rows[line], thumb=y in thumb)
+                strip = self._strips.strip(BLANK, thumb=y in thumb)
             else:
-                strip = self._strips.marked(rows[line], thumb=y in thumb, marked=line in marked, span=span)
+                strip = self._strips.strip(rows[line], thumb=y in thumb, marked=line in marked, span=span)
             strips.append(strip)
         if crop.column_span == (0, size.width):
             return strips
@@ -412,9 +409,13 @@ class Transcript(Widget, can_focus=True):
         self.post_message(self.Left())
 
     def on_click(self, event: events.Click) -> None:
-        """Select the clicked message if the transcript has the focus; fold a section at its head."""
+        """Switch branches at ‹1/2›; select the message if the transcript has the focus; fold a section at its head."""
         line = event.y + self.top
         if 0 <= line < len(self._rows) and self.entries:
+            if by := branch_at(self._rows[line], event.x - GUTTER):
+                action = "branch_on" if by > 0 else "branch_back"
+                self.post_message(self.Act(action, self.entries[self._entry_at(line)].message))
+                return
             if self.has_focus:
                 self.selected = self._entry_at(line)
             self._fold(self._rows[line][1])

@@ -34,7 +34,7 @@ def welcome_lines(
         lines.append(Content.styled(f"{card.machine.device_name} · {card.machine.backend}", "$quiet"))
         lines += [Content.styled(sanitise(note), "$text-warning") for note in card.notes]
     elif engine.state == "dead":
-        lines.append(Content.styled("the engine is not running: F8 starts it again", "$text-error"))
+        lines.append(Content.styled("the engine is not running: F8 or a message starts it again", "$text-error"))
     else:
         lines.append(Content.styled(f"loading {sanitise(name)} …", "$quiet"))
         lines.append(Content.styled("you can type: it is sent once the model is loaded", "$quiet"))

@@ -10,7 +10,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headrace.app.tui.widgets.style_cache import StyleCache
+from headrace.app.tui.widgets.line_strip import line_strip
 
 _KEY = "bold $footer-key-foreground on $footer-key-background"
 _TEXT = "$footer-description-foreground on $footer-description-background"
@@ -24,7 +24,6 @@ class KeyBar(Widget, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._style_cache = StyleCache(self)
         self._line = Content("")
         self._places: list[tuple[range, Binding]] = []
 
@@ -74,11 +73,7 @@ class KeyBar(Widget, can_focus=False):
         return key if enabled else key.stylize(_DISABLED)
 
     def render_line(self, y: int) -> Strip:
-        return self._style_cache.strip(self._line if y == 0 else Content(""), self.content_size.width)
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._style_cache.clear()
+        return line_strip(self, self._line if y == 0 else Content(""), self.content_size.width)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         for cells, binding in self._places:

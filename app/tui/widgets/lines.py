@@ -14,7 +14,10 @@ from textual.widget import Widget
 
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.textual_overrides.partial_repaint import repaint
-from headrace.app.tui.widgets.style_cache import StyleCache
+from headrace.app.tui.widgets.line_strip import line_strip
+
+LONGEST_LINE = 120
+"""Cells of the chat's text; longer lines are hard to read."""
 
 Piece = str | tuple[str, str]
 """Text, or text and its style."""
@@ -31,7 +34,6 @@ class Lines(Widget):
         self.metrics = metrics
         self._shown: object = None
         self._lines: list[Content] = []
-        self._style_cache = StyleCache(self)
         self._frame: list[Strip] = []  # the whole widget without its lines
         self._sides: list[tuple[Strip, Strip]] = []  # of the frame, left and right of a line
         self._inner = (0, 0)  # the columns between them
@@ -97,14 +99,14 @@ class Lines(Widget):
         content = self._lines[place]
         kept = self._drawn.get(place)
         if kept is None or kept[0] is not content:
-            strip = self._style_cache.strip(content, self._inner[1] - self._inner[0])
+            strip = line_strip(self, content, self._inner[1] - self._inner[0])
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self._ground)
             kept = self._drawn[place] = content, strip
         return kept[1]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002
-        return self._style_cache.strip(Content(""), self.content_size.width)
+        return line_strip(self, Content(""), self.content_size.width)
 
     def on_resize(self) -> None:
         self._lines = []
@@ -113,7 +115,6 @@ class Lines(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._style_cache.clear()
         self._framed = None
 
 
@@ -126,6 +127,11 @@ class Section(Lines):
         super().__init__(metrics, id)
         self.border_title = self.TITLE
 
+    def set_subtitle(self, text: str) -> None:
+        """Set the text in the lower edge; unchanged text is not drawn again."""
+        if str(self.border_subtitle or "") != text:
+            self.border_subtitle = Content(text)
+
 
 def row(*pieces: Piece) -> Content:
     """One line from its pieces."""
@@ -136,6 +142,16 @@ def spread(left: Content, right: Content, width: int) -> Content:
     """Return `left` and `right` at the ends of a line; without room, `left` alone."""
     gap = width - left.cell_length - right.cell_length
     return Content.assemble(left, " " * gap, right) if gap >= 1 else left.truncate(width)
+
+
+def fitting(pieces: Sequence[Content], width: int) -> Content:
+    """Return the first of the pieces that fit beside each other; the very first is cut if it does not fit."""
+    line = pieces[0].truncate(width, ellipsis=True)
+    for piece in pieces[1:]:
+        if line.cell_length + 2 + piece.cell_length > width:
+            break
+        line = Content.assemble(line, "  ", piece)
+    return line
 
 
 def bar(share: float, width: int, style: str, rest: str = "$foreground 20%") -> Content:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import rate_digits
+from headrace.app.answer.phrases import mbu_text, rate_digits
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines
 
@@ -16,13 +16,18 @@ _LEAST_TITLE = 12  # cells of a title that are worth showing
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Sanitised texts. limit: None until a model is loaded. sampling: texts, longest first."""
+    """Sanitised texts. limit: None until a model is loaded. sampling: texts, longest first.
+
+    marks: warnings. instructions: the preset or system prompt in force. Both are always visible.
+    """
 
     model: str = ""
     title: str = ""
     tokens: int = 0
     limit: int | None = None
     sampling: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    instructions: str = ""
 
 
 class StatusBar(Lines):
@@ -44,7 +49,8 @@ class StatusBar(Lines):
             self._with_speed,
             rate_digits(metrics.rate_average),
             metrics.phase,
-            metrics.machine.measured_gb_s,
+            metrics.machine,
+            metrics.busy,
         )
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
@@ -59,9 +65,15 @@ class StatusBar(Lines):
         short = Content.styled("▚", "bold $text-primary")
         if not self._status.model:
             return name.truncate(max(0, room), ellipsis=True)
+        marks = [Content.styled(f" ▲ {mark}", "bold $text-warning") for mark in self._status.marks]
+        if self._status.instructions:
+            marks.append(Content.styled(f" ✎ {self._status.instructions}", "$text-accent"))
+        marked = Content("").join(marks)
         said = [Content.styled(f" {text}", "$quiet") for text in self._status.sampling]
-        forms = [name + model + how for how in said] + [short + model + how for how in said] + [name + model]
-        left = next((form for form in forms if form.cell_length <= room), short + model)
+        forms = [head + model + marked + how for head in (name, short) for how in said]
+        forms += [name + model + marked, short + model + marked]
+        least = short + model.truncate(max(0, room - 1 - marked.cell_length), ellipsis=True) + marked
+        left = next((form for form in forms if form.cell_length <= room), least)
         if self._status.title and room - left.cell_length >= _LEAST_TITLE:
             left += Content.styled(f"  {self._status.title}", "$quiet")
         return left.truncate(max(0, room), ellipsis=True)
@@ -69,7 +81,8 @@ class StatusBar(Lines):
     def _right(self, width: int) -> Content:
         speed = Content("")
         if (self.metrics.steps or self.metrics.batch) and self._with_speed:
-            share = f" MBU {self.metrics.mbu_average:.0%}" if self.metrics.mbu_average is not None else ""
+            average, busy = self.metrics.mbu_average, self.metrics.busy
+            share = f" MBU {mbu_text(average, busy=busy)}" if busy or average is not None else ""
             rate = rate_digits(self.metrics.rate_average)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
         meter = context_meter(self._status.tokens, self._status.limit)

@@ -1,6 +1,7 @@
 // See attend_primitive.h.
 #include "attend_primitive.h"
 
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "mlx/primitives.h"
 #include "node.h"
 #include "strided.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -20,7 +22,7 @@ class Attend : public Node {
       : Node(stream), plan_(std::move(plan)), blocks_(std::move(blocks)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    outputs[0].set_data(allocated(outputs[0].nbytes()));
     AttendCall call = plan_->call();
     call.out = outputs[0].data<float>();
     blocks_.describe(call);
@@ -59,6 +61,8 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
     : rope_(std::move(rope)) {
   require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads must be shared evenly by kv heads");
   require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
+  const int64_t rows = int64_t{heads} + 2 * int64_t{kv_heads};  // of projections: queries, keys and values
+  require(rows <= std::numeric_limits<int>::max() / dim, "attention is wider than an array can be");
   require(rope_ == nullptr || rope_->dims() <= dim, "rope turns more dimensions than a head has");
   vectors_.reserve(3);
   call_.heads = heads;

@@ -188,7 +188,7 @@ mx::array cut_block(const mx::array& block, int entries, const Packings& packing
   const int64_t each = head_bytes(packings, dim), values_at = PackedPart(packings.keys, dim).bytes;
   require(block.ndim() == 3 && block.dtype() == mx::uint8 && block.shape(2) == each, "a packed block is (layers, Hkv, bytes)");
   const mx::array from = settled(block);
-  mx::array cut(mx::allocator::malloc(from.nbytes()), from.shape(), mx::uint8);
+  mx::array cut(allocated(from.nbytes()), from.shape(), mx::uint8);
   char* to = cut.data<char>();
   std::memcpy(to, from.data<char>(), from.nbytes());
   const Kernels& kernels = best_kernels();

@@ -8,6 +8,7 @@
 #include "mlx/ops.h"
 #include "node.h"
 #include "strided.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -18,7 +19,7 @@ class Embed : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(allocated(out.nbytes()));
     const auto count = static_cast<int64_t>(inputs[0].size());
     auto task = [w = w_, count, tokens = Rows(inputs[0]), to = out.data<float>()] {
       std::vector<char> copy;

@@ -8,6 +8,7 @@
 #include "mlx/ops.h"
 #include "node.h"
 #include "strided.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -24,7 +25,7 @@ class Experts : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(allocated(out.nbytes()));
     if (out.size() == 0) return;
     ExpertsCall call = plan_->call();
     call.rows = static_cast<int64_t>(out.size()) / call.router.k;

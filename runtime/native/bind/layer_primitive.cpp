@@ -12,6 +12,7 @@
 #include "mlx/ops.h"
 #include "node.h"
 #include "strided.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -94,7 +95,7 @@ class Layers : public Node {
       : Node(stream), layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    outputs[0].set_data(allocated(outputs[0].nbytes()));
     auto task = [layers = layers_, x = Rows(inputs[0]), out = outputs[0].data<float>()] {
       std::vector<char> copy;
       const float* from = x.read<float>(copy);
@@ -160,6 +161,7 @@ mx::array stacked(const mx::array& x, const std::vector<std::shared_ptr<LayerPla
   std::vector<Layer> stack;
   stack.reserve(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
+    require(plans[i] != nullptr, "a layer has no plan");
     require(x.ndim() == 3 && x.shape(2) == plans[i]->qkv->view().k, "x must be (B, T, E)");
     stack.push_back({plans[i], blocks_of(i)});
   }

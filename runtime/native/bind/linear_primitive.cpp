@@ -11,6 +11,7 @@
 #include "mlx/primitives.h"
 #include "node.h"
 #include "strided.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -23,7 +24,7 @@ class Linear : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(allocated(out.nbytes()));
     if (out.size() == 0) return;
     LinearCall call;
     call.rows = static_cast<int64_t>(inputs[0].size()) / w_->view().k;
@@ -58,7 +59,7 @@ class RmsNorm : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(allocated(out.nbytes()));
     if (out.size() == 0) return;
     const int64_t k = inputs[0].shape(-1);
     const int64_t count = static_cast<int64_t>(inputs[0].size()) / k;
@@ -81,10 +82,9 @@ void require_floats(const mx::array& x, int64_t last) {
   if (x.ndim() == 0 || x.shape(-1) != last) throw std::invalid_argument("the last axis does not fit the weight");
 }
 
-mx::array as_floats(const mx::array& a, int64_t last) {
-  const mx::array floats = a.dtype() == mx::float32 ? a : mx::astype(a, mx::float32, cpu_stream());
-  require_floats(floats, last);
-  return floats;
+mx::array norm_weight(const mx::array& a, int64_t width) {
+  if (a.shape() != mx::Shape{static_cast<int>(width)}) throw std::invalid_argument("a norm must be as wide as its input");
+  return a.dtype() == mx::float32 ? a : mx::astype(a, mx::float32, cpu_stream());
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
   mx::Shape shape = x.shape();
   shape.back() = static_cast<int>(act == Act::none ? view.n : view.n / 2);
   std::vector<mx::array> inputs{x};
-  if (norm.has_value()) inputs.push_back(as_floats(*norm, view.k));
+  if (norm.has_value()) inputs.push_back(norm_weight(*norm, view.k));
   if (residual.has_value()) {
     require_floats(*residual, view.n);
     if (residual->shape() != shape) throw std::invalid_argument("the residual must have the product's shape");
@@ -113,7 +113,7 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps) {
   require_floats(x, x.ndim() == 0 ? 0 : x.shape(-1));
   auto node = std::make_shared<RmsNorm>(cpu_stream(), eps);
-  return mx::array(x.shape(), mx::float32, std::move(node), {x, as_floats(weight, x.shape(-1))});
+  return mx::array(x.shape(), mx::float32, std::move(node), {x, norm_weight(weight, x.shape(-1))});
 }
 
 }  // namespace headrace

@@ -42,6 +42,7 @@ nb::dict region_times() {
 
 NB_MODULE(_native, m) {
   m.doc() = "headrace's CPU kernels as nodes of MLX's lazy graph.";
+  if (!hr::have_kernels()) throw nb::import_error("this processor lacks the instruction sets they were compiled for");
 
   nb::class_<hr::MatrixHandle>(m, "Matrix")
       .def(nb::new_([](const hr::mx::array& data, const Optional& scales, const Optional& biases, const Optional& bias,

@@ -11,6 +11,7 @@
 #include "mlx/ops.h"
 #include "node.h"
 #include "strided.h"
+#include "weight_arena.h"
 
 namespace headrace {
 namespace {
@@ -22,7 +23,7 @@ class Sample : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(allocated(out.nbytes()));
     auto task = [rows = rows_, batch = inputs[0].shape(0), n = inputs[0].shape(1), logits = Rows(inputs[0]),
                  to = out.data<uint32_t>()] {
       std::vector<char> copy;

@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <mutex>
+#include <new>
+#include <stdexcept>
 #include <vector>
-
-#include "mlx/allocator.h"
 
 namespace headrace {
 namespace {
@@ -30,7 +31,7 @@ struct Slab {
 
   explicit Slab(size_t bytes)  // two dimensions, since one is limited to 2 GiB
       : memory({static_cast<int>(bytes / kHuge) + 1, static_cast<int>(kHuge)}, mx::uint8, nullptr, {}), size(bytes) {
-    memory.set_data(mx::allocator::malloc(memory.nbytes()));
+    memory.set_data(allocated(memory.nbytes()));
     const auto start = reinterpret_cast<uintptr_t>(memory.data<char>());
     base = reinterpret_cast<char*>(round_up(start, kHuge));
     madvise(base, size, MADV_HUGEPAGE);  // ignored by kernels without huge pages
@@ -64,11 +65,25 @@ mx::array array_at(const mx::array& memory, char* to, const mx::Shape& shape, mx
   return out;
 }
 
+// Cache lines of an array. MLX itself checks neither signs nor overflow.
 size_t lines_of(const mx::Shape& shape, mx::Dtype dtype) {
-  return round_up(mx::array(shape, dtype, nullptr, {}).nbytes(), kLine) / kLine;
+  const size_t most = (size_t{std::numeric_limits<int>::max()} - 1) * kLine;
+  size_t bytes = dtype.size();
+  for (const int size : shape) {
+    if (size < 0) throw std::invalid_argument("an array has a negative size");
+    if (size > 0 && bytes > most / static_cast<size_t>(size)) throw std::invalid_argument("an array is too large");
+    bytes *= static_cast<size_t>(size);
+  }
+  return round_up(bytes, kLine) / kLine;
 }
 
 }  // namespace
+
+mx::allocator::Data allocated(size_t bytes) {
+  mx::allocator::Data memory = mx::allocator::malloc(bytes);
+  if (memory.buffer().ptr() == nullptr && bytes != 0) throw std::bad_alloc();
+  return memory;
+}
 
 mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype) {
   static std::mutex mutex;
@@ -83,7 +98,7 @@ mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype) {
 mx::array zeros_on_lines(const mx::Shape& shape, mx::Dtype dtype) {
   const size_t lines = lines_of(shape, dtype);
   mx::array memory({static_cast<int>(lines) + 1, static_cast<int>(kLine)}, mx::uint8, nullptr, {});
-  memory.set_data(mx::allocator::malloc(memory.nbytes()));
+  memory.set_data(allocated(memory.nbytes()));
   const auto start = round_up(reinterpret_cast<uintptr_t>(memory.data<char>()), kLine);
   auto* to = reinterpret_cast<char*>(start);
   const size_t first = round_up(start, kHuge), last = (start + lines * kLine) / kHuge * kHuge;

@@ -4,11 +4,15 @@
 // that 64-byte loads touch two lines. Weights are moved once, at load.
 #pragma once
 
+#include "mlx/allocator.h"
 #include "mlx/array.h"
 
 namespace headrace {
 
 namespace mx = mlx::core;
+
+// Memory of MLX's allocator, which returns null if there is none. Throws std::bad_alloc.
+mx::allocator::Data allocated(size_t bytes);
 
 // An uninitialised array. A slab is freed with its last array.
 mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype);

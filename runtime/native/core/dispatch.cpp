@@ -1,68 +1,63 @@
-// Selection of the kernels for this processor, once at run time.
+// Selection of the kernels for this processor, once at run time, among those that were compiled (CMakeLists.txt).
 #include <atomic>
 #include <cstring>
 
 #include "kernels.h"
+#include "processor.h"
 
 namespace headrace {
 
-#if defined(__x86_64__)
-const Kernels& kernels_avx512();
-const Kernels& kernels_avx2();
+#if defined(HEADRACE_WITH_AVX512)
+namespace avx512 { const Kernels& kernels(); }
 #endif
-const Kernels& kernels_portable();
+#if defined(HEADRACE_WITH_AVX2)
+namespace avx2 { const Kernels& kernels(); }
+#endif
+#if defined(HEADRACE_WITH_PORTABLE)
+namespace portable { const Kernels& kernels(); }
+#endif
 
 namespace {
 
-// The compiler's check includes the operating system's support of the registers.
-bool can_run(const Kernels& kernels) {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (&kernels == &kernels_avx512()) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
-           __builtin_cpu_supports("fma");
-  }
-  if (&kernels == &kernels_avx2()) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  }
-#endif
-  return &kernels == &kernels_portable();
-}
-
-// In order of preference.
-const Kernels* const kFastestFirst[] = {
-#if defined(__x86_64__)
-    &kernels_avx512(),
-    &kernels_avx2(),
-#endif
-    &kernels_portable(),
+struct Compiled {
+  const Kernels* kernels;
+  bool runs;  // on this processor
 };
 
-const Kernels* fastest() {
-  for (const Kernels* kernels : kFastestFirst) {
-    if (can_run(*kernels)) return kernels;
+// The fastest kernels of a name, or of any name (nullptr), that run here; nullptr if there are none.
+const Kernels* find(const char* name) {
+  const Compiled fastest_first[] = {
+#if defined(HEADRACE_WITH_AVX512)
+      {&avx512::kernels(), has_avx512()},
+#endif
+#if defined(HEADRACE_WITH_AVX2)
+      {&avx2::kernels(), has_avx2()},
+#endif
+#if defined(HEADRACE_WITH_PORTABLE)
+      {&portable::kernels(), true},
+#endif
+  };
+  for (const auto& [kernels, runs] : fastest_first) {
+    if (runs && (name == nullptr || std::strcmp(kernels->name, name) == 0)) return kernels;
   }
-  return &kernels_portable();
+  return nullptr;
 }
 
 std::atomic<const Kernels*>& in_use() {
-  static std::atomic<const Kernels*> kernels{fastest()};
+  static std::atomic<const Kernels*> kernels{find(nullptr)};
   return kernels;
 }
 
 }  // namespace
 
+bool have_kernels() { return in_use().load(std::memory_order_relaxed) != nullptr; }
+
 const Kernels& best_kernels() { return *in_use().load(std::memory_order_relaxed); }
 
 bool use_kernels(const char* name) {
-  for (const Kernels* kernels : kFastestFirst) {
-    if (std::strcmp(kernels->name, name) != 0 || !can_run(*kernels)) continue;
-    in_use().store(kernels, std::memory_order_relaxed);
-    return true;
-  }
-  return false;
+  const Kernels* kernels = find(name);
+  if (kernels != nullptr) in_use().store(kernels, std::memory_order_relaxed);
+  return kernels != nullptr;
 }
 
 }  // namespace headrace

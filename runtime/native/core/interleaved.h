@@ -1,4 +1,4 @@
-// Interleaved layout of matrices for rounded activations (isa/bands.h).
+// Interleaved layout of matrices for rounded activations (isa/bands.cpp).
 //
 // A band has kBand rows: word k of all its rows, then word k + 1: (bands, words, kBand). Scales and offsets: (bands, groups, kBand).
 // Rows beyond N are zeros.

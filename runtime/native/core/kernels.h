@@ -209,10 +209,13 @@ struct Kernels {
   void (*rescale)(float* acc, float factor, int64_t n);
 };
 
+// True if any of the compiled kernels run on this processor. If not, there are no best_kernels().
+bool have_kernels();
+
 // The kernels in use: the fastest for this processor, or those of use_kernels.
 const Kernels& best_kernels();
 
-// Use the kernels "avx512", "avx2", "neon" or "portable". False if this processor cannot run them.
+// Use the kernels "avx512", "avx2", "neon" or "portable". False if they are not compiled, or this processor cannot run them.
 bool use_kernels(const char* name);
 
 }  // namespace headrace

@@ -1,7 +1,8 @@
 // The vector vocabulary that kernels are written in, for the instruction set of this translation unit.
 //
-// avx512.cpp, avx2.cpp and portable.cpp define HEADRACE_ISA and are compiled with their own flags. They may instantiate only static
-// functions and those of namespace headrace::HEADRACE_ISA: the linker might keep an inline function compiled with AVX-512 for all.
+// CMakeLists.txt compiles the .cpp files of this folder once per instruction set, with its name as HEADRACE_ISA. They may instantiate
+// only static functions and those of namespace headrace::HEADRACE_ISA: the linker might keep an inline function compiled with AVX-512
+// for all.
 //
 // vf: W floats, vi: W dwords. load_first/store_first touch n <= W elements and fill with zeros.
 #pragma once

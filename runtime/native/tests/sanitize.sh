@@ -25,9 +25,9 @@ driver() {  # name, compiler flags, further cmake arguments
 keep_to_themselves() {
   local isa shared
   for isa in avx512 avx2 portable; do
-    shared=$(find "$1" -name "$isa.cpp.o" -exec nm -C --defined-only --extern-only {} + |
-      grep -vE " headrace::$isa::|kernels_$isa\(\)$|DW.ref.__gxx_personality" || true)
-    [ -z "$shared" ] || { echo "$isa.cpp shares: $shared" >&2; exit 1; }
+    shared=$(find "$1" -path "*/headrace_$isa.dir/*.o" -exec nm -C --defined-only --extern-only {} + |
+      grep -vE "^$|:$| headrace::$isa::|DW.ref.__gxx_personality" || true)
+    [ -z "$shared" ] || { echo "the kernels for $isa share: $shared" >&2; exit 1; }
   done
 }
 
@@ -66,7 +66,7 @@ for kind in "$@"; do
       python=${PYTHON:-python3}
       tree=$build/python/tree
       cmake -S "$root" -B "$build/python" -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=None \
-        -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" >/dev/null
+        -DHEADRACE_ALL_SETS=ON -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" >/dev/null
       cmake --build "$build/python" --parallel "$(nproc)" --target _native >/dev/null
       mkdir -p "$tree"
       cp -R "$root"/{headrace,app,models,runtime,tests,assets,pyproject.toml} "$tree"

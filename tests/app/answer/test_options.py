@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.app.answer.options import CHAT_DEFAULTS, OPTIONS, AnswerOptions
+from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options, sampling_source
 from headrace.app.answer.value_types import parse_value
 from headrace.runtime.errors import UsageError
 
@@ -49,10 +49,20 @@ def test_every_value_that_is_typed_can_be_read(name: str) -> None:
                 parse_value(kind, text)
 
 
-def test_given_options_go_before_recommended_ones_and_those_before_defaults() -> None:
+def test_given_options_go_before_recommended_ones_and_those_before_greedy_decoding() -> None:
     given = AnswerOptions(top_k=5)
-    assert given.resolved({}).given() == {"top_k": 5}
-    assert given.resolved({}, CHAT_DEFAULTS).given() == {"temperature": 0.7, "min_p": 0.05, "top_k": 5}
-    recommended = {"temperature": 1, "top_k": 64, "top_p": 0.9, "eos_token_id": 3}
-    assert given.resolved(recommended, CHAT_DEFAULTS).given() == {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
-    assert given.resolved({**recommended, "do_sample": False}, CHAT_DEFAULTS).given() == {"top_k": 5}
+    assert given.resolved({}).given() == {"temperature": 0.0, "top_k": 5}
+    recommended = {"temperature": 0.6, "top_k": 64, "top_p": 0.9, "eos_token_id": 3}
+    assert given.resolved(recommended).given() == {"temperature": 0.6, "top_k": 5, "top_p": 0.9}
+    assert given.resolved({**recommended, "do_sample": False}).given() == {"temperature": 0.0, "top_k": 5}
+    assert AnswerOptions(temperature=0.0).resolved(recommended).sampling_params().greedy
+    assert recommended_options({"do_sample": True, "top_k": 64}).given() == {"temperature": 1.0, "top_k": 64}
+
+
+def test_the_source_of_the_temperature_is_told() -> None:
+    warm, none = AnswerOptions(temperature=0.5), AnswerOptions(top_k=5)
+    assert sampling_source({"options": none, "settings": none}, {}) == "default"
+    assert sampling_source({"options": none, "settings": none}, {"temperature": 0.2}) == "model"
+    assert sampling_source({"options": none, "settings": none}, {"do_sample": False}) == "model"
+    assert sampling_source({"options": none, "settings": warm}, {"temperature": 0.2}) == "settings"
+    assert sampling_source({"options": warm, "session": warm}, {}) == "options"

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from headrace.app.batch.line import BadLine, Defaults, Line
 from headrace.app.batch.output import ResultFile, ResultStream, line_of
 from headrace.app.batch.parse import parse_lines
 from headrace.app.batch.result import digest_of, failure
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
 
 LINES = parse_lines([b'{"prompt": "%d"}' % number for number in range(6)], Defaults())
 NUMBERS = {line.digest: line.number for line in LINES}
@@ -42,6 +43,23 @@ def test_a_result_is_one_line_of_ascii() -> None:
     data = line_of(good(LINES[0]))
     assert data.isascii()
     assert (data.count(b"\n"), data.count(b"\x1b")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status", "kind"),
+    [
+        (UsageError("no"), "invalid_request", 400, "invalid_request_error"),
+        (ContextLimitError("too long"), "context_length_exceeded", 400, "invalid_request_error"),
+        (NotEnoughMemoryError("too large"), "not_enough_memory", 507, "server_error"),
+        (HeadraceError("the answer failed"), "failed", 500, "server_error"),
+    ],
+)
+def test_errors_have_the_status_of_their_class(error: HeadraceError, code: str, status: int, kind: str) -> None:
+    plain = failure(LINES[0], error)
+    assert plain["error"] == {"code": code, "message": str(error)}
+    found = failure(replace(LINES[0], form="chat.completion"), error)
+    assert (found["response"]["status_code"], found["error"]["code"]) == (status, code)
+    assert found["response"]["body"] == {"error": {"message": str(error), "type": kind, "param": None, "code": code}}
 
 
 def test_answers_are_kept_and_errors_are_tried_again(tmp_path: Path) -> None:
@@ -111,10 +129,38 @@ def test_results_of_other_requests_are_refused(tmp_path: Path) -> None:
     before = line_of(good(LINES[0])) + line_of(good(LINES[1]))[:-5]
     path.write_bytes(before)
     file = ResultFile(path)
-    with pytest.raises(UsageError, match="1 of 1"):
+    with pytest.raises(UsageError, match="all 1 results"):
         file.begin({LINES[1].digest: 1}, in_order=False)
     file.close()
     assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_results_of_changed_lines_are_moved_and_the_others_kept(tmp_path: Path) -> None:
+    path, aside = tmp_path / "out", tmp_path / "out.replaced"
+    path.write_bytes(b"".join(line_of(good(line)) for line in LINES[:4]))
+    path.chmod(0o600)
+    aside.write_bytes(b"earlier\n")
+    file = ResultFile(path)
+    file.begin({line.digest: line.number for line in LINES[1:3]}, in_order=True)
+    assert (file.replaced, file.replaced_path) == (2, aside)
+    assert file.answered == {line.digest for line in LINES[1:3]}
+    file.close()
+    assert numbers(path) == [2, 3]
+    assert aside.read_bytes() == b"earlier\n" + line_of(good(LINES[0])) + line_of(good(LINES[3]))
+
+
+def test_no_result_is_dropped_where_it_cannot_be_moved(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    before = b"".join(line_of(good(line)) for line in LINES[:2])
+    path.write_bytes(before)
+    (tmp_path / "out.replaced").symlink_to(tmp_path / "notes")
+    file = ResultFile(path)
+    with pytest.raises(HeadraceError, match=r"out\.replaced"):
+        file.begin({LINES[0].digest: 1}, in_order=False)
+    file.close()
+    assert path.read_bytes() == before
+    assert not (tmp_path / "notes").exists()
 
 
 def test_two_cannot_write_to_one_file(tmp_path: Path) -> None:

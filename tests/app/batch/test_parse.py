@@ -69,6 +69,7 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
     line = parsed(
         body(max_completion_tokens=5, top_p=0.5, logit_bias={"3": -1}, n=1, stream=False, user="me", seed=None)
     )
+    assert parsed(body(tools=[], store=True, top_logprobs=0)).options.given() == DEFAULTS.options.given()
     assert line.options.given() == {"temperature": 0.5, "max_tokens": 5, "top_p": 0.5, "logit_bias": {3: -1.0}}
     assert (line.form, line.name) == ("chat.completion", "q")
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
@@ -121,7 +122,16 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({**body(), "custom_id": None}, "custom_id"),
         ({"custom_id": "a"}, "body"),
         (body(model="gpt-4o"), "'gpt-4o'"),
-        (body(tools=[]), "'tools' in body"),
+        (body(tools=[{"type": "function"}]), '[], not [{"type": "function"}]'),
+        (body(tool_choice="auto"), "'tool_choice' in body"),
+        (body(top_logprobs=3), "top_logprobs can only be 0"),
+        (body(stream=True), "false, not true"),
+        (body(response_format={"type": "x"}), '{"type": "text"}'),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": " \n", "raw": True}, "prompt"),
+        ({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": ""}}, "prompt"),
+        ({"messages": [{"role": None, "content": "a"}]}, "not null in message 1"),
+        ({"messages": [{"role": "user"}]}, "not null"),
         (body(n=2), "n "),
         (body(n=True), "n "),
         (body(stream=True), "stream"),
@@ -174,6 +184,15 @@ def test_whole_numbers_of_a_settings_file_keep_their_digest() -> None:
     defaults = Defaults(options=AnswerOptions.of(written), written=written, model="tiny")
     assert parsed({"prompt": "hi"}, defaults).digest == "2b79cffaee6c036ee257a83fabce6a1a"
     assert parsed({"prompt": "hi", "temperature": 1}, defaults).digest == "f0eca74260df1900214d85bc303ff3dd"
+
+
+def test_a_digest_depends_on_the_catalogs_sampling_where_it_has_an_effect() -> None:
+    old, new = Defaults(model="tiny"), Defaults(model="tiny", recommended={"temperature": 0.2, "top_p": 0.9})
+    for asked, same in (({}, False), ({"temperature": 0}, True), ({"temperature": 1}, False)):
+        line = {"prompt": "hi", **asked}
+        assert (parsed(line, old).digest == parsed(line, new).digest) == same
+    explicit = {"prompt": "hi", "temperature": 0.2, "top_p": 0.9}
+    assert parsed(explicit, old).digest == parsed({"prompt": "hi"}, new).digest
 
 
 JSON = st.recursive(

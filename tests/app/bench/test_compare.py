@@ -1,10 +1,18 @@
 """`bench compare` on simulated machines (see `simulated`): false alarms and missed slowdowns."""
 
+import json
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
 import pytest
 
 from headrace.app.bench.compare.documents import compare_documents
+from headrace.app.bench.compare.stored import checked
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.compare_view import lines
+from headrace.runtime.errors import UsageError
 from tests.app.bench.simulated import document
 
 TESTS = [Test(512, 0), Test(0, 128), Test(512, 128)]
@@ -59,6 +67,53 @@ def test_what_only_one_side_has_and_what_else_differs_is_said() -> None:
     assert "device: simulated and another" in text
     assert "only in A: headrace simulated pp512" in text
     assert "45.0 and 60.0 GB/s" in text
+
+
+WRONG = [None, [], {}, "", "\ud800\x1b[31m", -1, 0, True, math.nan, math.inf, 1e300, 10**400, [None], [{}], {"a": 1}]
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value, of lists only into the first item."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, part in items:
+        yield (*path, key)
+        yield from _places(part, (*path, key))
+
+
+def test_an_edited_document_is_compared_or_refused() -> None:
+    whole = document(1, TESTS[:1], rounds=3)
+    refused = compared = 0
+    for path in _places(whole):
+        for wrong in (*WRONG, "missing"):
+            edited = deepcopy(whole)
+            parent = edited
+            for key in path[:-1]:
+                parent = parent[key]
+            if wrong == "missing":
+                del parent[path[-1]]
+            else:
+                parent[path[-1]] = wrong
+            try:
+                found = compare_documents(whole, checked(edited, "edited.json"))
+            except UsageError as error:
+                assert str(error).startswith("edited.json")  # noqa: PT017
+                refused += 1
+            else:
+                compared += 1
+                "\n".join(lines(found)).encode()
+                json.dumps(found, allow_nan=False)
+    assert refused > 100
+    assert compared > 10
+
+
+def test_a_ratio_of_a_wide_interval_is_no_result() -> None:
+    a, b = document(1, TESTS[:1], rounds=2), document(2, TESTS[:1], rounds=2)
+    for repetition, speed in zip(b["results"][0]["repetitions"], (1.0, 1e9), strict=True):
+        repetition["typical_tokens_per_second"] = speed
+    found = compare_documents(a, b)
+    (row,) = found["tests"]
+    assert (row["verdict"], row["ratio"], row["low"], row["high"]) == ("no result", None, None, None)
+    assert "no result" in "\n".join(lines(found))
 
 
 def test_one_repetition_decides_nothing() -> None:

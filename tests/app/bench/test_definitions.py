@@ -5,11 +5,13 @@ import math
 import pytest
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.result import drift, result
+from headrace.app.bench.measure.result import Result, drift, result
 from headrace.app.bench.measure.sample import Repetition, Sample
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.typical import typical_speed
+from headrace.app.bench.show.formats import mbu_cell
 from headrace.app.predict.step_cost_fit import Point, fit_step_cost, points_of
+from headrace.runtime.machine.load import CPUUse
 
 
 def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> dict:
@@ -59,6 +61,27 @@ def test_bandwidth_mbu_roofline_and_intensity() -> None:
     assert found["roofline_tokens_per_second"] == pytest.approx(500)
     assert found["arithmetic_intensity"] == pytest.approx(3)
     assert found["achieved_gflop_s"] == pytest.approx(75)
+
+
+def test_mbu_is_busy_if_half_of_the_repetitions_were() -> None:
+    sample, calm, taken = decode([0.004, 0.004]), CPUUse(2, 2.0, 1.9), CPUUse(2, 2.0, 1.0)
+
+    def found(*uses: CPUUse | None) -> Result:
+        repetitions = [Repetition(sample, 0.0, 50.0, use) for use in uses]
+        return result(Test(0, 3), repetitions, setup=Setup("headrace", "m"), peak_gb_s=50.0, nominal_gb_s=None)
+
+    for uses in ((calm, None, taken), (None, None), (calm,)):
+        entry = found(*uses)
+        assert (entry["busy"], entry["mbu"], mbu_cell(entry)) == (False, pytest.approx(0.5), "50%")
+    for uses in ((calm, taken), (taken,)):
+        entry = found(*uses)
+        assert (entry["busy"], entry["mbu"], entry["mbu_paired"], mbu_cell(entry)) == (True, None, None, "busy")
+    assert [kept["other_cpus"] for kept in found(taken, None)["repetitions"]] == [1.0, None]
+
+
+def test_a_reading_slower_than_the_steps_counts_as_the_peak() -> None:
+    found = entry(Test(0, 3), decode([0.004, 0.004]), memory=20.0)
+    assert found["mbu"] == pytest.approx(0.5)
 
 
 def test_an_mbu_above_one_says_that_it_makes_no_sense() -> None:

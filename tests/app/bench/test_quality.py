@@ -195,7 +195,8 @@ def test_every_form_has_every_condition(plain: Path, quantized: Path, form: str)
         if form == "csv":
             rows = list(csv.DictReader(io.StringIO(printed)))
             assert (str(depth), phase) in [(row["depth"], row["phase"]) for row in rows]
-            assert float(rows[0]["kl_mean.low"]) <= float(rows[0]["kl_mean.value"])
+            assert rows[0]["kl_mean.low"] == ""  # of one block of tokens
+            assert float(rows[0]["kl_mean.value"]) >= 0
         elif form == "jsonl":
             lines = [json.loads(line) for line in printed.splitlines()]
             assert (depth, phase) in [(line["depth"], line["phase"]) for line in lines]

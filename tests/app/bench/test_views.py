@@ -220,6 +220,11 @@ def test_the_report_stands_alone() -> None:
     HTMLParser().feed(page)
 
 
+def test_dollar_signs_in_names_are_no_formulas() -> None:
+    text = json.dumps(DOCUMENT).replace('"tiny', '"m$x_{$ tiny')
+    assert "m$x_{$ tiny" in html(json.loads(text))
+
+
 def test_the_report_says_in_words_what_it_draws() -> None:
     page = html({**DOCUMENT, "device": {**DOCUMENT["device"], "measured_compute_gflop_s": 400.0}})
     words = re.findall(r'<svg role="img" aria-label="([^"]+)"', page)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,22 @@ def test_results_of_other_requests_are_refused(model: Path, tmp_path: Path) -> N
     assert out.read_bytes() == before
 
 
+def test_only_changed_lines_are_answered_anew(model: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    arguments = (str(source), "-o", str(out), "-m", str(model), "-n", "2", "--in-order")
+    write(source, *({"prompt": prompt, "id": prompt} for prompt in "abc"))
+    invoke(*arguments)
+    before = results(out)
+    write(source, {"prompt": "a", "id": "a"}, {"prompt": "B", "id": "b"}, {"prompt": "c", "id": "c"})
+    done = invoke(*arguments)
+    assert "3 lines: 1 answered, 2 kept from before" in done.stderr
+    assert str(out) + ".replaced" in done.stderr
+    after = results(out)
+    assert [one["id"] for one in after] == ["a", "b", "c"]
+    assert [now == then for now, then in zip(after, before, strict=True)] == [True, False, True]
+    assert results(tmp_path / "out.replaced") == [before[1]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -157,6 +174,19 @@ def test_the_documents_are_described(model: Path, tmp_path: Path) -> None:
         "speculate",
         "raw",
     }
+
+
+def test_a_batch_follows_the_model_and_says_so(warm: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {"prompt": "a"}, {"prompt": "b", "temperature": 0})
+    out = str(tmp_path / "out")
+    summary = json.loads(invoke(source, "-o", out, "-m", str(warm), "-n", "3", "--in-order", "--json").stdout)
+    assert (summary["sampling"]["temperature"], summary["sampling_source"]) == (0.6, "model")
+    one, two = results(Path(out))
+    assert (one["sampling"]["temperature"], one["sampling"]["seed"], two["seed"]) == (0.6, one["seed"], None)
+    line = {"prompt": "a", "temperature": 0.6, "top_k": 9, "seed": one["seed"]}
+    done = invoke("-", "-m", str(warm), "-n", "3", stdin=json.dumps(line))
+    assert results(done.stdout)[0]["text"] == one["text"]
+    assert "temperature 0.6 · top_k 9" in done.stderr
 
 
 def start(*arguments: str, **more: Any) -> "subprocess.Popen[bytes]":
@@ -225,12 +255,26 @@ def test_samples_are_answers_of_successive_seeds(model: Path) -> None:
     assert re.findall(r"^--- .*$", shown, flags=re.MULTILINE) == ["--- 1 of 2, seed 5 ---", "--- 2 of 2, seed 6 ---"]
 
 
-def test_samples_differ_unless_somebody_asks_for_greedy_decoding(model: Path) -> None:
-    found = json.loads(sampled("hi", "-m", str(model), "-n", "8", "--samples", "2", "--json").stdout)
-    assert found["sampling"]["temperature"] == 0.7
+@pytest.fixture
+def warm(model: Path) -> Iterator[Path]:
+    """The model, with a recommendation of its own."""
+    file = model / "generation_config.json"
+    before = file.read_text()
+    file.write_text(json.dumps({**json.loads(before), "temperature": 0.6, "top_k": 9}))
+    yield model
+    file.write_text(before)
+
+
+def test_samples_follow_the_model_and_greedy_decoding_is_refused(model: Path, warm: Path) -> None:
+    found = json.loads(sampled("hi", "-m", str(warm), "-n", "8", "--samples", "2", "--json").stdout)
+    assert (found["sampling"]["temperature"], found["sampling"]["top_k"], found["sampling_source"]) == (0.6, 9, "model")
+    for recommended in ({}, {"do_sample": False}):
+        (model / "generation_config.json").write_text(json.dumps(recommended))
+        with pytest.raises(UsageError, match="greedy"):
+            sampled("hi", "-m", str(model), "--samples", "2")
     with pytest.raises(UsageError, match="greedy"):
         sampled("hi", "-m", str(model), "-t", "0", "--samples", "2")
     with pytest.raises(UsageError, match="--samples"):
         sampled("hi", "-m", str(model), "--samples", "2", "--save")
     with pytest.raises(HeadraceError, match="context"):
-        sampled("x" * 9000, "-m", str(model), "--samples", "2")
+        sampled("x" * 9000, "-m", str(model), "-t", "1", "--samples", "2")

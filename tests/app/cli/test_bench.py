@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.app.bench.show.formats import markdown
+from headrace.app.bench.show.intervals import interval
+from headrace.app.bench.show.report import html
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
@@ -119,6 +122,55 @@ def test_compare_and_its_exit_code(model: Path, tmp_path: Path) -> None:
     assert run("compare", a, a).return_value == 0
     assert run("compare", a, b).return_value == 1
     assert json.loads(run("compare", b, a, "--json").stdout)["tests"][0]["verdict"] == "faster"
+
+
+def test_compare_takes_the_numbers_of_saved_runs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("-m", str(model), "-p", "0", "-n", "4", "-r", "2", "--save", "--json")
+    (tmp_path / "a.json").write_text(done.stdout)
+    same = json.loads(run("compare", "1", str(tmp_path / "a.json"), "--json").stdout)
+    assert (same["a"], len(same["tests"])) == (same["b"], 1)
+    with pytest.raises(UsageError, match="99"):
+        run("compare", "1", "99")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1").write_text("no document")
+    with pytest.raises(UsageError, match="1 is not a benchmark document"):  # a file goes first
+        run("compare", "1", "1")
+
+
+def test_a_run_that_cannot_be_saved_fails_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.app.bench.measure.run.run", lambda *_: pytest.fail("it ran"))
+    (tmp_path / "home" / "data" / "bench.sqlite").mkdir(parents=True)
+    with pytest.raises(HeadraceError, match=r"bench\.sqlite") as failed:
+        run(*SHORT, "--save")
+    assert failed.value.exit_code == 1
+
+
+def test_a_run_is_saved_also_if_its_report_fails_and_reported_also_if_it_cannot_be_saved(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise HeadraceError("the disk is full")
+
+    options = ("-m", str(model), "-p", "0", "-n", "4", "-r", "1", "--save", "--report", str(tmp_path / "out.html"))
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.app.bench.show.report.html", fail)
+        with pytest.raises(HeadraceError, match="full"):
+            run(*options)
+    assert len(json.loads(run("history", "--json").stdout)) == 1
+    assert not (tmp_path / "out.html").exists()
+    monkeypatch.setattr("headrace.app.bench.compare.history.History.add", fail)
+    with pytest.raises(HeadraceError, match="full"):
+        run(*options)
+    assert (tmp_path / "out.html").exists()
+
+
+def test_one_round_has_no_interval(model: Path) -> None:
+    document = json.loads(run("-m", str(model), "-p", "0", "-n", "4", "-r", "1", "--json").stdout)
+    speed = document["results"][0]["tokens_per_second"]
+    assert (speed["low"], speed["high"]) == (None, None)
+    assert interval(speed, str) == ""
+    assert "±" not in markdown(document)
+    assert html(document)
 
 
 def test_a_report_is_written(model: Path, tmp_path: Path) -> None:
@@ -301,7 +353,10 @@ def test_predict_needs_nothing_but_a_config(tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(predict, [*arguments, "--users", "1"]).exception, UsageError)
     guessing = [*arguments[:-2], "--acceptance", "0.8"]
     guessed = json.loads(CliRunner().invoke(predict, [*guessing, "--json"], catch_exceptions=False).stdout)
-    assert guessed["targets"][0]["gain"] > 1
+    assert guessed["targets"][0]["gain"] is None  # Apple publishes no FLOP/s
+    nvidia = [*guessing, "--chip", "NVIDIA L4", "--json"]
+    guessed = json.loads(CliRunner().invoke(predict, nvidia, catch_exceptions=False).stdout)
+    assert guessed["targets"][1]["gain"] > 1
     assert "rate of 80%" in CliRunner().invoke(predict, guessing, catch_exceptions=False).stdout
     for wrong in (["--acceptance", "1.5"], ["--acceptance", "0.5", "--users", "1"]):
         assert isinstance(CliRunner().invoke(predict, [*guessing, *wrong]).exception, UsageError)

@@ -1,15 +1,26 @@
 """Which command is meant where none is named, the short names, and what is said of a wrong one. In this process."""
 
 import io
+import os
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
-from click.shell_completion import get_completion_class
+from click.shell_completion import ShellComplete
 
-from headrace.app.cli import chat, commands, models, run
+from headrace.app.bench.measure.workloads import load_workloads
+from headrace.app.cli import chat, commands, models, run, shells
 from headrace.app.cli.commands import cli, run_command_line
+from headrace.app.config.settings import Settings
+from headrace.app.predict.chip_names import chip_targets
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import UsageError
+from tests.patience import PATIENCE_S
 
 Call = tuple[str, dict[str, Any]]
 Headrace = Callable[..., int]
@@ -62,6 +73,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         (["--resume", "last"], ("chat", {"resume": "last"})),
         (["-m", "x", "hi"], ("run", {"model": "x", "prompt": "hi"})),
         (["--json", "hi"], ("run", {"as_json": True, "prompt": "hi"})),
+        (["run"], ("chat", {})),
+        (["run", "-m", "x"], ("chat", {"model": "x"})),
+        (["run", "--json"], ("run", {"as_json": True})),
+        (["run", "hi"], ("run", {"prompt": "hi"})),
+        (["run", "-"], ("run", {"prompt": "-"})),
+        (
+            ["-t", "0.5", "--seed", "1", "-s", "Be brief."],
+            ("chat", {"temperature": 0.5, "seed": 1, "system": "Be brief."}),
+        ),
+        (["--temp", "0.5"], ("chat", {"temperature": 0.5})),
+        (["chat", "--ctx-size", "512"], ("chat", {"context": 512})),
+        (["list", "qwen"], ("list", {"filter": "qwen"})),
+        (["models", "delete", "x"], ("rm", {"name": "x"})),
+        (["models", "ls"], ("list", {})),
         (["pull", "x"], ("pull", {"name": "x"})),
         (["list", "--json"], ("list", {"as_json": True})),
         (["rm", "x", "--yes"], ("rm", {"name": "x", "yes": True})),
@@ -78,12 +103,51 @@ def test_what_is_meant_on_a_terminal(arguments: list[str], meant: Call, headrace
         ([], ("run", {})),
         (["-"], ("run", {"prompt": "-"})),
         (["-m", "x"], ("run", {"model": "x"})),
+        (["run"], ("run", {})),
         (["-m", "x", "and this?"], ("run", {"model": "x", "prompt": "and this?"})),
     ],
 )
 def test_what_is_meant_in_a_pipe(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
     assert headrace(*arguments, stdin=False) == 0
     assert calls == [meant]
+
+
+def test_options_by_other_names(headrace: Headrace, calls: list[Call]) -> None:
+    arguments = ("--temp", "0.5", "--ctx-size", "512", "--repeat-penalty=1.1", "--n-predict", "9")
+    assert headrace("run", "hi", *arguments) == 0
+    given = {"temperature": 0.5, "context": 512, "repetition_penalty": 1.1, "max_tokens": 9}
+    assert calls == [("run", {"prompt": "hi", **given})]
+
+
+def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
+    none = dict.fromkeys(field.name for field in fields(chat.ChatOptions))
+    store = SessionStore(tmp_path / "sessions.db")
+    given = chat.ChatOptions(**{**none, "model": "m", "system": "Be brief.", "temperature": 0.5, "seed": 7})
+    made = chat._session(store, given, Settings())
+    assert (made.model, made.system, made.sampling) == ("m", "Be brief.", {"temperature": 0.5, "seed": 7})
+    store.add(made.id, None, "user", "hi")
+    again = chat._session(store, chat.ChatOptions(**{**none, "resume": "last", "system": "", "seed": 8}), Settings())
+    assert (again.id, again.system, again.sampling) == (made.id, "", {"temperature": 0.5, "seed": 8})
+    store.close()
+    with pytest.raises(UsageError, match="--temperature"):
+        _ = chat.ChatOptions(**{**none, "temperature": -1.0}).sampling
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["help"], "Usage: headrace [OPTIONS] COMMAND"),
+        (["help", "models"], "Usage: headrace models [OPTIONS] COMMAND"),
+        (["help", "models", "info"], "Usage: headrace models info"),
+        (["sessions", "delete", "-h"], "Usage: headrace sessions delete"),
+        (["version"], "headrace "),
+    ],
+)
+def test_help_and_version_as_words(
+    arguments: list[str], shown: str, headrace: Headrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headrace(*arguments) == 0
+    assert capsys.readouterr().out.startswith(shown)
 
 
 def test_with_nothing_to_read_and_nobody_to_look_there_is_the_help(
@@ -98,6 +162,8 @@ def test_with_nothing_to_read_and_nobody_to_look_there_is_the_help(
     ("arguments", "words"),
     [
         (["modles", "list"], "did you mean models?"),
+        (["download", "qwen3-4b"], "did you mean pull?"),
+        (["info"], "did you mean models show?"),
         (["Why is the sky blue?"], "`headrace run PROMPT` answers a prompt"),
         (["--nonsense"], "`headrace --help` shows the options"),
     ],
@@ -131,10 +197,8 @@ def test_an_environment_that_means_nothing_stops_every_command(
     assert calls == [("run", {"prompt": "hi"})]
 
 
-def completed(*words: str) -> list[str]:
+def completed(*words: str, kind: type[ShellComplete] = shells.Bash) -> list[str]:
     """What the shell is offered for the last of `words`."""
-    kind = get_completion_class("bash")
-    assert kind is not None
     offered = kind(cli, {}, commands.PROGRAM, "_HEADRACE_COMPLETE").get_completions(list(words[:-1]), words[-1])
     return [f"{item.type}:{item.value}" if item.type != "plain" else item.value for item in offered]
 
@@ -156,6 +220,79 @@ def test_the_shell_completes_commands_options_and_model_names(monkeypatch: pytes
     assert completed("run", "-m", "zzz") == ["file:zzz"]
     monkeypatch.setenv("HEADRACE_HOME", "/dev/null")
     assert completed("run", "-m", "my") == ["file:my"]
+
+
+def test_file_names_are_left_to_the_shell() -> None:
+    for before in (
+        ["run"], ["run", "-f"], ["batch"], ["batch", "-o"], ["bench", "--report"], ["bench", "--text"],
+        ["bench", "compare"], ["bench", "--llama-model"], ["sessions", "export", "last", "-o"],
+    ):  # fmt: skip
+        assert completed(*before, "no") == ["file:no"]
+    assert completed("run", "-f", "a", "-f", "") == ["file:"]
+
+
+def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    assert completed("run", "@no") == ["@notes.txt"]
+    assert completed("run", f"@{tmp_path.parent}/{tmp_path.name[:-1]}")[0].startswith(f"@{tmp_path.parent}/")
+    assert completed("run", "@missing/") == []
+    assert completed("run", "--kv", "q") == ["q8", "q4"]
+    assert completed("--kv", "k") == ["k8v4"]
+    assert completed("bench", "--kv", "f16,q") == ["f16,q8", "f16,q4"]
+    assert "m4max" in completed("predict", "--chip", "m4")
+    assert completed("fit", "--chip", "rtx4090")[0] == "rtx4090"
+    assert all(chip_targets(name) for name in completed("predict", "--chip", ""))
+    assert completed("predict", "-m", "smollm2-135") == ["smollm2-135m"]
+    assert completed("bench", "--workload", "") == list(load_workloads())
+    assert completed("sessions", "show", "") == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "notes.txt"]  # a Tab creates nothing
+    store = SessionStore()
+    kept = store.create(title="two\nlines")
+    store.add(kept.id, None, "user", "hi")
+    store.close()
+    for before in (["sessions", "show"], ["sessions", "rm"], ["run", "--resume"], ["chat", "--resume"]):
+        assert completed(*before, "") == ["last", kept.id]
+        assert completed(*before, kept.id[:4]) == [kept.id]
+
+
+def test_words_are_replaced_as_the_shell_splits_them() -> None:
+    assert completed("run", "--kv", "=", "k8") == ["k8v4"]
+    assert completed("run", "@", str(Path(__file__).parent)[:-1])[0].startswith("@/")
+    for kind in (shells.Zsh, shells.Fish):
+        assert completed("run", "--kv=k8", kind=kind) == ["--kv=k8v4"]
+        assert completed("run", "--kv", "k8", kind=kind) == ["k8v4"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "arguments", "setup"),
+    [
+        ("bash", ["--norc", "--noprofile", "-i"], 'eval "$({0} completion bash)"'),
+        ("zsh", ["-f", "-i"], 'eval "$({0} completion zsh)"'),  # without compinit
+        ("fish", ["--no-config", "-i"], "{0} completion fish | source"),
+    ],
+)
+def test_a_real_shell_completes(
+    shell: str, arguments: list[str], setup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Path(sys.executable).with_name("headrace")
+    if shutil.which(shell) is None or not program.exists():
+        pytest.skip(f"needs {shell} and the installed command")
+    (tmp_path / "requests-of-today.jsonl").touch()
+    for name, value in {"HEADRACE_HOME": tmp_path / "home", "HOME": tmp_path, "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    child = pexpect.spawn(
+        shell, arguments, encoding="utf-8", timeout=PATIENCE_S, cwd=str(tmp_path), dimensions=(30, 120)
+    )
+    child.sendline(f"{setup.format(program.name)}; echo setup-{{done,}}")
+    child.expect("setup-done")
+    for typed, expected in (("batch req", "uests-of-today.jsonl"), ("run --kv k8", "v4"), ("run @req", "uests-of")):
+        child.send(f"headrace {typed}\t")
+        child.expect(expected)
+        child.send("\x15")
+    child.close(force=True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

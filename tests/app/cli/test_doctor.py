@@ -206,10 +206,12 @@ def test_command_on_this_machine(quick: Path) -> None:
     assert report["paths"]["models"]["path"] == str(quick / "data" / "models")
     assert report["default_model"]["path"] is None
     first = report["measured_peak"]
+    found = len(peaks.measurements())  # with kernels, two readers take turns
+    assert found in (1, 2)
     assert json.loads(CliRunner().invoke(doctor, ["--json"]).stdout)["measured_peak"] == first
-    assert len(peaks.measurements()) == 1
+    assert len(peaks.measurements()) == found
     again = json.loads(CliRunner().invoke(doctor, ["--json", "--calibrate"]).stdout)["measured_peak"]
-    assert len(peaks.measurements()) == 2
+    assert len(peaks.measurements()) > found
     assert again["bytes_per_second"] >= first["bytes_per_second"]  # one bad minute lowers nothing
 
 

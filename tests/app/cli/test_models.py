@@ -13,13 +13,17 @@ from typing import Any
 import pexpect
 import pytest
 
+from headrace.app.chat import download_plan
+from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
+from headrace.runtime.errors import HeadraceError
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
 from tests.patience import PATIENCE_S
+from tests.processes import wait_until_asleep
 from tests.tiny import write_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
@@ -196,6 +200,59 @@ def test_show_says_what_was_requantized(run: Run, tmp_path: Path) -> None:
     assert "Q3_K" in run("show", str(file)).stdout
 
 
+def test_a_list_of_some(run: Run) -> None:
+    names = [row["name"] for row in json.loads(run("list", "Qwen-3", "--json").stdout)]
+    assert len(names) > 2
+    assert all(name.startswith("qwen3") for name in names)
+    assert "qwen3-4b" in run("list", "qwen3").stdout
+    assert "headrace models list" in run("list", "nonsense", code=1).stderr
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "tiny.gguf", "llama", matrices="Q8_0")
+
+
+def test_a_gguf_is_shown_without_a_copy(run: Run, store: Store, gguf: Path) -> None:
+    document = json.loads(run("show", str(gguf), "--json").stdout)
+    assert (document["installed"], document["licence"], document["path"]) == (False, "apache-2.0", str(gguf))
+    assert document["copy_bytes"] > 0
+    assert f"headrace models pull {gguf}" in run("show", str(gguf)).stdout
+    assert "not in the store" in run("path", str(gguf), code=1).stderr
+    assert store.list() == []
+
+
+def test_the_copy_of_a_gguf_is_announced_listed_and_removed(run: Run, store: Store, gguf: Path) -> None:
+    announced = run("pull", str(gguf)).stderr.splitlines()[0]
+    assert re.search(r"tiny\.gguf .*: \d+ KiB; `headrace rm ", announced)
+    assert "tiny.gguf" not in run("pull", str(gguf)).stderr  # now it is there
+    assert json.loads(run("list", "--json").stdout)[0]["copy_of"] == str(gguf)
+    assert "copy of tiny.gguf" in run("list").stdout
+    gguf.unlink()
+    assert "freed" in run("rm", str(gguf), "--yes").stdout
+    assert store.list() == []
+
+
+def test_a_copy_is_asked_for_on_a_terminal(store: Store, gguf: Path) -> None:
+    for command in (["run", "hello"], ["chat"]):
+        arguments = ["-m", "headrace", *command, "-m", str(gguf)]
+        child = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=PATIENCE_S)
+        child.expect(r"Copy tiny\.gguf into the store \(.* KiB; .* are free\)\? \[Y/n\]")
+        child.sendline("n")
+        child.expect("tiny.gguf was not copied")
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == 1
+    assert store.list() == []
+
+
+def test_no_copy_on_a_full_disk(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download_plan, "_free_bytes", lambda _: 1000)
+    with pytest.raises(HeadraceError, match=r"0\.98 KiB are free"):
+        agree_to_copy(str(gguf))
+    assert store.list() == []
+
+
 def test_show_of_what_is_not_installed(run: Run) -> None:
     document = json.loads(run("show", "qwen3-4b", "--json").stdout)
     assert (document["installed"], document["licence"]) == (False, "Apache-2.0")
@@ -300,7 +357,8 @@ def test_rm_asks_on_a_terminal(store: Store, answer: str, remains: bool, code: i
     child = pexpect.spawn(
         sys.executable, ["-m", "headrace", "models", "rm", "mine"], encoding="utf-8", timeout=PATIENCE_S
     )
-    child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]")
+    child.expect(r"Remove mine \(.* KiB\)\? \[y/N\]: ")
+    wait_until_asleep(child.pid)
     child.send(answer)
     child.expect(pexpect.EOF)
     child.close()

@@ -27,6 +27,7 @@ COMMANDS = {
     "rm": ("rm", "--help"),
     "run": ("run", "hi", "-m", "MODEL", "-n", "2"),
     "sessions": ("sessions", "list", "--json"),
+    "tokenize": ("tokenize", "hi", "-m", "MODEL"),
     "verify": ("verify", "-m", "MODEL", "--tokens", "4", "--sequences", "2"),
 }
 

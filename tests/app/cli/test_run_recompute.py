@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.answer import Answer, Prompt
-from headrace.app.cli.run_report import RunReport, document
+from headrace.app.cli.run_report import RunReport, document, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import machine
+from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.metrics.telemetry import Percentiles
 
@@ -42,6 +43,13 @@ class Cache:
 
 def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool) -> dict[str, Any]:
     """Return the document of an answer with steps after these waits."""
+    parsed = json.loads(json.dumps(document(finished(waits, reason, ended_by_token), with_steps=True)))
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def finished(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool) -> RunReport:
+    """Return the report of an answer with steps after these waits."""
     now = [1234.5678]
     timeline = Timeline(cost=COST, prompt_tokens=PROMPT, clock=lambda: now[0])
     now[0] += 0.125
@@ -61,13 +69,10 @@ def report(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bool
     peak = peaks.summarise([5e10], pass_bytes=1, method="made up", source="bench")
     answer: Any = Answer(Prompt([1] * PROMPT), Request([1] * PROMPT), TOKENIZER)
     answer.steps, answer.finished = steps, Finished(reason, summary, *stop)
-    found = RunReport(
-        model=MODEL, answer=answer, load_s=0.0, session=None,
+    return RunReport(
+        model=MODEL, answer=answer, load_s=0.0, session=None, sampling_source="default",
         machine=machine(), peak=peak, memory_now=peak, kernels={}, versions={},
     )  # fmt: skip
-    parsed = json.loads(json.dumps(document(found, with_steps=True)))
-    assert isinstance(parsed, dict)
-    return parsed
 
 
 @given(
@@ -102,7 +107,30 @@ def test_every_figure_of_the_steps_can_be_computed_from_them(
         assert said[key] == {name: getattr(spread, name) * 1e3 for name in ("p50", "p95", "p99", "max")}
     moved = sum(step["weight_bytes"] + step["kv_bytes_read"] + step["kv_bytes_written"] for step in steps[1:])
     assert said["achieved_bandwidth_gb_s"] == moved / fsum(between) / 1e9
-    assert said["mbu"] == said["achieved_bandwidth_gb_s"] / said["measured_peak_gb_s"]
+    assert said["mbu"] == said["achieved_bandwidth_gb_s"] / said["memory_gb_s"]
+    assert not any("mbu" in step for step in steps)
+
+
+def test_mbu_is_of_the_memory_beside_the_answer_or_of_the_peak() -> None:
+    found = finished([(0.01, 1)] * 9, "length", False)
+    achieved = found.summary.achieved_gb_s
+    assert achieved is not None
+    peak = replace(found.peak, bytes_per_second=achieved * 4e9)
+    slow, fast = (replace(found.peak, bytes_per_second=achieved * factor * 1e9) for factor in (0.5, 2.0))
+    assert replace(found, peak=peak, memory_now=fast).mbu == pytest.approx(0.5)
+    assert replace(found, peak=peak, memory_now=slow).mbu == pytest.approx(0.25)
+
+
+def test_a_busy_machine_has_no_mbu() -> None:
+    found = finished([(0.01, 1)] * 9, "length", False)
+    found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.0)
+    said = document(found, with_steps=False)
+    assert (said["mbu"], said["busy"], said["other_cpus"]) == (None, True, 1.0)
+    assert "MBU busy" in summary_line(found)
+    assert dict(table(found))["MBU"].startswith("busy: other programs used 1.0 of 2 cores")
+    found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.9)
+    said = document(found, with_steps=False)
+    assert (said["mbu"] is None, said["busy"]) == (False, False)
 
 
 def test_the_panel_counts_as_the_summary_does() -> None:

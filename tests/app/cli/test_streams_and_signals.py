@@ -45,7 +45,17 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...], mod
     assert done.stderr == b"headrace: cannot write to standard output: No space left on device\n"
 
 
-@pytest.mark.parametrize("module", ["click", "headrace.app.cli.run", "headrace.models.loading.load", "mlx.core"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "headrace.app.cli.process",
+        "threading",
+        "click",
+        "headrace.app.cli.run",
+        "headrace.models.loading.load",
+        "mlx.core",
+    ],
+)
 def test_an_interrupt_during_an_import_is_no_traceback(module: str, model: Path, tmp_path: Path) -> None:
     script = (
         "import os, runpy, signal, sys\n"
@@ -137,7 +147,7 @@ def test_an_alarm_that_wakes_nobody_is_not_the_last() -> None:
         "signal.signal = losing\n"
         f"def work(): {LINGERS}; signal.raise_signal(signal.SIGTERM)\n"
         "import headrace.app.cli.commands; headrace.app.cli.commands.run_command_line = work\n"
-        "import headrace.app.cli.main as main; main._PATIENCE_S = 0.05; main.main()\n"
+        "import headrace.app.cli.process as process; process._PATIENCE_S = 0.05; process.run_process()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (143, b"")
@@ -187,7 +197,7 @@ def test_what_the_output_cannot_encode_is_escaped(encoding: str) -> None:
 def test_a_temporary_folder_that_stays_is_told_under_debug_alone(debug: str, told: bool) -> None:
     code = """if True:
         import weakref
-        from headrace.app.cli import main
+        from headrace.app.cli import process
         class Folder: pass
         def cannot_be_deleted(): raise OSError(5, "a failing disk")
         def run():
@@ -195,8 +205,8 @@ def test_a_temporary_folder_that_stays_is_told_under_debug_alone(debug: str, tol
             weakref.finalize(folder, cannot_be_deleted)
             del folder
             return 1
-        main._run = run
-        main.main()
+        process._run = run
+        process.run_process()
     """
     environment = {**os.environ, "HEADRACE_DEBUG": debug}
     command = [sys.executable, "-c", code]

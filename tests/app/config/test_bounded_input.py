@@ -33,3 +33,11 @@ def test_an_endless_device_is_refused() -> None:
 def test_an_unreadable_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_bounded(tmp_path / name, 9)
+
+
+def test_one_end_of_file_on_a_terminal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = os.openpty()
+    os.write(controller, b"typed\n\x04")  # a second Ctrl-D would never come
+    with os.fdopen(controller, "wb"), os.fdopen(terminal, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert read_bounded(None, 100) == b"typed\n"

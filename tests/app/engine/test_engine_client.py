@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -33,7 +33,10 @@ from headrace.app.engine.events import (
     PullFailed,
     Ready,
 )
+from headrace.app.engine.host import EngineHost
 from headrace.app.engine.link import log_path
+from headrace.models.text.encoding import EncodingStoppedError
+from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
 from tests.damaged import install_damaged
 from tests.patience import PATIENCE_S
@@ -122,7 +125,12 @@ def test_loading_and_answering(client: EngineClient, model: Path) -> None:
     assert deltas[0].text or not deltas[0].records[1:]
     assert (done.id, done.reason, done.summary.completion_tokens) == (1, "length", 40)
     assert done.summary.ttft_s is not None
-    assert done.summary.ttft_s > done.summary.queue_s + done.summary.prefill_s  # loading and transfer are in it
+    summary = done.summary
+    known = summary.queue_s + summary.tokenize_s + summary.prefill_s + (summary.first_step_s or 0)
+    assert done.summary.ttft_s >= known > card.load_s  # it was waited for
+    (first, *_) = (event for event in events if isinstance(event, Prefill))
+    assert 0 < first.waited_s <= summary.queue_s
+    assert first.tokenize_s == summary.tokenize_s > 0
 
 
 def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
@@ -182,9 +190,24 @@ def test_cancelling_at_any_time(ready: EngineClient, wait_for: type[Event] | Non
     if wait_for is not None:
         until(ready, wait_for)
     ready.cancel()
-    assert until(ready, Done).reason == "cancelled"
+    ended = until(ready, cast(type[Done | Abandoned], Done | Abandoned))  # before its prompt was encoded, or after
+    assert isinstance(ended, Abandoned) or ended.reason == "cancelled"
     ready.submit(Generate(2, HELLO, replace(ENDLESS, max_tokens=3)))
     assert until(ready, Done).summary.completion_tokens == 3
+
+
+def test_an_answer_cancelled_before_its_prompt_is_encoded_is_abandoned(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise EncodingStoppedError("the tokenizer was stopped")
+
+    host = EngineHost.load(ModelSpec(str(model)), lambda *_: None)
+    monkeypatch.setattr(host._answerer.chat_prompt, "encode", stopped)
+    sent: list[Event] = []
+    host.begin(Generate(7, HELLO, NO_END), CancelFlag(), sent.append)
+    assert sent == [Abandoned(7)]
+    assert not host.busy
 
 
 def test_no_process_can_be_started(ready: EngineClient, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,15 +285,22 @@ def test_the_context_limit_is_never_passed_silently(client: EngineClient, model:
     client.submit(Generate(1, turns, ENDLESS))
     full = until(client, ContextFull)
     assert full.prompt_tokens > full.limit == 400
+    assert full.last_turn_fits
     events: list[Event] = []
     client.submit(Generate(2, turns, ENDLESS, drop_oldest=True))
     done = until(client, Done, events)
     (dropped,) = (event for event in events if isinstance(event, Dropped))
     assert dropped.messages in (2, 4, 6)
     assert done.summary.prompt_tokens <= 300
-    assert (done.reason, done.context_full) == ("length", True)
+    assert (done.reason, done.context_full, done.last_turn_fits) == ("length", True, True)
     client.submit(Generate(3, [{"role": "user", "content": "x" * 500}], ENDLESS, drop_oldest=True))
     assert until(client, ContextFull).id == 3
+    brief = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "a"}]
+    client.submit(Generate(5, [*brief, {"role": "user", "content": "x" * 200}], ENDLESS))
+    done = until(client, Done)
+    assert (done.context_full, done.last_turn_fits) == (True, False)
+    client.submit(Generate(4, [*turns[:-1], {"role": "user", "content": "x" * 500}], ENDLESS))
+    assert not until(client, ContextFull).last_turn_fits
 
 
 def test_a_model_that_cannot_be_loaded(client: EngineClient, tmp_path: Path, model: Path) -> None:

@@ -8,6 +8,7 @@ from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_eve
 from headrace.app.predict.document import acceptance_prediction
 from headrace.app.predict.prediction import Target, verifying_seconds
 from headrace.app.predict.published import Assumptions
+from headrace.app.predict.view import show_acceptance
 from headrace.models.registry.catalog import find
 
 SHAPE = find("llama-3.1-8b").step_shape
@@ -52,7 +53,8 @@ def test_a_step_with_guesses_reads_the_weights_once() -> None:
 
 def test_the_document_says_what_a_chance_gives() -> None:
     unsupported = replace(CHIP, name="other", apple=False, flops=2e12)
-    document = acceptance_prediction("x", SHAPE, [CHIP, unsupported], 1000, 0.7)
+    known = replace(CHIP, flops=1e15)
+    document = acceptance_prediction("x", SHAPE, [known, unsupported], 1000, 0.7)
     chip, other = document["targets"]
     assert chip["is_expected"]
     assert not other["is_expected"]
@@ -62,3 +64,12 @@ def test_the_document_says_what_a_chance_gives() -> None:
     assert other["tokens_per_second_guessing"] == pytest.approx(other["gain"] * other["tokens_per_second"])
     never = acceptance_prediction("x", SHAPE, [unsupported], 1000, 0.0)["targets"][0]
     assert (never["best"], never["gain"]) == (0, 1.0)
+
+
+def test_without_known_arithmetic_there_is_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    document = acceptance_prediction("x", SHAPE, [CHIP], 1000, 0.7)
+    (chip,) = document["targets"]
+    assert chip["tokens_per_second"] > 0
+    assert (chip["gain"], chip["best"], chip["tokens_per_second_guessing"], chip["guesses"]) == (None, None, None, [])
+    show_acceptance(document)
+    assert "3.32x" not in capsys.readouterr().out

@@ -93,10 +93,10 @@ def test_a_chat_goes_on_with_a_copy_that_nobody_keeps(home: Path) -> None:
     lock(home)
     script = (
         "from headrace.app.sessions.unsaved import store_for_chat\n"
-        "with store_for_chat() as (store, unsaved):\n"
+        "with store_for_chat() as store:\n"
         "    session = store.find('last')\n"
         "    store.add(session.id, session.active_leaf, 'user', 'And now?')\n"
-        "    print(len(store.branch(session.id)), store.db.path.exists(), unsaved)\n"
+        "    print(len(store.branch(session.id)), store.db.path.exists(), store.unsaved)\n"
         "print(store.db.path.exists())\n"
     )
     done = subprocess.run(

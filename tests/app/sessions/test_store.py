@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.sessions.database import VERSION
-from headrace.app.sessions.records import Attachment
+from headrace.app.sessions.records import Attachment, Draft
 from headrace.app.sessions.search import best_line, search
 from headrace.app.sessions.store import SessionStore
 from headrace.runtime.errors import DeletedError, SessionError, UsageError
@@ -319,3 +320,21 @@ def test_a_disk_too_full_for_the_files_beside_it_is_not_called_damaged(store: Se
 
 def test_a_durable_commit_leaves_nothing_in_a_macs_drive_cache(store: SessionStore) -> None:
     assert store.db.rows("PRAGMA fullfsync")[0][0] == 1
+
+
+def test_a_draft_is_kept_and_listed(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, session = store.create(), store.create()
+    draft = Draft("see [1]", {"[1]": "a\ud800\0b"})
+    store.set_draft(session.id, draft)
+    assert store.session(session.id).draft == Draft("see [1]", {"[1]": "a?\0b"})
+    assert [(entry.title, entry.messages) for entry in store.sessions()] == [("unsent: see [1]", 0)]
+    assert store.find("last", drafts=True).id == session.id
+    with pytest.raises(SessionError):
+        store.find("last")
+    monkeypatch.setattr(time, "time", lambda: session.created_at + 1e6)
+    store.create()
+    assert store.session(session.id)
+    with pytest.raises(DeletedError):
+        store.session(empty.id)
+    store.set_draft(session.id, Draft(" \n"))
+    assert store.sessions() == []

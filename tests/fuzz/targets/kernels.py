@@ -164,14 +164,14 @@ class _Kernels:
 
 
 class Bindings(_Kernels):
-    """Projections, norms, embeddings, experts, token selection, attention over one sequence."""
+    """Projections, norms, embeddings, experts, token selection, buffers, attention over one sequence."""
 
     def call(self, chance: random.Random) -> Any:
         kernels = native.kernels
         rows, columns = chance.choice(_SIZES[1:]), chance.choice((32, 64, 96, 128, 160, 256, *_SIZES))
         lead = [chance.choice((1, 1, 2, 3, 17, 0)) for _ in range(chance.choice((2, 2, 2, 1, 0, 3)))]
         x = array(chance, [*lead, columns], mx.float32)
-        match chance.randrange(9):
+        match chance.randrange(10):
             case 0 | 1 | 2:
                 norm = array(chance, (columns,), mx.float32) if chance.random() < 0.5 else None
                 residual = array(chance, [*lead, rows], mx.float32) if chance.random() < 0.3 else None
@@ -211,6 +211,11 @@ class Bindings(_Kernels):
                 keys = [chance.getrandbits(64) for _ in range(len(rules) + (chance.random() < 0.1))]
                 return kernels.sample(logits, rules, keys)
             case 7:
+                shape = [_number(chance, size) for size in (2, 1, 2, 2, 128, 16)]
+                if math.prod(shape) in range(_LARGEST, 2**40):  # memory that a sound caller may ask for
+                    shape = [16, 16]
+                return kernels.slab(shape[: chance.choice((6, 6, 4, 0))], chance.choice(_DTYPES))
+            case 8:
                 buffer = array(chance, (1, 2, chance.choice(_SIZES), 16), chance.choice(_DTYPES[2:5]))
                 return kernels.grow(buffer, chance.choice((*_SIZES, -1)))
             case _:

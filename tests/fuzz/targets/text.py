@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.output.sanitise import Sanitiser, sanitise
+from headrace.app.sessions.markdown_part import markdown_part
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
+from tests.app.sessions.test_markdown_part import stays_a_part
 from tests.families import FAMILIES, write_family
 from tests.fuzz.mutate import text
 
@@ -95,12 +97,12 @@ class TerminalText:
 
 
 class Markdown:
-    """Model output drawn in the chat, at once and streamed."""
+    """Model output drawn in the chat, at once and streamed, and as part of an export."""
 
     _WORDS = (
         "```", "~~~", "```py\n", "**", "__", "`", "> ", "- ", "1. ", "# ", "|a|b|\n|-|-|\n", "[x](javascript:y)",
         "![", "](", "\n\n", "<b>", "&#0;", "&amp;", "    ", "\t", "---\n", "https://e.org/", "[^1]", "- [ ] ", "$$",
-        "\\", "[/]", "[bold]", "|"*40, ">"*40,
+        "\\", "[/]", "[bold]", "<script>", "</details>", "<!--", "====\n", "## You\n", "`" * 5, "|"*40, ">"*40,
     )  # fmt: skip
 
     def __init__(self, folder: Path) -> None:
@@ -116,5 +118,8 @@ class Markdown:
 
     def run(self, given: tuple[list[str], int]) -> None:
         pieces, width = given
+        part = markdown_part(sanitise("".join(pieces)).strip())
+        if len(part) < 1000:  # markdown-it drops what is nested more than twenty times
+            stays_a_part(part)
         for line in self._render(sanitise("".join(pieces)), width):
             assert "\x1b" not in line.plain

@@ -188,7 +188,7 @@ class Smuggling:
             (kind, declared, template)
             for kind in KINDS
             for declared in DECLARED
-            for template in ("written out", "put together")
+            for template in ("written out", "put together", "around")
         ]
         self._folder = folder
         self._loaded: dict[int, Tried] = {}

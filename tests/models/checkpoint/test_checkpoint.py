@@ -120,3 +120,14 @@ def test_a_lone_surrogate_in_a_config_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "name": "\\ud83d\\ude00"}')
     assert open_checkpoint(tmp_path).config["name"] == "😀"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are Unicode there")
+@pytest.mark.parametrize("place", ["folder", "shard"])
+def test_names_that_mlx_cannot_open_are_refused(tmp_path: Path, place: str) -> None:
+    directory = write(tmp_path / ("caf\udce9" if place == "folder" else "model"))
+    if place == "shard":
+        (directory / "model.safetensors").rename(directory / "model\udce9.safetensors")
+    with pytest.raises(CheckpointError, match="not UTF-8") as caught:
+        open_checkpoint(directory)
+    assert str(caught.value).isprintable()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost
@@ -78,6 +80,12 @@ def test_flops_by_hand(tmp_path: Path) -> None:
     assert cost.weight_flops == 2 * (LAYERS * (attention + 3 * HIDDEN * INNER) + VOCAB * HIDDEN)
     per_entry = 2 * 2 * HEADS * HEAD_DIM  # a multiply-add per element of q·k and of weights·v
     assert cost.step_flops(9) == cost.weight_flops + 10 * LAYERS * per_entry
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 200))
+def test_flops_of_rows_are_those_of_steps(past: int, rows: int, window: int) -> None:
+    cost = StepCost(9, 1000, [LayerKV(3, 1), LayerKV(2, 1, window)], attention_flops_per_entry=7)
+    assert cost.step_flops(past, rows) == sum(cost.step_flops(past + row) for row in range(rows))
 
 
 def test_a_step_reads_its_own_row_too(tmp_path: Path) -> None:

@@ -147,10 +147,11 @@ def test_experts_are_one_matrix_above_the_other() -> None:
 @pytest.mark.parametrize("kind", [*EXACT, "Q2_K", "Q3_K"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(kind: str, value: float) -> None:
-    data = blocks_of(kind)
-    data.reshape(-1, BLOCKS[kind][1])[5, SCALES_AT[kind][0] :][:2] = np.array([value], np.float16).view(np.uint8)
-    with pytest.raises(CheckpointError, match="not finite"):
-        to_affine(raw(kind, data))
+    for start in SCALES_AT[kind]:
+        data = blocks_of(kind)
+        data.reshape(-1, BLOCKS[kind][1])[5, start : start + 2] = np.array([value], np.float16).view(np.uint8)
+        with pytest.raises(CheckpointError, match="not finite"):
+            to_affine(raw(kind, data))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])

@@ -13,7 +13,8 @@ from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading import decoder_choice
 from headrace.models.loading.decoder_choice import context_length, network_kind
-from headrace.models.loading.load import LEAST_CONTEXT, generation_defaults, load_model
+from headrace.models.loading.load import LEAST_CONTEXT, load_model
+from headrace.models.loading.recommended import generation_defaults
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype

@@ -41,7 +41,19 @@ TALKIE: dict[str, Any] = {  # its output projection is no module of its own
     "head_dim": 16,
     "intermediate_size": 128,
 }
-ATTENTIVE = {**{name: config for name, config in CONFIGS.items() if name != "mamba"}, "gpt2": GPT2, "talkie": TALKIE}
+# Two layers where all are alike: every tensor and row takes a step.
+ALIKE = ("olmo2", "gemma", "mixtral", "qwen2_moe", "qwen3_moe")
+ATTENTIVE = {
+    **{name: {**CONFIGS[name], "num_hidden_layers": 2} for name in ALIKE},
+    **{name: CONFIGS[name] for name in ("cohere2", "gpt_oss")},
+    "gpt2": GPT2,
+    "talkie": TALKIE,
+}
+
+
+@pytest.fixture(scope="module", params=ATTENTIVE)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("costs"), ATTENTIVE[request.param])
 
 
 class Step:
@@ -105,19 +117,14 @@ class Step:
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("architecture", ATTENTIVE)
-def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(
-    architecture: str, quantized: bool, tmp_path: Path
-) -> None:
-    directory = write(tmp_path, ATTENTIVE[architecture])
+def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(directory: Path, quantized: bool) -> None:
     network = load(directory, requantize=Quantization(8, 32) if quantized else None)
     assert network.cost.weight_bytes == pytest.approx(Step(network, 3).weight_bytes(), rel=0.01)
 
 
 @pytest.mark.parametrize("past", [3, WINDOW + 3])
-@pytest.mark.parametrize("architecture", ATTENTIVE)
-def test_cache_bytes_of_a_step_are_those_of_the_rows_touched(architecture: str, past: int, tmp_path: Path) -> None:
-    network = load(write(tmp_path, ATTENTIVE[architecture]))
+def test_cache_bytes_of_a_step_are_those_of_the_rows_touched(directory: Path, past: int) -> None:
+    network = load(directory)
     step = Step(network, past)
     assert network.cost.step_bytes(past) - network.cost.weight_bytes == pytest.approx(step.kv_bytes(), rel=0.01)
 

@@ -16,12 +16,12 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
 from tests.models.network.test_mlx_lm_costs import DEEPSEEK
-from tests.models.network.test_mlx_lm_network import _BASE, CONFIGS, VOCAB, WINDOW, load, write
+from tests.models.network.test_mlx_lm_network import _BASE, CONFIGS, VOCAB, load, write
 from tests.watched import WatchedNetwork, split, step_by_step
 
 pytestmark = pytest.mark.peer
 
-LIMIT = 256
+LIMIT, WINDOW = 256, 8
 FIRST = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(3 * WINDOW)]
 SMALL: dict[str, Any] = {**_BASE, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "num_key_value_heads": 2}
 MAMBA2: dict[str, Any] = {
@@ -30,7 +30,7 @@ MAMBA2: dict[str, Any] = {
 }  # fmt: skip
 FORGETFUL: dict[str, dict[str, Any]] = {
     "mamba": CONFIGS["mamba"],
-    "gpt_oss": CONFIGS["gpt_oss"],
+    "gpt_oss": {**CONFIGS["gpt_oss"], "sliding_window": WINDOW},
     "mamba2": {
         "model_type": "mamba2", "num_heads": 4, "head_dim": 16, "vocab_size": VOCAB, "hidden_size": 32,
         "intermediate_size": 64, "state_size": 16, "num_hidden_layers": 3, "layer_norm_epsilon": 1e-5, "conv_kernel": 4,

@@ -1,6 +1,7 @@
 """Architectures headrace has no decoder for, through mlx-lm's classes and our engine, against mlx-lm's own loop."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
 ROTATING = ("cohere2", "gpt_oss")
 
 
+@dataclass
+class ShortRun:
+    """An answer to a short prompt that crosses the rotating window. positions: (length, committed) before each pass."""
+
+    tokens: list[int]
+    fed: list[int]
+    positions: list[tuple[int, int]]
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("peer"), CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module")
+def network(directory: Path) -> MlxLmNetwork:
+    return load(directory)
+
+
+@pytest.fixture(scope="module")
+def short_run(network: MlxLmNetwork) -> ShortRun:
+    watched = WatchedNetwork(network)
+    tokens, _ = answer(watched, Request(PROMPT[:5], speculate="off", max_tokens=2 * WINDOW))
+    return ShortRun(tokens, [token for batch in watched.fed for token in batch[0].tolist()], watched.positions)
 
 
 def write(target: Path, config: dict[str, Any]) -> Path:
@@ -124,8 +146,7 @@ def kind(directory: Path) -> str:
     return str(json.loads((directory / "config.json").read_text())["model_type"])
 
 
-def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path) -> None:
-    network = load(directory)
+def test_greedy_tokens_equal_mlx_lms_own_loop(network: MlxLmNetwork) -> None:
     watched = WatchedNetwork(network)
     tokens, end = answer(watched, Request(PROMPT, max_tokens=STEPS, speculate="off"))  # far beyond the rotating window
     assert tokens == peers_answer(network, STEPS)
@@ -136,25 +157,20 @@ def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path) -> None:
     assert end.summary.prefill_tokens == len(PROMPT) - 1
 
 
-def test_a_short_prompt_crosses_the_window_while_decoding(directory: Path) -> None:
+def test_a_short_prompt_crosses_the_window_while_decoding(network: MlxLmNetwork, short_run: ShortRun) -> None:
     """The step built ahead must neither be fed twice nor lost where a rotating cache starts to rotate."""
-    watched = WatchedNetwork(load(directory))
-    tokens, _ = answer(watched, Request(PROMPT[:5], speculate="off", max_tokens=2 * WINDOW))
-    fed = [token for batch in watched.fed for token in batch[0].tolist()]
-    assert fed == [*PROMPT[:5], *tokens[:-1]]
-    assert tokens == step_by_step(load(directory), PROMPT[:5], 2 * WINDOW)[0]
+    assert short_run.fed == [*PROMPT[:5], *short_run.tokens[:-1]]
+    assert short_run.tokens == step_by_step(network, PROMPT[:5], 2 * WINDOW)[0]
 
 
-def test_it_runs_ahead_whatever_its_cache_forgets(directory: Path) -> None:
-    watched = WatchedNetwork(load(directory))
-    answer(watched, Request(PROMPT[:5], speculate="off", max_tokens=2 * WINDOW))
-    ahead = [length - committed for length, committed in watched.positions[1:]]
+def test_it_runs_ahead_whatever_its_cache_forgets(short_run: ShortRun) -> None:
+    ahead = [length - committed for length, committed in short_run.positions[1:]]
     assert ahead == [0] + [1] * (2 * WINDOW - 1)
 
 
 @pytest.mark.parametrize("after", [1, 9, 11, 12, 20])
-def test_cancel_leaves_only_what_was_said(directory: Path, after: int) -> None:
-    watched, cancel, said = WatchedNetwork(load(directory)), CancelFlag(), 0
+def test_cancel_leaves_only_what_was_said(network: MlxLmNetwork, after: int) -> None:
+    watched, cancel, said = WatchedNetwork(network), CancelFlag(), 0
     for event in Engine(watched, context_limit=256).generate(Request(PROMPT[:5], speculate="off", cancel=cancel)):
         said += isinstance(event, Step)
         if said == after:
@@ -166,28 +182,28 @@ def test_cancel_leaves_only_what_was_said(directory: Path, after: int) -> None:
         assert getattr(part, "offset", 5 + after) == 5 + after
 
 
-def test_the_context_limit_holds(directory: Path) -> None:
-    tokens, end = answer(load(directory), Request(PROMPT), context_limit=len(PROMPT) + 2)
+def test_the_context_limit_holds(network: MlxLmNetwork) -> None:
+    tokens, end = answer(network, Request(PROMPT), context_limit=len(PROMPT) + 2)
     assert (len(tokens), end.reason) == (3, "length")
 
 
-def test_the_engine_is_ready_again(directory: Path) -> None:
-    engine = Engine(load(directory), context_limit=256)
+def test_the_engine_is_ready_again(network: MlxLmNetwork) -> None:
+    engine = Engine(network, context_limit=256)
     runs = [split(list(engine.generate(Request(PROMPT, max_tokens=6))))[0] for _ in range(2)]
     assert runs[0] == runs[1]
 
 
-def test_kv_bytes_follow_the_shapes(directory: Path) -> None:
+def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> None:
     """Weights: see test_mlx_lm_costs."""
-    cost, config = load(directory).cost, CONFIGS[kind(directory)]
+    cost, config = network.cost, CONFIGS[kind(directory)]
     row = 2 * config.get("num_key_value_heads", 0) * config.get("head_dim", 16) * 4  # float32
     assert cost.kv_bytes_per_token == 4 * row  # four layers; nothing where state is recurrent
     if kind(directory) in ROTATING:
         assert cost.kv_bytes_read(100) < 101 * cost.kv_bytes_per_token
 
 
-def test_quantize_on_load(directory: Path) -> None:
-    plain, small = load(directory), load(directory, requantize=Quantization(8, 32))
+def test_quantize_on_load(network: MlxLmNetwork, directory: Path) -> None:
+    plain, small = network, load(directory, requantize=Quantization(8, 32))
     assert small.cost.weight_bytes < 0.45 * plain.cost.weight_bytes
     assert small.cost.weight_flops == pytest.approx(plain.cost.weight_flops, rel=0.02)
     assert len(answer(small, Request(PROMPT, max_tokens=5))[0]) == 5

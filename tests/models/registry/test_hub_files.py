@@ -47,6 +47,25 @@ def test_prefers_a_sensible_quantization(offered: list[str], taken: str) -> None
     assert choose_files([f"m-{kind}.gguf" for kind in offered], REPO) == [f"m-{taken}.gguf"]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [("Q8_0", "m-q8_0.gguf"), ("Q4_K_XL", "m-UD-Q4_K_XL.gguf"), ("UD-Q4_K_XL", "m-UD-Q4_K_XL.gguf")],
+)
+def test_a_quantization_that_is_asked_for(wanted: str, taken: str) -> None:
+    names = ["config.json", "model.safetensors", "m-q8_0.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"]
+    assert choose_files(names, REPO, quantization=wanted) == [taken]
+
+
+def test_a_quantization_that_is_not_there_lists_the_others() -> None:
+    with pytest.raises(HeadraceError, match="Q6_K") as caught:
+        choose_files(["m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-F16.gguf"], REPO, quantization="Q6_K")
+    assert caught.value.hint == "it has 'Q4_K_M, Q8_0'"
+    with pytest.raises(HeadraceError, match="one part"):
+        choose_files(["m-Q6_K-00001-of-00002.gguf"], REPO, "m-Q6_K-00001-of-00002.gguf")
+    with pytest.raises(HeadraceError, match="Q6_K"):
+        choose_files(["model.safetensors"], REPO, quantization="Q6_K")
+
+
 def test_a_single_gguf_of_no_stated_kind_is_taken() -> None:
     assert choose_files(["model.gguf", "README.md"], REPO) == ["model.gguf"]
 

@@ -13,7 +13,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.registry import catalog, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
-from headrace.models.registry.resolve import DEFAULT_MODEL, resolve, stored_name
+from headrace.models.registry.resolve import DEFAULT_MODEL, installed_name, resolve, stored_name
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
 from tests.checkpoints import header, shard, write
@@ -65,12 +65,66 @@ def test_local_gguf_is_converted_once(store: Store, gguf: Path, monkeypatch: pyt
     assert resolve(str(gguf), store=store) == first
 
 
+def test_a_gguf_as_large_as_a_converted_one_is_hashed_once(
+    store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolve(str(gguf), store=store)
+    other = gguf.with_name("other.gguf")
+    content = bytearray(gguf.read_bytes())
+    content[-1] ^= 1
+    other.write_bytes(content)
+    hashed: list[Path] = []
+    real = import_gguf.hash_file
+    monkeypatch.setattr(import_gguf, "hash_file", lambda file, *more: hashed.append(file) or real(file, *more))
+    assert import_gguf.find_copy(other, store, progress=lambda *_: None) is None
+    second = resolve(str(other), store=store)
+    assert second.path != first.path
+    store.remove(str(second.stored_as))
+    assert resolve(str(other), store=store).path == second.path
+    assert hashed == [other]
+
+
 def test_a_copy_of_a_gguf_shares_its_conversion(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = resolve(str(gguf), store=store)
     copy = gguf.with_name("copy.gguf")
     copy.write_bytes(gguf.read_bytes())
     monkeypatch.delattr(import_gguf, "convert")
     assert resolve(str(copy), store=store) == first
+
+
+def test_a_gguf_is_not_converted_unasked(store: Store, gguf: Path) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(str(gguf), store=store, fetch=False)
+    assert str(gguf) in str(caught.value.hint)
+    assert nothing_left_behind(store)
+    model = resolve(str(gguf), store=store)
+    assert resolve(str(gguf), store=store, fetch=False) == model
+
+
+def test_the_size_of_a_conversion_is_known_before(store: Store, gguf: Path) -> None:
+    expected = import_gguf.copy_bytes(gguf)
+    weights = resolve(str(gguf), store=store).path / "model.safetensors"
+    assert abs(weights.stat().st_size - expected) < 16 << 10  # the header
+    assert import_gguf.header_licence(gguf) == "apache-2.0"
+
+
+def test_a_conversion_is_found_under_the_name_of_its_file(store: Store, gguf: Path) -> None:
+    model = resolve(str(gguf), store=store)
+    assert installed_name(str(gguf), store) == model.stored_as
+    gguf.unlink()
+    assert installed_name(str(gguf), store) == model.stored_as
+    assert installed_name(gguf.name, store) == model.stored_as  # from any folder
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(str(gguf), store=store)
+    assert str(model.stored_as) in str(caught.value.hint)
+    write_gguf(gguf, "llama", matrices="Q8_0", seed=1)
+    with pytest.raises(ModelNotFoundError):
+        installed_name("other.gguf", store)
+    other = resolve(str(gguf), store=store)
+    assert installed_name(str(gguf), store) == other.stored_as
+    gguf.unlink()
+    with pytest.raises(ModelNotFoundError, match="2 copies"):
+        installed_name(str(gguf), store)
 
 
 def test_changed_gguf_is_another_model(store: Store, gguf: Path) -> None:
@@ -281,6 +335,21 @@ def test_fetch_false_downloads_nothing(store: Store, hub: HubServer, name: str) 
         resolve(name, store=store, fetch=False)
     assert f"headrace models pull {name}" in str(caught.value.hint)
     assert hub.requests == []
+
+
+def test_one_gguf_of_a_repository(store: Store, hub: HubServer, gguf: Path) -> None:
+    hub.add("org/name-GGUF", {"tiny-Q8_0.gguf": gguf.read_bytes(), "sub/tiny-F16.gguf": gguf.read_bytes()})
+    for text, entry, file in (
+        ("org/name-GGUF:q8_0", "org--name-GGUF%3AQ8_0", "tiny-Q8_0.gguf"),
+        ("org/name-GGUF/sub/tiny-F16.gguf", "org--name-GGUF%2Fsub%2Ftiny-F16.gguf", "tiny-F16.gguf"),
+        ("https://huggingface.co/org/name-GGUF", "org--name-GGUF", "tiny-Q8_0.gguf"),
+    ):
+        model = resolve(text, store=store)
+        assert (model.stored_as, model.facts["file"]) == (entry, file)
+        assert installed_name(text, store) == entry
+        assert resolve(text, store=store, fetch=False) == model
+    with pytest.raises(ModelNotFoundError, match="Q4_K_M"):
+        resolve("org/name-GGUF:Q4_K_M", store=store)
 
 
 def test_names_in_the_store_work_like_any_other(store: Store, gguf: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.models.registry.catalog import find
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
-from headrace.runtime.errors import HeadraceError, ModelNotFoundError, UsageError
+from headrace.runtime.errors import CheckpointError, HeadraceError, ModelNotFoundError, UsageError
 from tests.checkpoints import write
 
 
@@ -37,6 +37,41 @@ def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
     source = parse_source(text)
     assert source == HubId(repo, revision)
     assert str(source) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("org/name:Q4_K_M", HubId("org/name", quantization="Q4_K_M")),
+        ("org/name:q8_0@main", HubId("org/name", "main", quantization="Q8_0")),
+        ("org/name/file-Q4_0.gguf", HubId("org/name", file="file-Q4_0.gguf")),
+        ("org/name/sub/file.gguf@v1", HubId("org/name", "v1", "sub/file.gguf")),
+        ("https://huggingface.co/org/name", HubId("org/name")),
+        ("https://huggingface.co/org/name/", HubId("org/name")),
+        ("https://huggingface.co/org/name/tree/main", HubId("org/name")),
+        ("https://huggingface.co/org/name/tree/v1.0", HubId("org/name", "v1.0")),
+        ("https://huggingface.co/org/name/tree/refs%2Fpr%2F1", HubId("org/name", "refs/pr/1")),
+        ("https://huggingface.co/org/name/blob/main/config.json", HubId("org/name")),
+        ("https://huggingface.co/org/name/blob/main/a/m%20b.gguf", HubId("org/name", file="a/m b.gguf")),
+        ("http://hf.co/org/name/resolve/v1/m.gguf?download=true", HubId("org/name", "v1", "m.gguf")),
+        ("https://huggingface.co/org/name/discussions/7#9", HubId("org/name")),
+        ("huggingface.co/org/name?library=mlx", HubId("org/name")),
+        ("hf.co/org/name:Q4_K_M", HubId("org/name", quantization="Q4_K_M")),
+        ("hf://org/name", HubId("org/name")),
+        ("qwen3:4b", CatalogName("qwen3-4b")),
+        ("llama3.2:1b", CatalogName("llama-3.2-1b")),
+        ("Gemma3:1B", CatalogName("gemma-3-1b")),
+        ("mine:7b", CatalogName("mine-7b")),
+    ],
+)
+def test_names_as_other_programs_write_them(text: str, source: object) -> None:
+    assert parse_source(text) == source
+
+
+def test_a_file_below_a_folder_that_is_here_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "org").mkdir()
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        parse_source("org/name/file.gguf")
 
 
 @pytest.mark.parametrize("spelling", ["model", "./model", "model/", "{cwd}/model", "../{here}/model", "~/model"])
@@ -91,7 +126,9 @@ def test_lone_weights_point_at_their_directory(tmp_path: Path) -> None:
     "text",
     ["", " ", "a b", "org/", "a/b/c", "org/na me", "org/name@", "org/name@a b", "org/name@..", "org/a..b", "org/a--b",
      "org/-name", "org/na\x1b[2Jme", "x\0y", "-rf", "org/" + "x" * 300, "https://example.com/org/name",
-     "~nobody-has-this-name/x"],
+     "~nobody-has-this-name/x", "a/b/c.gguf/..", "a/b/../c.gguf", "a/b:", "a/b:Q4 K", "a/b/c.gguf:Q4", "https://hf.co/",
+     "https://huggingface.co/org", "https://huggingface.co/datasets/org/name", "https://hf.co/a/b/blob/main/../c.gguf",
+     "https://hf.co/a/b/tree/%00", "qwen3:", ":4b", "a:b:c"],
 )  # fmt: skip
 def test_anything_else_is_one_clear_line(text: str) -> None:
     with pytest.raises((UsageError, ModelNotFoundError)) as caught:
@@ -124,3 +161,11 @@ def test_the_hint_names_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         find("files")
     assert "./files" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["caf\udce9.gguf", "caf\udce9"])
+def test_names_that_are_no_unicode_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match="not UTF-8") as caught:
+        parse_source(str(tmp_path / name))
+    assert str(caught.value).isprintable()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,16 @@ def test_install_get_list_remove(store: Store) -> None:
     assert store.remove(NAME) == size > 36
     assert store.get(NAME) is None
     assert store.remove(NAME) == 0
+
+
+@pytest.mark.parametrize("snapshot", ["x" * 5000, "/" + "x/" * 5000, "\0", 5, ["x"]])
+def test_a_snapshot_that_cannot_be_a_folder_is_a_broken_or_missing_model(store: Store, snapshot: object) -> None:
+    entry = store.root / "long"
+    entry.mkdir(parents=True)
+    (entry / "headrace.json").write_text(json.dumps({"snapshot": snapshot}))
+    with suppress(CheckpointError):
+        assert store.get("long") is None
+    assert store.list() == []
 
 
 def test_facts_the_builder_wrote_are_kept(store: Store) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.models.text.answer import AnswerText, Completed, TextChunk
-from headrace.runtime.engine.request import Finished, Request, Step, TokenLogprobs
+from headrace.runtime.engine.request import Finished, FinishReason, Request, Step, TokenLogprobs
 from headrace.runtime.metrics.telemetry import StepRecord
 
 
@@ -18,7 +18,7 @@ class Letters:
     def add(self, token: int) -> str:
         return chr(ord("a") + token)
 
-    def finish(self) -> str:
+    def finish(self, *, cut: bool = False) -> str:  # noqa: ARG002
         return ""
 
 
@@ -57,20 +57,21 @@ def test_a_stop_string_before_an_end_of_turn_leaves_that_out() -> None:
     assert (part.step.tokens, part.step.record.tokens) == ((1, 2), 2)
 
 
+@pytest.mark.parametrize("reason", ["stop", "length", "cancelled"])
 @pytest.mark.parametrize("stops", [(), ("z",)])
-def test_text_held_by_the_detokenizer_ends_the_answer(stops: tuple[str, ...]) -> None:
+def test_text_held_by_the_detokenizer_ends_the_answer(stops: tuple[str, ...], reason: FinishReason) -> None:
     class HalfCharacter(Letters):
-        def finish(self) -> str:
-            return "\ufffd"
+        def finish(self, *, cut: bool = False) -> str:
+            return "" if cut else "\ufffd"
 
     tokenizer: Any = HalfCharacter()
     tokenizer.answer_stream = lambda: tokenizer
     text = AnswerText(tokenizer, Request([1]), stops)
     text.part(step(0))
     summary: Any = None
-    end = text.part(Finished("length", summary))
+    end = text.part(Finished(reason, summary))
     assert isinstance(end, Completed)
-    assert (end.text, end.finished.reason) == ("\ufffd", "length")
+    assert (end.text, end.finished.reason) == ("\ufffd" if reason == "stop" else "", reason)
 
 
 def letters() -> Any:

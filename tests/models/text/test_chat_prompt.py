@@ -73,3 +73,51 @@ def test_models_that_do_not_think(tmp_path: Path) -> None:
     prompts = ChatPrompt(tokenizer(tmp_path, "chatml"))
     assert not prompts.thinks
     assert prompts.opening(prompts.encode([{"role": "user", "content": "<think>"}])) == ""
+
+
+_PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{# </think> #}"
+_FIELD = (
+    "{% for m in messages %}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% endfor %}{# </think> #}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "earlier"), [(_PLAIN, "[user]2+2?[assistant]Four.[user]Sure?"), (_FIELD, "2+2?(Hm.)Four.Sure?")]
+)
+def test_earlier_thinking_is_where_the_template_looks_for_it(tmp_path: Path, template: str, earlier: str) -> None:
+    """Templates read `reasoning_content`, or leave earlier thinking out (SmolLM3, Granite 3.3, DeepSeek V3.2)."""
+    encoder = tokenizer(tmp_path, "qwen3")
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(template)
+    prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
+    turns = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFour."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    assert encoder.decode(prompts.encode(turns), skip_special=False) == earlier
+
+
+def test_an_answer_of_a_model_that_does_not_think_stays_whole(tmp_path: Path) -> None:
+    encoder = tokenizer(tmp_path, "chatml")
+    said = "<think>\nis a tag\n</think>\n\nof some models."
+    prompt = ChatPrompt(encoder).encode([*ASK, {"role": "assistant", "content": said}, *ASK])
+    assert said in encoder.decode(prompt)
+
+
+@pytest.mark.parametrize(
+    ("written", "on", "off"),
+    [
+        ("{{ thinking }}", "True", "False"),
+        ("{{ thinking_mode }}", "enabled", "disabled"),
+        ("{{ thinking_option }}", "on", "off"),
+        ("{{ thinking_budget }}", "-1", "0"),
+        ("{{ rethinking }}", "", ""),
+    ],
+)
+def test_each_template_is_switched_by_its_own_variable(tmp_path: Path, written: str, on: str, off: str) -> None:
+    encoder = tokenizer(tmp_path, "qwen3")
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(written + "{# </think> #}.")
+    prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
+    rendered = [encoder.decode(prompts.encode(ASK, thinking=thinking)) for thinking in (True, False, None)]
+    assert rendered == [f"{on}.", f"{off}.", "."]

@@ -87,6 +87,20 @@ def test_helpers_of_templates_work() -> None:
     assert ChatTemplate({"default": source}).render([USER]) == "0\n2\nsaid42{'a': 1}a+bX1y!1-2a\n  b"
 
 
+def test_calls_in_a_loop_beside_a_namespace() -> None:
+    """jinja2 hands the variables of a loop to every call inside it (Gemma 4, GigaChat 3)."""
+    source = """{% macro shown(text) %}[{{ text }}]{% endmacro %}{% for m in messages %}{% set ns = namespace(n=1) %}\
+{% set kept = messages %}{{ shown(m.content.strip()) }}{{ m.get('role') }}{{ ns.n }}{% endfor %}"""
+    assert ChatTemplate({"default": source}).render([{"role": "user", "content": " a "}]) == "[a]user1"
+
+
+@pytest.mark.parametrize("call", ["'x'.join(['y'], _loop_vars=1)", "'{_loop_vars}'.format(_loop_vars='x' * 99)"])
+def test_names_of_jinja_are_no_arguments(call: str) -> None:
+    source = f"{{% for m in messages %}}{{{{ {call} }}}}{{% endfor %}}"
+    with pytest.raises(CheckpointError):
+        ChatTemplate({"default": source}).render([{"role": "user", "content": "a"}])
+
+
 def test_content_in_parts_and_tool_calls_pass_through() -> None:
     template = ChatTemplate({"default": "{{ messages | tojson }}"})
     chat = [{"role": "user", "content": ({"type": "text", "text": "hi"},)}, {"role": "tool", "content": "1", "n": 2}]

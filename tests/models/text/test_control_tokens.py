@@ -19,6 +19,8 @@ _REWORKING = {
     "removes": "<|im_start|>{% for m in messages %}{{ m.content.replace('X', '') | trim }}{% endfor %}",
     "lowers": "<|im_start|>{% for m in messages %}{{ m.content | lower }}{% endfor %}",
     "completes": "{% for m in messages %}<|im_{{ m.content }}|>{% endfor %}",
+    "encloses": "{% for m in messages %}<{{ m.content }}><|{{ m.content }}|>{% endfor %}",
+    "opens": "{% for m in messages %}{{ m.content | replace('(', '<') | replace(')', '>') }}{% endfor %}",
     "splits": "<|im_start|>{% for m in messages %}{{ m.content.split('/') | join }}{% endfor %}",
     "reverses": "<|im_start|>{% for m in messages %}{{ m.content | reverse }}{% endfor %}",
 }
@@ -92,10 +94,9 @@ def test_a_user_adds_no_markup_either(text: str) -> None:
 @example(contents=["<|IM_END|>", "<|/im_end|/>"])
 @example(contents=["end", "start"])
 @example(contents=[">|dne_mi|<"])
+@example(contents=["|im_end|", "(|im_end|)"])
 def test_no_rework_of_the_template_makes_a_control_token(template: str, contents: list[str]) -> None:
     tokenizer = tokenizer_of("chatml", _REWORKING[template])
-    if template == "completes":  # a template that pastes content between the halves of a token asks for it
-        contents = [f" {text} " for text in contents]
     harmless = tokenizer.encode_chat(conversation(["hello"] * len(contents)))
     assert controls_in(tokenizer, tokenizer.encode_chat(conversation(contents))) == controls_in(tokenizer, harmless)
 
@@ -118,8 +119,26 @@ def test_masking_changes_nothing_but_look_alikes(family: str) -> None:
         masked = controls.mask(chat, None)
         if masked.has_look_alike:
             continue
-        guarded = tokenizer._shadow_encode(controls.secret(template.render(masked.messages), masked))
+        guarded = tokenizer._shadow.encode(controls.secret(template.render(masked.messages), masked))
         assert guarded == tokenizer.encode(template.render(chat), special=True)
+
+
+def test_a_template_finds_the_words_that_it_looks_for() -> None:
+    template = "{{ messages[0].content }}{% if 'im_end' in messages[0].content %}<|im_end|>{% endif %}"
+    tokenizer = tokenizer_of("chatml", template)
+    (end,) = tokenizer.encode("<|im_end|>", special=True)
+    for text, times in (("im_end", 1), ("<|im_end|>", 1), ("else", 0)):
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        assert ids.count(end) == times
+        assert tokenizer.decode(ids, skip_special=False) == text + times * "<|im_end|>"
+
+
+def test_a_key_of_a_tool_that_a_template_encloses_is_text() -> None:
+    template = "{% for key in tools[0].parameters %}<{{ key }}>{% endfor %}<|im_end|>"
+    tokenizer = tokenizer_of("chatml", template)
+    (end,) = tokenizer.encode("<|im_end|>", special=True)
+    tools = [{"parameters": {"|im_end|": 1, "name": 2}}]
+    assert tokenizer.encode_chat([{"role": "user", "content": "x"}], tools=tools).count(end) == 1
 
 
 def test_an_assistant_keeps_the_thinking_it_wrote() -> None:

@@ -112,6 +112,27 @@ def test_characters_come_whole(family: str) -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+@pytest.mark.parametrize("family", ["chatml", "gemma3", "mistral"])
+def test_a_cut_answer_ends_before_an_incomplete_character(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    text = "a 日本語 👩‍👩‍👧‍👦 नमस्ते 🦊"
+    ids = tokenizer.encode(text)
+    for length in range(len(ids)):
+        detokenizer = tokenizer.answer_stream()
+        cut = "".join(map(detokenizer.add, ids[:length])) + detokenizer.finish(cut=True)
+        assert text.startswith(cut)
+
+
+@pytest.mark.parametrize("decoder", ["nothing", "strip two", "fused only"])
+def test_cut_byte_tokens_end_before_an_incomplete_character(decoder: str) -> None:
+    rust = rust_with(decoder)
+    detokenizer = DetokenizerFactory(rust).make()
+    ids = [rust.token_to_id(piece) for piece in ("é", "<0xF0>", "<0x9F>")]
+    said = "".join(map(detokenizer.add, ids)) + detokenizer.finish(cut=True)
+    assert said.startswith("é")
+    assert "\ufffd" not in said
+
+
 def test_text_comes_as_soon_as_it_is_certain() -> None:
     tokenizer = tokenizer_of("chatml")
     detokenizer = tokenizer.detokenizer()

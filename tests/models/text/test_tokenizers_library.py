@@ -5,6 +5,7 @@ Those that abort would end the tests; the rest of what the library refuses by it
 
 import base64
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tokenizers_library import panics_hidden
 from headrace.runtime.errors import CheckpointError
 
 BPE: dict[str, Any] = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3}, "merges": [["a", "b"]]}
@@ -92,15 +94,29 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an added id that takes gigabytes": {"added_tokens": [{"id": 1510000000, "content": "<s>", "special": True}]},
     "half a character of a merge": {"model": BPE_OF_TWO_BYTES},
     "a prefix that is longer": {"model": BPE | {"continuing_subword_prefix": "########"}},
+    "a search that takes too many tries": {
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    },
     "a merge that is too long": {"model": BPE | {"merges": [["a", "b"], ["ab", "ab"]]}},  # panics, at load
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_files_that_panic_or_abort_are_refused_at_load(tmp_path: Path, case: str) -> None:
-    with pytest.raises(CheckpointError, match=r"^tokenizer\.json.+") as caught:
+def test_files_that_panic_or_abort_are_refused_at_load(
+    tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CheckpointError, match=r"^(tokenizer\.json|the tokenizer) .+") as caught:
         Tokenizer.load(write(tmp_path, **HOSTILE[case]))
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_other_lines_pass_where_panics_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
+    with panics_hidden():
+        os.write(2, b"a line\nthread '<unnamed>' (7) panicked at x.rs:1:2:\nno\nstack backtrace:\n")
+    with panics_hidden():
+        os.write(2, b"another line\n")
+    assert capfd.readouterr().err == "a line\nanother line\n"
 
 
 @pytest.mark.parametrize("prefix", ["\\u0046ixedLength", "Fixed\\u004cength"])
@@ -120,8 +136,8 @@ def test_a_sound_character_map_is_believed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
-        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
-         "a" * 100 + "!"),  # panics: too many retries
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(z+)+$"}, "behavior": "Isolated", "invert": False}},
+         "z" * 100 + "!"),  # panics: too many retries
         ({"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}}, "z"),
         ({"model": BPE | {"unk_token": "?"}}, "z"),
     ],

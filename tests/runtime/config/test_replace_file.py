@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,41 @@ def test_permissions_are_kept(tmp_path: Path) -> None:
         file.chmod(mode)
         replace_file(file, "new\n")
         assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("old\n")
+    file.chmod(0o600)
+    modes = []
+    monkeypatch.setattr(
+        "headrace.runtime.config.replace_file.sync_file",
+        lambda descriptor: modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode)),
+    )
+    created: list[int] = []
+    real = os.open
+
+    def watched(path: Path, flags: int, mode: int = 0o777, **others: Any) -> int:
+        created.append(mode)
+        return real(path, flags, mode, **others)
+
+    monkeypatch.setattr(os, "open", watched)
+    replace_file(file, "new\n")
+    assert modes == [0o600]
+    assert created[0] == 0o600
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_planted_link_is_not_followed(tmp_path: Path, there: bool) -> None:
+    file, other = tmp_path / "settings.toml", tmp_path / "other"
+    if there:
+        other.write_text("mine\n")
+    (tmp_path / f".settings.toml.headrace-{os.getpid()}").symlink_to(other)
+    replace_file(file, "new\n")
+    assert not file.is_symlink()
+    assert file.read_text() == "new\n"
+    assert other.exists() == there
+    assert not there or other.read_text() == "mine\n"
 
 
 def test_a_failed_write_leaves_the_old_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,15 @@ class Served(RuleBasedStateMachine):
         assert self.room.used == 0
 
 
+def test_one_sequence_may_reserve_its_limit_and_no_more() -> None:
+    assert LIMIT % CHUNK
+    room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT))
+    timeline: Any = SimpleNamespace()
+    sequence = Sequence(Request(range(9), 5), LIMIT, timeline)
+    assert room.reserve(sequence, LIMIT - 1)
+    assert (sequence.reserved, room.used) == (LIMIT, room.total)
+
+
 Served.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestServed = Served.TestCase
 

@@ -153,5 +153,6 @@ def test_no_percentiles_of_nothing() -> None:
 
 
 def test_mbu_needs_both_sides() -> None:
-    assert mbu(27.0, 54.0) == 0.5
-    assert mbu(None, 54.0) is mbu(27.0, None) is mbu(27.0, 0.0) is None
+    assert mbu(27.0, None, 54.0) == mbu(27.0, 54.0, 90.0) == 0.5
+    assert mbu(27.0, 20.0, 54.0) == 0.5  # a reading slower than the steps
+    assert mbu(None, None, 54.0) is mbu(27.0, None, None) is mbu(27.0, None, 0.0) is None

@@ -61,6 +61,16 @@ def test_other_content_with_a_sound_digest_is_a_miss(tmp_path_factory: pytest.Te
     assert found is None or len(found.decode_written) == len(found.tokens)
 
 
+def test_a_damaged_block_is_written_again(store: DiskStore) -> None:
+    store.put(PLACE, BLOCK_OF_TWO)
+    path = store._path(PLACE)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")  # its head is sound
+    assert store.get(PLACE) is None
+    assert not store.has(PLACE, KEY)
+    assert store.put(PLACE, BLOCK_OF_TWO)
+    assert store.get(PLACE) == BLOCK_OF_TWO
+
+
 def test_what_is_used_stays_longest(store: DiskStore) -> None:
     big = StoredBlock(b"b" * 16, KEY, (1,), b"\0", (bytes(3000),))
     names = [bytes([i]) * 16 for i in range(5)]

@@ -129,8 +129,8 @@ def test_as_sequence_by_sequence(directories: dict[str, Path], variant: str, dty
     chance = random.Random(3)
     kvs = new_kv(network), new_kv(network)
     pairs: list[tuple[SlotCache, ...]] = []
-    together = 0
-    for _ in range(60):
+    together, rounds = 0, 60 if dtype == mx.float32 else 30
+    for _ in range(rounds):
         while len(pairs) < 3 or (len(pairs) < 6 and chance.random() < 0.2):
             length = chance.choice([1, 9, 40, 60, CHUNK - 4, CHUNK - 2, 2 * CHUNK - 3, 3 * CHUNK - 9])
             pairs.append(tuple(fed(network, kv, length) for kv in kvs))
@@ -156,7 +156,7 @@ def test_as_sequence_by_sequence(directories: dict[str, Path], variant: str, dty
                 assert difference(kept, other) < bound
         kvs[0].evict()
         pairs = [pair for pair in pairs if pair[0].length < LIMIT - 32]
-    assert together > 30
+    assert together > rounds // 2
     assert all(cache.buffers is None for _, cache in pairs)
 
 

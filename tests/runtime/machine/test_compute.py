@@ -18,7 +18,7 @@ def test_the_best_measurement_is_stored(monkeypatch: pytest.MonkeyPatch) -> None
     assert compute.cached_compute() is None
     assert compute.measure_compute() == compute.cached_compute()
     for rate, best in ((1e15, 1e15), (1e14, 1e15)):
-        monkeypatch.setattr(compute, "_measure", lambda rate=rate: rate)
+        monkeypatch.setattr(compute, "_measure", lambda _, rate=rate: rate)
         assert compute.measure_compute() == rate
         assert compute.cached_compute() == best
 

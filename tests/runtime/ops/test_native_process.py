@@ -47,6 +47,32 @@ assert mx.array_equal(native.linear(mx.zeros((1, 1, 0)), weight), mx.zeros((1, 1
 """)
 
 
+# Shapes that once read or wrote out of bounds: in a process of their own.
+_MISSHAPEN = """
+kernels, zeros = native.kernels, lambda *shape: mx.zeros(shape)
+wide = kernels.Matrix(zeros(4, 16), None, None, None, 0, 0)
+for call in (
+    lambda: kernels.rms_norm(zeros(2, 16), zeros(0, 16), 1e-5),
+    lambda: kernels.rms_norm(zeros(2, 16), zeros(3, 16), 1e-5),
+    lambda: kernels.linear(zeros(1, 16), wide, zeros(0, 16), 1e-5),
+    lambda: kernels.layers(zeros(1, 1, 16), [zeros(1, 1, 128, 16)], [zeros(1, 1, 128, 16)], 0, [None]),
+    lambda: kernels.slab([-1, 2, 2, 2, 128, 16], mx.float16),
+    lambda: kernels.slab([2**31 - 1, 2**31 - 1, 2**31 - 1, 2**31 - 1, 128, 16], mx.float16),
+    lambda: kernels.grow(zeros(1, 2, 0, 16), 2**31 - 1),
+    lambda: kernels.AttentionPlan(2**30, 2**30, 2**30, 1.0, None, None, None, 0.0, None, None),
+):
+    try:
+        mx.eval(call())
+    except ValueError:
+        continue
+    sys.exit(f"accepted: line {call.__code__.co_firstlineno}")
+"""
+
+
+def test_bindings_refuse_shapes_that_do_not_fit() -> None:
+    _run(_MISSHAPEN)
+
+
 def test_an_exception_while_kernels_run() -> None:
     program = "mx.async_eval(chain(5_000)); raise RuntimeError('on purpose')"
     done = subprocess.run([sys.executable, "-c", _WORK + program], capture_output=True, text=True, timeout=PATIENCE_S)

@@ -116,6 +116,8 @@ def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.Data
 @pytest.mark.parametrize("end", range(1, 20))
 def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[Any]], end: int) -> None:
     """By an end-of-turn token, by max tokens, by the end of the context."""
+    if network._ops is reference and native.status().available and end % 3 != 1:
+        pytest.skip("every place on the native kernels, one in three on stock MLX")
     tokens = [token for token, _ in expected[1]]
     for request, limit in (
         (asked(SAMPLED, stop_ids=frozenset({tokens[end]})), 256),

@@ -4,11 +4,10 @@
 // then scaled. For values, an entry's softmax weight times its group's scale is rounded to 15 bits of the largest in the chunk (not
 // relative to the weight alone, because of attention sinks). No sum passes 31 bits: 64 * 32767 * 255 in a group of keys,
 // 128 * 32767 * 255 in a chunk. Masked entries have weight 0 and never matter, NaN scales included.
-#pragma once
-
 #include "../core/half.h"
 #include "../core/packed.h"
 #include "attention.h"
+#include "parts.h"
 #include "rounded.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -65,7 +64,7 @@ inline void pack_row(const float* row, int64_t dim, const Packing& packing, int6
   }
 }
 
-inline void pack_key(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys) {
+void pack_key(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* keys) {
   pack_row(row, dim, packing, entry, keys, [&](char* to, const uint8_t* codes, int64_t begin, int64_t size) {
     to += entry / kTile * kTile * dim * packing.bits / 8 + begin * packing.bits / 8 * kTile + entry % kTile * 4;
     const int64_t each = 32 / packing.bits;
@@ -80,7 +79,7 @@ inline void pack_key(const float* row, int64_t dim, const Packing& packing, int6
 // Order of the entries in a dword of values: pairs of codes are two bytes apart.
 constexpr int byte_of(int64_t entry) { return static_cast<int>(entry >> 1 | (entry & 1) << 1); }
 
-inline void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values) {
+void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values) {
   pack_row(row, dim, packing, entry, values, [&](char* to, const uint8_t* codes, int64_t begin, int64_t size) {
     const int64_t across = packing.bits == 8 ? size : size / 2;
     to += kAttendChunk * begin * packing.bits / 8 + entry / 4 * across * 4 + byte_of(entry % 4);
@@ -118,12 +117,12 @@ inline void unpack_keys_of(const char* keys, int64_t dim, const Packing& packing
   }
 }
 
-inline void unpack_keys(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
+void unpack_keys(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
   if (packing.bits == 8) return unpack_keys_of<8>(keys, dim, packing, begin, n, out);
   return unpack_keys_of<4>(keys, dim, packing, begin, n, out);
 }
 
-inline void unpack_values(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
+void unpack_values(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out) {
   const PackedPart part(packing, dim);
   for (int64_t d = 0, g = 0; d < dim; d += packing.group, ++g) {
     const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = packing.bits == 8 ? size : size / 2;
@@ -424,8 +423,8 @@ inline void attend_packed_keys(const Chunk* chunks, int64_t count, const Packing
   }
 }
 
-inline void attend_packed(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
-                          int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
+void attend_packed(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
+                   int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
   if (packings.keys.bits == 8) return attend_packed_keys<8>(chunks, count, packings, dim, q, queries, rule, scores, states);
   return attend_packed_keys<4>(chunks, count, packings, dim, q, queries, rule, scores, states);
 }

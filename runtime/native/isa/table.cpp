@@ -1,13 +1,9 @@
 // The table of this instruction set's kernels.
-#pragma once
-
 #include "attend_rounded.h"
 #include "attention.h"
-#include "bands.h"
 #include "elementwise.h"
-#include "floats.h"
 #include "gemm.h"
-#include "packed.h"
+#include "parts.h"
 #include "prepare.h"
 #include "sample.h"
 
@@ -46,5 +42,7 @@ static constexpr Kernels kTable = {
     .from_float = from_float,
     .rescale = rescale,
 };
+
+const Kernels& kernels() { return kTable; }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -2,10 +2,9 @@
 //
 // Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with one pair of every
 // activation row, and nothing is summed across lanes. A band is read sequentially; further activation rows find it in the cache.
-#pragma once
-
 #include <type_traits>
 
+#include "parts.h"
 #include "rounded.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -199,8 +198,8 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
   }
 }
 
-inline void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y,
-                     int64_t ldy, const Upcoming& next) {
+void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y,
+              int64_t ldy, const Upcoming& next) {
   with_words(w, [&](auto format) {
     using F = decltype(format);
     with_scales<F>(w, [&](auto type) {

@@ -1,9 +1,8 @@
-// Activation rows times a matrix in floats (integers: bands.h).
+// Activation rows times a matrix in floats (integers: bands.cpp).
 //
 // Rows do not affect each other: k is split into slabs; a slab's products are summed per lane in order, then the lanes, then the slabs
 // in order. One row streams the weights; for more, a few unpacked weight rows at a time stay in the L1 for all of them.
-#pragma once
-
+#include "parts.h"
 #include "unpack.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -123,8 +122,8 @@ inline void multiply_several(const Matrix& w, const float* x, int64_t stride, in
   }
 }
 
-inline void multiply_floats(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t row, int64_t rows,
-                            float* y, int64_t ldy) {
+void multiply_floats(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t row, int64_t rows,
+                     float* y, int64_t ldy) {
   with_format(w, [&](auto format) {
     using F = decltype(format);
     if (batch == 1) {

@@ -1,0 +1,56 @@
+"""Other programs' names for commands and options, beside headrace's own, which help texts show."""
+
+from typing import Any
+
+import click
+
+# Without dashes, as click normalizes options.
+_OPTIONS = {
+    "temp": "temperature",
+    "ctx-size": "context",
+    "repeat-penalty": "repetition-penalty",
+    "n-predict": "max-tokens",
+}
+# Words that are no commands -> what to type instead.
+_MEANT = {
+    **dict.fromkeys(("ask", "generate", "prompt", "complete", "answer"), "run"),
+    **dict.fromkeys(("download", "fetch", "get", "install", "update"), "pull"),
+    **dict.fromkeys(("remove", "delete", "uninstall"), "rm"),
+    **dict.fromkeys(("info", "show", "inspect"), "models show"),
+    **dict.fromkeys(("benchmark", "perf", "speed"), "bench"),
+    **dict.fromkeys(("config", "settings"), "paths --write-settings"),
+    **dict.fromkeys(("check", "status", "system"), "doctor"),
+    **dict.fromkeys(("history", "chats", "conversations"), "sessions list"),
+    **dict.fromkeys(("estimate", "roofline"), "predict"),
+    "ls": "list",
+    "search": "sessions search",
+    "export": "sessions export",
+    "resume": "chat --resume last",
+    "continue": "run -c",
+    "quantize": "pull NAME --quantize 4",
+    "convert": "pull FILE.gguf",
+    "tokens": "tokenize",
+    "tui": "chat",
+    "test": "verify",
+}
+
+
+def own_option(name: str) -> str:
+    """Return headrace's name of an option without its dashes."""
+    return _OPTIONS.get(name, name)
+
+
+def meant(word: str) -> str | None:
+    """Return what to type instead of a word that is no command, if its meaning is known."""
+    return _MEANT.get(word.lower())
+
+
+class AliasedGroup(click.Group):
+    """A group whose commands have other names, too. aliases: name -> command."""
+
+    def __init__(self, *arguments: Any, aliases: dict[str, str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._aliases = aliases
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))

@@ -1,0 +1,47 @@
+"""The copy that a .gguf file needs in the store: announced with its size, and asked for on a terminal."""
+
+import sys
+
+import click
+
+from headrace.app.cli.say import say
+from headrace.app.output.sanitise import sanitise
+from headrace.runtime.errors import HeadraceError
+from headrace.runtime.metrics.units import format_bytes
+
+_ELSEWHERE = "HEADRACE_HOME=DIR puts the store somewhere else"
+
+
+def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) -> None:
+    """Announce the copy of the .gguf file `name`; on a terminal ask for it first. Other models need none.
+
+    ask: whether to ask at all. Raises HeadraceError for "no" and for a full disk, and the errors of reading the file.
+    """
+    from headrace.models.registry.source import LocalGGUF, parse_source
+
+    try:
+        source = parse_source(name) if name is not None else None
+    except HeadraceError:  # reported when the model is loaded
+        return
+    if name is None or not isinstance(source, LocalGGUF):
+        return
+    from headrace.app.chat.download_plan import download_plan
+    from headrace.app.output.progress import drawn_progress
+    from headrace.models.registry.import_gguf import find_copy
+    from headrace.models.registry.store import Store
+
+    plan = download_plan(name)
+    if plan is None:
+        return
+    with drawn_progress(quiet=quiet) as progress:
+        if find_copy(source.path, Store(), progress=progress) is not None:
+            return
+    size, free = format_bytes(plan.bytes or 0), format_bytes(plan.free_bytes)
+    if not plan.fits:
+        raise HeadraceError(f"{plan.name}: its copy in the store takes {size}, and {free} are free", _ELSEWHERE)
+    if ask and sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"Copy {plan.name} into the store ({size}; {free} are free)?"
+        if not click.confirm(sanitise(question), default=True, err=True):
+            raise HeadraceError(f"{plan.name} was not copied, so it cannot run", _ELSEWHERE)
+    elif not quiet:
+        say(f"copying {plan.name} into the store: {size}; `headrace rm {source.path}` removes the copy", err=True)

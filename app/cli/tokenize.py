@@ -1,0 +1,47 @@
+"""`headrace tokenize`: the tokens of a text, one a line."""
+
+import json
+import sys
+
+import click
+
+from headrace.app.cli.completion import model_names
+from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import say
+from headrace.runtime.errors import UsageError
+
+
+@click.command()
+@click.argument("text", required=False)
+@click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Model, as for run [HEADRACE_MODEL or settings]."
+)
+@click.option("--special", is_flag=True, help="Written-out control tokens as control tokens.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def tokenize(text: str | None, model: str | None, special: bool, as_json: bool) -> None:
+    """Print id and text of each token of TEXT, or of piped text. Reads the tokenizer alone, no weights."""
+    from headrace.app.cli.load_for_answers import resolved_model
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.models.text.tokenizer import Tokenizer
+
+    content = _content(text)
+    resolved = resolved_model(chosen_model(model, load_settings()), quiet=as_json)
+    tokenizer = Tokenizer.load(resolved.path)
+    ids = tokenizer.encode(content, special=special)
+    rows = [{"id": token, "text": tokenizer.decode([token], skip_special=False)} for token in ids]
+    if as_json:
+        print_json({"model": resolved.name, "count": len(rows), "tokens": rows})
+        return
+    for row in rows:
+        say(f"{row['id']:>7}  {json.dumps(row['text'], ensure_ascii=False)}")
+    say(f"{len(rows)} token{'' if len(rows) == 1 else 's'}", err=True)
+
+
+def _content(text: str | None) -> str:
+    from headrace.app.cli.run_prompt import STDIN, piped_text
+
+    if text is not None and text != STDIN:
+        return text
+    if text is None and sys.stdin.isatty():
+        raise UsageError("no text", 'headrace tokenize "Why is the sky blue?", or pipe text in')
+    return piped_text()

@@ -1,0 +1,27 @@
+"""Drawing of one text line in a widget's style, without textual's wrapping, aligning and measuring.
+
+For widgets that make their own lines and redraw while an answer streams.
+"""
+
+from rich.segment import Segment
+from textual.content import Content
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+
+def line_strip(widget: Widget, content: Content, width: int) -> Strip:
+    """Return one line of exactly `width` cells, padded or cut."""
+    base = widget.visual_style
+    segments = [Segment(text, style.rich_style) for text, style in content.render(base, "", _style)]
+    cells = content.cell_length
+    if cells < width:
+        rest = " " * (width - cells)
+        if segments and segments[-1].style is base.rich_style:  # fewer bytes for the terminal
+            rest = segments.pop().text + rest
+        segments.append(Segment(rest, base.rich_style))
+    return Strip(segments, max(cells, width)).crop(0, width)
+
+
+def _style(name: str | Style) -> Style:
+    return name if isinstance(name, Style) else Style.parse(name)

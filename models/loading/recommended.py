@@ -1,0 +1,47 @@
+"""Recommended sampling of a model: its generation_config.json's, else the catalog's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.models.checkpoint.json_object import read_json_object
+from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.errors import CheckpointError
+
+_LARGEST_SETTING = 2.0**63  # bound on numbers in generation_config.json
+
+
+def recommended_sampling(resolved: ResolvedModel, stated: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return generation_config.json, with the catalog's sampling if it recommends none.
+
+    stated: the file's content, if it was read. Raises CheckpointError.
+    """
+    stated = generation_defaults(resolved.path) if stated is None else stated
+    return {**stated, **_unless_stated(resolved, stated)}
+
+
+def catalog_sampling(resolved: ResolvedModel) -> dict[str, float]:
+    """Return the catalog's sampling of a model whose files recommend none, else nothing. Raises CheckpointError."""
+    return _unless_stated(resolved, generation_defaults(resolved.path))
+
+
+def _unless_stated(resolved: ResolvedModel, stated: Mapping[str, Any]) -> dict[str, float]:
+    if resolved.stored_as is None or {"temperature", "do_sample"} & stated.keys():
+        return {}
+    from headrace.models.registry.catalog import load_catalog
+
+    entry = load_catalog().get(resolved.stored_as)
+    return {} if entry is None else dict(entry.sampling)
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """Return the settings in generation_config.json; empty if there is no such file.
+
+    Raises CheckpointError if the file is not a JSON object or a number is out of range.
+    """
+    file = directory / "generation_config.json"
+    recommended = read_json_object(file) if file.is_file() else {}
+    for name, value in recommended.items():
+        if isinstance(value, int | float) and not abs(value) < _LARGEST_SETTING:  # also true for infinity and NaN
+            raise CheckpointError(f"{file.name}: {name} is out of range")
+    return recommended

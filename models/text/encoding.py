@@ -1,0 +1,126 @@
+"""Calls of the `tokenizers` library that can be ended, within limits of time and memory.
+
+A tokenizer.json has regular expressions and vocabularies that can take hours for one line of text, and nothing can
+interrupt the library. `limited` runs a call on a thread of its own and waits for it: Ctrl-C, signals and a cancelled
+answer end the wait. A thread without a waiter ends with the process; until then no other call is started.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.models.text.tokenizers_library import library_errors, parts_of, text_growth
+from headrace.runtime.errors import CheckpointError, ContextLimitError, HeadraceError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
+
+T = TypeVar("T")
+
+MAX_TEXT = 8_000_000  # characters of a prompt, or of any text that a template makes
+_LONGEST_S = 1.5  # processor time of any call
+_PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2e-6 to 2e-6
+_LOOK_S = 0.05  # between looks at the limit
+_MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
+
+_unfinished: list[Future[Any]] = []  # calls without a waiter; at most one uses a processor
+
+
+class EncodingStoppedError(HeadraceError):
+    """A call that `encoding_ends` ended."""
+
+
+def _never() -> bool:
+    return False
+
+
+_stop: ContextVar[Callable[[], bool]] = ContextVar("stop", default=_never)
+
+
+@contextmanager
+def encoding_ends(stop: Callable[[], bool]) -> Iterator[None]:
+    """End calls within this block with EncodingStoppedError when `stop()` is true."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
+def limited(call: Callable[[], T], characters: int) -> T:
+    """Return the result of a call for a text of so many characters. Raises CheckpointError beyond the time limit."""
+    deadline = time.process_time() + _LONGEST_S + _PER_CHARACTER_S * characters
+    for earlier in tuple(_unfinished):
+        _wait(earlier, deadline, characters)
+    future: Future[T] = Future()
+    Thread(target=_run, args=(call, future), name="tokenizer", daemon=True).start()
+    try:
+        _wait(future, deadline, characters)
+    except BaseException:
+        _unfinished.append(future)
+        future.add_done_callback(_unfinished.remove)
+        raise
+    return future.result()
+
+
+def _run(call: Callable[[], T], future: "Future[T]") -> None:
+    try:
+        result = call()
+    except BaseException as error:  # panics of the library are no Exceptions
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _wait(future: "Future[Any]", deadline: float, characters: int) -> None:
+    while True:
+        try:
+            future.exception(_LOOK_S)
+            return
+        except TimeoutError:
+            pass
+        if _stop.get()():
+            raise EncodingStoppedError("the tokenizer was stopped")
+        if time.process_time() > deadline:
+            raise CheckpointError(
+                f"the tokenizer failed: it takes too long for {characters} characters", "use another model"
+            )
+
+
+class Encoder:
+    """A tokenizer's conversion of text to ids."""
+
+    def __init__(self, rust: "RustTokenizer") -> None:
+        """Raises CheckpointError for a tokenizer that makes texts far longer."""
+        self.rust = rust
+        with library_errors("the tokenizer cannot be used"):
+            self._longest = int(_MOST_NORMALIZED / text_growth(_state(rust.normalizer), _state(rust.pre_tokenizer)))
+            text_growth(decoder := _state(rust.decoder))
+            if any("Regex" in part for part in parts_of(decoder)):
+                raise ValueError("its decoder searches with a regular expression")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, nothing added. Raises ContextLimitError for a text that takes too much memory."""
+        return limited(lambda: self.encode_here(text), len(text))
+
+    def encode_here(self, text: str) -> list[int]:
+        """Encode on this thread."""
+        if len(text) > self._longest:
+            raise ContextLimitError(
+                f"the prompt is too long: {len(text)} characters, where this tokenizer takes {self._longest}"
+            )
+        with library_errors("the tokenizer failed"):
+            # Other threads run during a batch, and wait for the call of one text.
+            ids: list[int] = self.rust.encode_batch([text], add_special_tokens=False)[0].ids
+        return ids
+
+
+def _state(part: Any) -> Mapping[str, Any]:
+    """Return a normalizer, pre-tokenizer or decoder as in tokenizer.json."""
+    state: Mapping[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    return state

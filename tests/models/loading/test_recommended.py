@@ -1,0 +1,31 @@
+"""Recommended sampling: the files' own, else the catalog's for a model of the store."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.models.loading.recommended import catalog_sampling, recommended_sampling
+from headrace.models.registry.catalog import load_catalog
+from headrace.models.registry.resolve import ResolvedModel
+
+SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-360m", "smollm2-1.7b"])
+def test_the_catalog_recommends_the_cards_sampling(name: str, tmp_path: Path) -> None:
+    assert recommended_sampling(ResolvedModel(name, tmp_path, "", stored_as=name)) == SMOLLM2
+    assert load_catalog()[name].sampling == SMOLLM2
+
+
+@pytest.mark.parametrize("own", [{"temperature": 0.6}, {"do_sample": True}, {"do_sample": False}])
+def test_the_models_files_go_before_the_catalog(own: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": 2}))
+    resolved = ResolvedModel("smollm2-135m", tmp_path, "", stored_as="smollm2-135m")
+    assert recommended_sampling(resolved) == {**own, "eos_token_id": 2}
+    assert catalog_sampling(resolved) == {}
+
+
+@pytest.mark.parametrize("stored_as", [None, "qwen3-4b", "org--name"])
+def test_other_models_have_no_recommendation(stored_as: str | None, tmp_path: Path) -> None:
+    assert recommended_sampling(ResolvedModel("smollm2-135m", tmp_path, "", stored_as=stored_as)) == {}

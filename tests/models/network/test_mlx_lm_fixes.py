@@ -1,0 +1,96 @@
+"""ERNIE 4.5's mixture, which mlx-lm's class routes without the router's corrections."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network import mlx_lm_load
+from headrace.runtime.errors import UnsupportedModelError
+
+EXPERTS, CHOSEN = 8, 2
+CONFIG = {
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 64,
+    "rope_theta": 10000.0,
+    "use_bias": False,
+    "tie_word_embeddings": True,
+    "moe_num_experts": EXPERTS,
+    "moe_layer_start_index": 1,
+    "moe_intermediate_size": 32,
+    "moe_k": CHOSEN,
+    "moe_num_shared_experts": 1,
+}
+TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def checkpoint(directory: Path, correction: mx.array | None):
+    from mlx_lm.models import ernie4_5_moe
+
+    directory.mkdir()
+    mx.random.seed(5)
+    model = ernie4_5_moe.Model(ernie4_5_moe.ModelArgs.from_dict(CONFIG))
+    weights = {name: 0.5 * mx.random.normal(array.shape) for name, array in tree_flatten(model.parameters())}
+    if correction is not None:
+        weights["model.layers.1.mlp.moe_statics.e_score_correction_bias"] = correction[None]
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return open_checkpoint(directory)
+
+
+def load(directory: Path, correction: mx.array | None):
+    return mlx_lm_load.load(checkpoint(directory, correction), mx.DeviceType.cpu)[0]
+
+
+def expected(mlp, x: np.ndarray, correction: np.ndarray) -> np.ndarray:
+    """One expert after the other, with the formula of the model's authors."""
+    logits = x @ np.array(mlp.gate.weight).T
+    scores = np.exp(logits - logits.max(-1, keepdims=True))
+    scores /= scores.sum(-1, keepdims=True)
+    rows = []
+    for token, score in zip(x, scores, strict=True):
+        chosen = np.argsort(-(score + correction))[:CHOSEN]
+        out = np.array(mlp.shared_experts(mx.array(token[None])))[0]
+        for expert in chosen:
+            gate, up, down = (
+                np.array(getattr(mlp.switch_mlp, part).weight[int(expert)])
+                for part in ("gate_proj", "up_proj", "down_proj")
+            )
+            hidden = token @ gate.T
+            out = out + score[expert] / score[chosen].sum() * (hidden / (1 + np.exp(-hidden)) * (token @ up.T)) @ down.T
+        rows.append(out)
+    return np.stack(rows)
+
+
+def test_experts_are_chosen_by_corrected_scores(tmp_path: Path) -> None:
+    correction = mx.array(np.random.default_rng(1).normal(size=EXPERTS).astype(np.float32))
+    mlp = load(tmp_path / "a", correction).layers[1].mlp
+    x = np.random.default_rng(2).normal(size=(7, 32)).astype(np.float32)
+    ours = np.array(mlp(mx.array(x[None])))[0]
+    np.testing.assert_allclose(ours, expected(mlp, x, np.array(correction)), rtol=1e-4, atol=1e-4)
+    assert not np.allclose(ours, expected(mlp, x, np.zeros(EXPERTS)), atol=1e-2)
+
+
+def test_without_corrections_to_add_the_class_answers_the_same(tmp_path: Path) -> None:
+    from mlx_lm.utils import load_model
+
+    model = load(tmp_path / "a", mx.zeros((EXPERTS,)))
+    stock, _ = load_model(tmp_path / "a")
+    stock.set_dtype(mx.float32)
+    assert mx.array_equal(model(TOKENS), stock(TOKENS))
+
+
+def test_a_conversion_that_lost_the_corrections_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="layer 1"):
+        load(tmp_path / "a", None)

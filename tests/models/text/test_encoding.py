@@ -1,0 +1,120 @@
+"""Encoding that takes hours can be ended: at load, by a signal, by a cancelled answer, and by the limit."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.models.text import encoding
+from headrace.models.text.encoding import EncodingStoppedError, encoding_ends, limited
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError, ContextLimitError
+from tests.models.text.test_tokenizers_library import BPE, SPELLED, replaced, write
+from tests.patience import PATIENCE_S
+
+
+def split_on(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def run(program: str) -> str:
+    """Run Python; return what it printed. An encoding under way ends with the process."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_regular_expression_that_hangs_on_any_text_is_refused_at_load(tmp_path: Path) -> None:
+    write(tmp_path, pre_tokenizer=split_on("(?:.|.){20}(?!.)(?=.)"))
+    out = run(f"""
+from pathlib import Path
+from headrace.models.text import encoding
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError
+encoding._LONGEST_S = 0.1
+try:
+    Tokenizer.load(Path({str(tmp_path)!r}))
+except CheckpointError as error:
+    print(error)
+""")
+    assert out.startswith("the tokenizer failed: ")
+    assert out.count("\n") == 1
+
+
+def test_a_signal_ends_an_encoding(tmp_path: Path) -> None:
+    write(tmp_path, pre_tokenizer=split_on("(?:z|z){20}(?!.)(?=.)"))
+    assert (
+        run(f"""
+import signal
+from pathlib import Path
+from headrace.models.text.tokenizer import Tokenizer
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+tokenizer = Tokenizer.load(Path({str(tmp_path)!r}))
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    tokenizer.encode("z" * 100_000)
+except KeyboardInterrupt:
+    print("ended")
+""")
+        == "ended\n"
+    )
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """An event that calls of `limited` wait for, set at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_cancelled_answer_ends_its_encoding(stuck: threading.Event) -> None:
+    with encoding_ends(lambda: True), pytest.raises(EncodingStoppedError):
+        limited(stuck.wait, 1)
+    with encoding_ends(lambda: True), pytest.raises(EncodingStoppedError):
+        limited(lambda: pytest.fail("two calls at a time"), 1)
+    stuck.set()
+    assert limited(lambda: "next", 1) == "next"
+
+
+def test_an_encoding_beyond_the_limit_is_an_error(stuck: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_LONGEST_S", -1.0)
+    with pytest.raises(CheckpointError, match="too long"):
+        limited(stuck.wait, 1)
+
+
+def test_panics_and_errors_of_a_call_are_its_own() -> None:
+    with pytest.raises(ZeroDivisionError):
+        limited(lambda: 1 // 0, 1)
+
+
+def test_the_length_of_a_text_is_limited_by_its_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 200)
+    tokenizer = Tokenizer.load(write(tmp_path, normalizer=replaced("b" * 10), pre_tokenizer=SPELLED))
+    assert len(tokenizer.encode("a" * 10)) == 100
+    with pytest.raises(ContextLimitError, match="11 characters"):
+        tokenizer.encode("a" * 11)
+
+
+@pytest.mark.parametrize("steps", [
+    {"normalizer": {"type": "Sequence", "normalizers": [replaced("a" * 9), replaced("a" * 9)]}},
+    {"normalizer": replaced("b" * 65)},
+    {"decoder": {"type": "Replace", "pattern": {"Regex": "a"}, "content": "b"}},
+])  # fmt: skip
+def test_files_that_multiply_texts_or_search_answers_are_refused(tmp_path: Path, steps: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"^the tokenizer cannot be used: "):
+        Tokenizer.load(write(tmp_path, **steps))
+
+
+def test_ids_are_those_of_the_library(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library
+
+    write(tmp_path, model=BPE, pre_tokenizer=split_on(r"\s+"))
+    library = Library.from_str(json.dumps(json.loads((tmp_path / "tokenizer.json").read_text())))
+    for text in ("", "ab", "a b ab", "abc" * 50):
+        assert Tokenizer.load(tmp_path).encode(text) == library.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,22 @@
+"""Bytes and FLOPs of a step, and the longest context in a given number of bytes."""
+
+from headrace.runtime.metrics.cost import LayerKV, StepCost
+
+COST = StepCost(weight_bytes=1000, weight_flops=50, kv=[LayerKV(2, 10), LayerKV(1, 10, 4)], attention_flops_per_entry=3)
+
+
+def test_a_batch_reads_the_weights_once() -> None:
+    """Five entries are past: six are read in two layers, four in the windowed one; each layer writes one."""
+    kv = 10 * (2 * 6 + 4) + 10 * 3
+    assert (COST.step_bytes(5), COST.step_bytes(5, batch=4)) == (1000 + kv, 1000 + 4 * kv)
+    assert COST.step_flops(5) == 50 + 3 * (2 * 6 + 4)
+
+
+def test_the_longest_context_may_take_all_of_the_room() -> None:
+    room = COST.kv_bytes(300)
+    assert [COST.longest_context(room + more, 1000) for more in (-1, 0, 1)] == [299, 300, 300]
+    assert (COST.longest_context(room, 200), COST.longest_context(29, 200), COST.longest_context(30, 200)) == (
+        200,
+        0,
+        1,
+    )
