@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
+from headrace.app.answer.repetition import Repetition
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
@@ -57,6 +58,7 @@ class Answer:
         self._own_processes = own_processes
         self._meter: CPUMeter | None = None
         self._text = AnswerText(tokenizer, request, stop)
+        self._repetition = Repetition()
         self._pieces: list[str] = []
 
     def take(self, event: Event) -> Part:
@@ -69,6 +71,7 @@ class Answer:
                     self.ttft_s = time.perf_counter() - self.prompt.started
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
+                self._repetition.add(part.step.tokens)
                 if self._meter is None:
                     self._meter = CPUMeter(self._own_processes)
             else:
@@ -81,6 +84,11 @@ class Answer:
     def text(self) -> str:
         """The text so far, without the prompt's `opening`."""
         return "".join(self._pieces)
+
+    @property
+    def repeats(self) -> bool:
+        """True if it has repeated itself for a long time (`app.answer.repetition`)."""
+        return self._repetition.found
 
     @property
     def end(self) -> Finished:

@@ -13,7 +13,7 @@ from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Prefill
+from headrace.app.engine.events import Delta, Prefill, Repeats
 from headrace.runtime.errors import DeletedError, EngineError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -35,6 +35,11 @@ class AnswerWriter:
         if self.turn is None:
             return "idle"
         return "summarising" if self.turn.summarising else self.turn.phase
+
+    @property
+    def repeats(self) -> bool:
+        """True if the answer being written has repeated itself for a long time."""
+        return self.turn is not None and self.turn.repeats
 
     @property
     def has_unstored(self) -> bool:
@@ -91,12 +96,12 @@ class AnswerWriter:
         self._engine.submit(request)
         self.turn = turn
 
-    def handle(self, turn: Turn, event: Prefill | Delta) -> None:
+    def handle(self, turn: Turn, event: Prefill | Delta | Repeats) -> None:
         """Add to the answer. Raises SessionError if its message cannot be created."""
         turn.handle(event)
         branch, card = self._branch, self._engine.card
         branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
-        if isinstance(event, Prefill):
+        if not isinstance(event, Delta):
             return
         if turn.answer is None and turn.sampling is not None:
             turn.sampling = settings_used(turn.sampling, card)

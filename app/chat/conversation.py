@@ -34,6 +34,7 @@ from headrace.app.engine.events import (
     Prefill,
     PromptCounted,
     Ready,
+    Repeats,
     one_line,
 )
 from headrace.app.sessions.records import Attachment, Message, Session
@@ -327,15 +328,15 @@ class Conversation:
                     self._ask(unasked)
             case Damaged():
                 self.damage = self.notice = one_line(event.message, event.hint)
-            case Prefill() | Delta() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
+            case Prefill() | Delta() | Repeats() | Done() | Dropped() | ContextFull() | Failed() | Abandoned():
                 if turn is not None and event.id == turn.id:
                     self._handle_answer(turn, event)
 
     def _handle_answer(
-        self, turn: Turn, event: Prefill | Delta | Done | Dropped | ContextFull | Failed | Abandoned
+        self, turn: Turn, event: Prefill | Delta | Repeats | Done | Dropped | ContextFull | Failed | Abandoned
     ) -> None:
         match event:
-            case Prefill() | Delta():
+            case Prefill() | Delta() | Repeats():
                 self.writer.handle(turn, event)
             case Dropped():
                 if not turn.summarising:

@@ -6,7 +6,7 @@ from headrace.app.chat.answer_setup import AnswerSetup, answer_request, settings
 from headrace.app.chat.session_branch import cached_tokens
 from headrace.app.chat.turn import Turn, TurnPhase
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Prefill
+from headrace.app.engine.events import Delta, Prefill, Repeats
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
@@ -43,6 +43,11 @@ class ParallelAnswer:
         return settings_used(self.setup.sampling, self.card)
 
     @property
+    def repeats(self) -> bool:
+        """True if it is being written and has repeated itself for a long time."""
+        return self.turn is not None and self.turn.repeats
+
+    @property
     def answer(self) -> Message | None:
         """The last message if it is an answer, complete or not."""
         last = self.messages[-1] if self.messages else None
@@ -60,7 +65,7 @@ class ParallelAnswer:
         self.turn.sampling = self.effective
         return answer_request(self.turn.id, self.setup.applied(self._session), self.messages)
 
-    def handle(self, event: Prefill | Delta) -> None:
+    def handle(self, event: Prefill | Delta | Repeats) -> None:
         """Add to the answer. Raises SessionError if its message cannot be created."""
         turn = self.turn
         assert turn is not None

@@ -13,7 +13,7 @@ from headrace.app.chat.context_question import context_full_notice
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.turn import RETRY_S
-from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, one_line
+from headrace.app.engine.events import Abandoned, ContextFull, Delta, Done, Event, Failed, Prefill, Repeats, one_line
 from headrace.runtime.errors import DeletedError, EngineError, SessionError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -66,7 +66,7 @@ class ParallelAnswers(ABC):
     def _handle_own(self, answer: ParallelAnswer, event: Event) -> None:
         """Handle an event of this answer's generation."""
         match event:
-            case Prefill() | Delta():
+            case Prefill() | Delta() | Repeats():
                 answer.handle(event)
             case Done():
                 self._end(answer, event.reason, event.summary)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from headrace.app.engine.events import Delta, Prefill
+from headrace.app.engine.events import Delta, Prefill, Repeats
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.store import SessionStore
@@ -30,7 +30,7 @@ class Turn:
     """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
 
     context_tokens: of the prompt, then KV cache entries. sampling: the settings in effect, to be set before the first
-    text. accepted_spans: (begin, end) of text from accepted draft tokens, never stored.
+    text. accepted_spans: (begin, end) of text from accepted draft tokens, never stored. repeats: see `Repeats`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Turn:
         self.context_tokens = 0
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
+        self.repeats = False
         self.accepted_spans: list[tuple[int, int]] = []
         self.sampling: Mapping[str, Any] | None = None
         self._old_length = len(leaf.content) if continuing else 0
@@ -68,11 +69,13 @@ class Turn:
         if self.answer is not None:
             store.reopen(leaf)
 
-    def handle(self, event: Prefill | Delta) -> None:
-        """Update phase and context_tokens."""
+    def handle(self, event: Prefill | Delta | Repeats) -> None:
+        """Update phase, context_tokens and repeats."""
         if isinstance(event, Prefill):
             self.phase = "prefill"
             self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
+        elif isinstance(event, Repeats):
+            self.repeats = True
         else:
             self.phase = "answering"
             if event.records:

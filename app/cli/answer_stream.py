@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable
 
 from headrace.app.answer.answer import Answer
+from headrace.app.answer.repetition import REPEATS
+from headrace.app.cli.say import say
 from headrace.app.output.redrawn_line import RedrawnLine
 from headrace.app.output.sanitise import Sanitiser
 from headrace.models.text.answer import Part
@@ -16,6 +18,7 @@ _PATIENCE_S = 1.0  # of prefill before its progress is shown
 def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bool) -> None:
     """Consume an answer to its end. echo: print its text. quiet: show no progress."""
     progress, sanitiser, last = RedrawnLine(quiet=quiet), Sanitiser(), "\n"
+    tells = sys.stderr.isatty() and not quiet
     for part in parts:
         if isinstance(part, PrefillProgress):
             if time.perf_counter() - answer.prompt.started > _PATIENCE_S:
@@ -26,6 +29,10 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
             last = part.text
             sys.stdout.write(sanitiser.feed(last))
             sys.stdout.flush()
+        if tells and answer.repeats:
+            tells = False
+            apart = "" if last.endswith("\n") or not sys.stdout.isatty() else "\n"
+            say(f"{apart}headrace: {REPEATS}; Ctrl-C ends it", err=True)
     if not last.endswith("\n"):
         sys.stdout.write("\n")
         sys.stdout.flush()

@@ -21,6 +21,7 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
+    Repeats,
 )
 from headrace.app.engine.link import EngineLink
 from headrace.app.engine.model_card import ModelCard
@@ -190,7 +191,7 @@ class EngineClient:
     def _is_awaited(self, event: Event) -> bool:
         """True if an event is not one of an abandoned generation."""
         if (
-            not isinstance(event, Prefill | Delta | Dropped | ContextFull | Done | Failed | Abandoned)
+            not isinstance(event, Prefill | Delta | Repeats | Dropped | ContextFull | Done | Failed | Abandoned)
             or event.id is None
         ):
             return True

@@ -114,6 +114,13 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeats:
+    """The answer has repeated itself for a long time (`app.answer.repetition`). Sent once."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The end of an answer. context_full: it ended at the context limit. last_turn_fits: see `ContextFull`.
 
@@ -219,7 +226,18 @@ class PullFailed:
 ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | PromptCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = (
-    ModelEvent | Prefill | Delta | Done | BatchStatus | ContextFull | Dropped | Failed | Abandoned | Died | PullEvent
+    ModelEvent
+    | Prefill
+    | Delta
+    | Repeats
+    | Done
+    | BatchStatus
+    | ContextFull
+    | Dropped
+    | Failed
+    | Abandoned
+    | Died
+    | PullEvent
 )
 
 

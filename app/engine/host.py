@@ -13,7 +13,7 @@ from headrace.app.answer.answerer import Answerer
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
-from headrace.app.engine.events import Abandoned, Done, Failed, Prefill, PrefixCached, PromptCounted
+from headrace.app.engine.events import Abandoned, Done, Failed, Prefill, PrefixCached, PromptCounted, Repeats
 from headrace.app.engine.idle_work import IdleWork
 from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_key
 from headrace.app.engine.model_card import ModelCard
@@ -37,13 +37,17 @@ from headrace.runtime.network import Network
 
 @dataclass(slots=True)
 class _Running:
-    """A request being answered. waited_s: from its submission in the chat's process until it was begun."""
+    """A request being answered. waited_s: from its submission in the chat's process until it was begun.
+
+    repeats: a `Repeats` event was sent.
+    """
 
     command: Generate
     outbox: Outbox
     sequence: Sequence
     waited_s: float
     tokenize_s: float
+    repeats: bool = False
 
     @property
     def id(self) -> int:
@@ -161,6 +165,9 @@ class EngineHost:
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
                     running.outbox.add(event.text, event.step.record, event.accepted)
+                    if answer.repeats and not running.repeats:
+                        running.repeats = True
+                        send(Repeats(running.id))
                 case Completed():
                     running.outbox.add(event.text, event.finished.stop_record)
                     running.outbox.flush()

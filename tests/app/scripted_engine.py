@@ -25,6 +25,7 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
+    Repeats,
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.engine.request import FinishReason
@@ -78,6 +79,7 @@ class Script:
     """One answer. pieces: the text of each step. fail: refuse instead. full: answer with ContextFull.
 
     guessed: characters of every other piece that came by guesses, as many tokens as characters.
+    repeats: report a repetition after the first piece.
     hold: stop before this many pieces remain unsaid, until the test cancels, dies or calls `release`.
     """
 
@@ -90,6 +92,7 @@ class Script:
     full: bool = False
     hold: int = 0
     guessed: int = 0
+    repeats: bool = False
 
 
 @dataclass
@@ -256,6 +259,8 @@ class ScriptedEngine:
             spans = ((0, min(guessed, len(piece))),) if guessed else ()
             yield Delta(command.id, piece, (step,), accepted_spans=spans)
             said += 1
+            if script.repeats and said == 1:
+                yield Repeats(command.id)
         reason: FinishReason = "cancelled" if command.id in self._cancelled else script.reason
         ended = summary(script.prompt_tokens, script.reused, said)
         ended = ended if self.card_to_load.peak is not None else replace(ended, mbu=None)

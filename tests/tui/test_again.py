@@ -186,3 +186,17 @@ def test_the_decode_view_has_a_row_for_each_and_goes_back_to_one(play, home: Pat
         assert "step latency" in it.text()
 
     play(scenario, scripted(*TEXTS[:3], hold=3), size=(160, 48))
+
+
+def test_a_loop_names_its_answer(play) -> None:
+    looping = Script(["round ", "and ", "round"], hold=1, repeats=True)
+    engine = ScriptedEngine().script(Script(("the first",)), Script(("other",)), looping)
+
+    async def scenario(it: Driver) -> None:
+        screen = await again(it, 2)
+        await it.until(lambda: f"{screen.candidates.answers[1].name}: the answer has repeated itself" in it.text())
+        engine.release()
+        await over(it, screen)
+        await it.until(lambda: "repeated itself" not in it.text())
+
+    play(scenario, engine)

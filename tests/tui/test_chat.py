@@ -849,3 +849,16 @@ def test_any_window_size_works(play) -> None:
             assert "Hello, world." in it.text()
 
     play(scenario, size=(1, 1))
+
+
+def test_a_loop_is_shown_while_it_lasts(play) -> None:
+    engine = ScriptedEngine().script(Script(["round ", "and ", "round"], hold=1, repeats=True))
+
+    async def scenario(it: Driver) -> None:
+        await it.write("go")
+        await it.until(lambda: "repeated itself for 500 tokens; Esc stops it" in it.text())
+        await it.press("escape")
+        await it.idle()
+        await it.until(lambda: "repeated itself" not in it.text())
+
+    play(scenario, engine)

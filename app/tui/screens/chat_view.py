@@ -139,6 +139,7 @@ class ChatView:
             conversation.phase == "idle",
             self.state.engine.state,
             conversation.notice,
+            conversation.writer.repeats,
             conversation.branch.shared,
             conversation.context_limit,
             empty,

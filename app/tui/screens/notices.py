@@ -7,6 +7,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 from textual.widgets import Static
 
+from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.conversation import Conversation
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.transcript.download import DownloadProgress
@@ -34,6 +35,8 @@ def notice_of(conversation: Conversation, download: DownloadProgress) -> tuple[s
     state = conversation.engine.state
     down = state in ("dead", "failed")
     text = conversation.notice or ("the engine is not running" if down else "")
+    if not text and conversation.writer.repeats:
+        text = f"{REPEATS}; Esc stops it"
     if not text and conversation.branch.shared:
         text = "this session is also open in another terminal: messages from there become branches"
     if down:

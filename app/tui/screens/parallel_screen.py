@@ -7,6 +7,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
+from headrace.app.answer.repetition import REPEATS
 from headrace.app.tui.screens.answer_pane import AnswerPane
 from headrace.app.tui.screens.chat_keys import scroll
 from headrace.app.tui.screens.chat_state import ChatState
@@ -79,6 +80,7 @@ class ParallelScreen(Screen[None]):
         if str(head.render()) != line.plain:
             head.update(line)
         refused = [f"{pane.side.name}: {pane.side.notice}" for pane in self.panes if pane.side.notice is not None]
+        refused += [f"{pane.side.name}: {REPEATS}; Esc stops it" for pane in self.panes if pane.side.repeats]
         notice = " · ".join(filter(None, [self.answers.notice, *refused])), width
         if notice != self._shown_notice:
             self._shown_notice = notice

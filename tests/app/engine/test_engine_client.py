@@ -32,6 +32,7 @@ from headrace.app.engine.events import (
     Pulled,
     PullFailed,
     Ready,
+    Repeats,
 )
 from headrace.app.engine.host import EngineHost
 from headrace.app.engine.link import log_path
@@ -440,3 +441,10 @@ def test_the_client_needs_no_mlx() -> None:
         "assert not {'mlx', 'textual', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_a_loop_is_reported_once(ready: EngineClient) -> None:
+    seen: list[Event] = []
+    ready.submit(Generate(1, HELLO, AnswerOptions(temperature=0, max_tokens=600, logit_bias={7: 1000})))
+    until(ready, Done, seen)
+    assert [event for event in seen if isinstance(event, Repeats)] == [Repeats(1)]
