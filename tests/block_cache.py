@@ -127,7 +127,7 @@ class BlockBackend:
     """Each sequence has blocks of its own, and passes of its own."""
 
     pool = None
-    rolls_back = True
+    rolls_back, shares_prefixes = True, False
 
     def __init__(self, network: "WithBlocks", options: KVOptions) -> None:
         self._network, self._options = network, options

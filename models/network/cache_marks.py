@@ -4,7 +4,7 @@ Marks are kept the closer together the nearer they are to the end: what is chang
 turn, and what a mark saves is reading the tokens from the one before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ class Mark:
 class Marks:
     """At most MOST marks and MOST_BYTES, in order of length."""
 
-    def __init__(self) -> None:
-        self._marks: list[Mark] = []
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+        self._marks = list(marks)
 
     def __iter__(self) -> Iterator[Mark]:
         return iter(self._marks)

@@ -103,7 +103,10 @@ class MlxLmNetwork:
         self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
-        return MlxLmBackend(options, self._fresh_parts, self.cost, self._shares_steps, rolls_back=self.rolls_back)
+        return MlxLmBackend(
+            options, self._fresh_parts, self.cost, self._shares_steps,
+            rolls_back=self.rolls_back, can_copy=self._long_rope is None,
+        )  # fmt: skip
 
     @property
     def can_batch(self) -> bool:

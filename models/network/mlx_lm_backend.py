@@ -1,7 +1,4 @@
-"""K/V backend of mlx-lm's caches: one list of mlx-lm's own caches per sequence.
-
-The last sequence's cache is kept for a prompt with the same beginning.
-"""
+"""K/V backend of mlx-lm's caches: one list of mlx-lm's own caches per sequence."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -10,9 +7,9 @@ import mlx.core as mx
 
 from headrace.models.network.mlx_lm_batch import batch_parts, worth_batching
 from headrace.models.network.mlx_lm_cache import MlxLmCache
+from headrace.models.network.mlx_lm_prefixes import PrefixCaches
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
-from headrace.runtime.kv.kept_cache import KeptCache
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops import AttentionSpec, LayersNode, Projections
 
@@ -47,6 +44,7 @@ class MlxLmBackend:
     """Caches of one mlx-lm model.
 
     make_parts: returns empty mlx-lm caches, one a layer. can_batch: returns whether decode steps may share a pass.
+    can_copy: False if a cache's entries belong to that object alone.
     """
 
     pool = None
@@ -59,20 +57,22 @@ class MlxLmBackend:
         can_batch: Callable[[], bool],
         *,
         rolls_back: bool,
+        can_copy: bool = True,
     ) -> None:
         self._options = options
         self._make_parts = make_parts
         self._cost = cost
         self._can_batch = can_batch
         self.rolls_back = rolls_back
-        self._last = KeptCache()
+        self.shares_prefixes = can_copy
+        self._prefixes = PrefixCaches(options.limit, options.spare, can_copy=can_copy)
 
     def acquire(self, prompt: Sequence[int]) -> KVCache:
-        return self._last.take(prompt) or MlxLmCache(self._make_parts(), self._options.limit, self._cost.kv)
+        return self._prefixes.take(prompt) or MlxLmCache(self._make_parts(), self._options.limit, self._cost.kv)
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
-        if self._options.keep_prefix:
-            self._last.keep(cache, tokens)
+        if self._options.keep_prefix or self.shares_prefixes:
+            self._prefixes.end(cast(MlxLmCache, cache), tokens, outputs=self._options.keep_prefix)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         """Return one pass for the leading decode steps, if sharing moves fewer bytes, and one for each other row."""
@@ -83,15 +83,17 @@ class MlxLmBackend:
         shared: list[KVPass] = [MlxLmPass(rows[:steps])] if steps else []
         return shared + [MlxLmPass([row]) for row in rows[steps:]]
 
-    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:  # noqa: ARG002
-        if self._options.keep_prefix and cache.needs_marks:
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        if cache.needs_marks:
             cache.mark()
+        self._prefixes.add_running(cast(MlxLmCache, cache), tokens)
 
     def evict(self) -> None:
-        """Do nothing: there are no cached blocks."""
+        self._prefixes.evict()
 
     def trim(self) -> None:
-        """Do nothing: memory is freed with the caches."""
+        if not self._options.keep_prefix:
+            self._prefixes.clear()
 
     def clear(self) -> None:
-        self._last.clear()
+        self._prefixes.clear()

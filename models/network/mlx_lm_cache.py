@@ -5,6 +5,7 @@ with every mark; other parts are trimmed. A part's attributes and content tell t
 """
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from typing import Any
 
 import mlx.core as mx
@@ -52,6 +53,13 @@ class MlxLmCache(CacheLengths):
             return length
         mark = self._marks.at_most(length)
         return 0 if mark is None else mark.length
+
+    def duplicate(self) -> "MlxLmCache":
+        """Return a cache with the same entries and marks. Arrays are shared until one of the two writes to them."""
+        twin = copy(self)
+        twin.parts = deepcopy(self.parts)  # of an array, another handle of the same memory
+        twin._marks = Marks(self._marks)
+        return twin
 
     def restart(self, parts: list[Any]) -> None:
         """Replace all parts by empty ones, at the same length; the network appends the entries anew."""

@@ -100,7 +100,7 @@ class Engine:
         self._budget = KVBudget(held, context_limit, kv_memory)
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
         self._pace = pace or ChunkBudget()
-        self._scheduler = Scheduler(self._budget, self._pace, most_running, shared=self.kv.pool is not None)
+        self._scheduler = Scheduler(self._budget, self._pace, most_running, shared=self.kv.shares_prefixes)
         self._draft = draft
         self._drafting = Drafting(network.vocab_size, pass_costs)
         self._in_flight: InFlightBatch | None = None  # the newest batch
@@ -290,7 +290,7 @@ class Engine:
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Acquire a sequence's cache."""
         sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
-        sequence.marks = self._keeps and cache.needs_marks
+        sequence.marks = cache.needs_marks and (self._keeps or (self._is_reusable and self.kv.pool is None))
         if self.kv.rolls_back and not cache.needs_marks:
             sequence.proposer = sequence.proposer or self._proposer(sequence)
         if not sequence.served:
@@ -299,6 +299,11 @@ class Engine:
             sequence.timeline.admitted(sequence.reused)
             if sequence.reused:
                 events.append((sequence, sequence.progress()))
+
+    @property
+    def _is_reusable(self) -> bool:
+        """Return whether another prompt may begin like a running one."""
+        return self._keeps or not self._generating
 
     def _proposer(self, sequence: Sequence) -> Proposer | None:
         match sequence.request.speculate:
@@ -373,7 +378,7 @@ class Engine:
     def _commit_prefill(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Report a committed chunk of a prompt, and share it."""
         cache = sequence.kv
-        if self._keeps or not self._generating:  # else nobody will ever begin like it
+        if self._is_reusable:
             self.kv.on_prefill(cache, sequence.tokens)
         if cache.committed > sequence.reported:  # else it had stepped back and gets again what it had
             sequence.reported = cache.committed

@@ -61,11 +61,11 @@ def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> None:
     kv_pass.advance()
 
 
-def chunk_end(done: int, prompt: int, marks: bool) -> int:
+def chunk_end(done: int, prompt: int, marks: bool, departs: int = 0) -> int:
     """Return the latest end of the chunk that begins at `done` of `prompt` entries.
 
     With marks, one is set OPENING tokens before the end: the next prompt may open this answer differently, if a
-    template drops its thinking.
+    template drops its thinking. Another is set at `departs`, where the next prompt differs.
     """
-    opening = max(0, prompt - OPENING)
-    return opening if marks and done < opening else prompt
+    edges = (departs, prompt - OPENING) if marks else ()
+    return min((edge for edge in edges if done < edge < prompt), default=prompt)

@@ -14,6 +14,7 @@ from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import chunk_end
 from headrace.runtime.engine.sequence import Sequence
+from headrace.runtime.kv.kept_cache import common_prefix
 from headrace.runtime.ops import BLOCK, Phase
 
 REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: the most rows of a sequence
@@ -75,6 +76,9 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
             sequence.state = "prefill"
+            if self._shared and self.waiting:
+                common = common_prefix(sequence.tokens, self.waiting[0].tokens)
+                sequence.departs = common if common >= BLOCK else 0
             admitted.append(sequence)
         return admitted
 
@@ -131,7 +135,8 @@ class Scheduler:
             if sequence.state != "prefill" or sequence is self._preempting or (sequence.marks and sequence.pending):
                 continue
             done = sequence.kv.length
-            count = min(budget, chunk_end(done, sequence.prefill_end, sequence.marks) - done)
+            end = chunk_end(done, sequence.prefill_end, sequence.marks, sequence.departs)
+            count = min(budget, end - done)
             chunks.append(ScheduledChunk(sequence, count, "prefill", chooses=False))
             budget -= count
             if not budget:

@@ -39,6 +39,7 @@ class Sequence:
     reported: int = 0  # entries in the last progress event
     reserved: int = 0  # entries, in the KV budget
     marks: bool = False
+    departs: int = 0  # tokens in common with the prompt behind it in the queue
     cancelled: bool = False
     failed: bool = False  # its cache is invalid
     proposer: Proposer | None = None

@@ -36,6 +36,9 @@ class KVBackend(Protocol):
     rolls_back: bool
     """True if caches can drop their newest entries, so that draft tokens can be verified."""
 
+    shares_prefixes: bool
+    """True if a sequence can begin with a running one's entries."""
+
     @property
     def pool(self) -> BlockPool | None:
         """Blocks shared by sequences; None without prefix sharing."""

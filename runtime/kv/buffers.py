@@ -142,6 +142,7 @@ class BufferBackend:
         self.shared: SharedBuffers = WeakValueDictionary()
         self._last = KeptCache()
         self.pool = self._new_pool()
+        self.shares_prefixes = self.pool is not None
 
     def acquire(self, prompt: Sequence[int]) -> SlotCache:
         pool, keep = self.pool, self._options.keep_prefix

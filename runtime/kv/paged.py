@@ -71,7 +71,7 @@ class PagedPass:
 class PagedBackend:
     """Block tables of one pool, which is replaced after an error."""
 
-    rolls_back = True
+    rolls_back = shares_prefixes = True
 
     def __init__(self, shape: KVShape, ops: Ops, options: KVOptions) -> None:
         self._shape, self._ops, self._options = shape, ops, options
