@@ -1,8 +1,8 @@
 """Exchange of the layers of an mlx-lm model for our CPU kernels, by module type.
 
-Projections and embedding tables become modules that call `runtime.ops` with the weights in the types they are stored
-in; RMSNorm runs there, too. Everything else of a class stays stock MLX, and so does a layer of which the class reads
-the weights itself.
+Projections, stacks of experts and embedding tables become modules that call `runtime.ops` with the weights in the types
+they are stored in; RMSNorm runs there, too. Everything else of a class stays stock MLX, and
+so does a layer of which the class reads the weights itself.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -15,38 +15,48 @@ from mlx.utils import tree_unflatten
 
 from headrace.runtime.ops import Ops, Weight
 
-Stored = Mapping[str, Mapping[str, mx.array]]
+Stored = dict[str, dict[str, mx.array]]
 """Arrays of each layer in the types of its checkpoint, by path and parameter."""
 
 _PARTS = ("weight", "scales", "biases", "bias")
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
-_ROUTERS = ("gate", "router")  # they choose whole experts
-_LAYERS = (nn.Linear, nn.QuantizedLinear, *_TABLES)
+_ROUTERS = {"gate", "router"}  # they choose whole experts
 
 
-def stored_arrays(model: Any) -> dict[str, dict[str, mx.array]]:
+def stored_arrays(model: Any) -> Stored:
     """Return the arrays of all layers that can be exchanged; call it before they are converted."""
     return {
         path: {part: module[part] for part in _PARTS if part in module and isinstance(module[part], mx.array)}
         for path, module in model.named_modules()
-        if type(module) in _LAYERS
+        if _kernel_class(module) is not None
     }
 
 
+def _kernel_class(module: Any) -> "type[_OnKernels] | None":
+    """Return the class that a layer is exchanged for; None if it stays."""
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    if type(module) in (SwitchLinear, QuantizedSwitchLinear):
+        return _Experts if module.get("global_scale") is None else None
+    if type(module) in _TABLES:
+        return _Table
+    return _Projection if type(module) in (nn.Linear, nn.QuantizedLinear) else None
+
+
 def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list[Any]]) -> "Exchanged":
-    """Exchange layers in place and free their arrays. Weights are read and converted now."""
-    candidates = {path: module for path, module in model.named_modules() if type(module) in _LAYERS and path in stored}
+    """Exchange layers in place and free their arrays, those in `stored` too. Weights are read and converted now."""
+    candidates = {path: module for path, module in model.named_modules() if _kernel_class(module) and path in stored}
     read = _read_by_class(model, candidates, make_parts)
     made: dict[int, nn.Module] = {}  # by id of the module: classes may share one
     arrays: list[mx.array] = []
     nbytes: dict[str, int] = {}
     for path, module in candidates.items():
-        name = path.rpartition(".")[2]
+        name, own = path.rpartition(".")[2], stored.pop(path)
         if name in read:
             continue
         if id(module) not in made:
-            weight = ops.prepare(_weight(module, stored[path]), mx.float32, exact=name in _ROUTERS)
-            made[id(module)] = (_Table if isinstance(module, _TABLES) else _Projection)(ops, weight)
+            weight = ops.prepare(_weight(module, own), mx.float32, exact=not _ROUTERS.isdisjoint(path.split(".")[-2:]))
+            made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own["weight"].shape[0]))
             arrays += weight.arrays
             for part, array in zip(_PARTS, (weight.data, weight.scales, weight.biases, weight.bias), strict=True):
                 if array is not None:
@@ -66,12 +76,16 @@ class Exchanged:
     nbytes: Mapping[str, int]
 
 
-class _Projection(nn.Module):  # type: ignore[misc]
-    """A projection (..., K) -> (..., N) on the kernels."""
+class _OnKernels(nn.Module):  # type: ignore[misc]
+    """A layer with its weight on the kernels. count: first size of the weight, N or the size of a stack."""
 
-    def __init__(self, ops: Ops, weight: Weight) -> None:
+    def __init__(self, ops: Ops, weight: Weight, count: int) -> None:
         super().__init__()
-        self._ops, self._weight = ops, weight
+        self._ops, self._weight, self._count = ops, weight, count
+
+
+class _Projection(_OnKernels):
+    """A projection (..., K) -> (..., N) on the kernels."""
 
     def __call__(self, x: mx.array) -> mx.array:
         rows = x.astype(mx.float32)
@@ -89,6 +103,24 @@ class _Table(_Projection):
     def as_linear(self, x: mx.array) -> mx.array:
         """Return logits (..., V)."""
         return _Projection.__call__(self, x)
+
+
+class _Experts(_OnKernels):
+    """A stack of X projections on the kernels."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:  # noqa: ARG002
+        """Multiply x (..., M, K) by the matrices at `indices` (...), broadcast together -> (..., M, N)."""
+        *batch, count, width = x.shape
+        if count != 1 or tuple(batch) not in (indices.shape, (*indices.shape[:-1], 1)):
+            shape = mx.broadcast_shapes(tuple(batch), indices.shape)
+            x = mx.broadcast_to(x, (*shape, count, width))
+            indices = mx.broadcast_to(mx.broadcast_to(indices, shape)[..., None], (*shape, count))
+            return self._multiply(x, indices)
+        return self._multiply(x, indices)[..., None, :]
+
+    def _multiply(self, x: mx.array, indices: mx.array) -> mx.array:
+        rows = x.astype(mx.float32).reshape(-1, x.shape[-1])
+        return self._ops.expert_linear(rows, indices, self._weight, self._count).astype(x.dtype)
 
 
 class _Norm(nn.RMSNorm):  # type: ignore[misc]
@@ -109,8 +141,8 @@ class _Probe(nn.Module):  # type: ignore[misc]
         super().__init__()
         object.__setattr__(self, "_probed", (inner, name, read))
 
-    def __call__(self, x: mx.array) -> mx.array:
-        result: mx.array = self._probed[0](x)
+    def __call__(self, *args: Any, **options: Any) -> mx.array:
+        result: mx.array = self._probed[0](*args, **options)
         return result
 
     def __contains__(self, key: object) -> bool:

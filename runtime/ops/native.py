@@ -194,6 +194,14 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     return kernels.experts(x, norm, eps, plan)
 
 
+def expert_linear(x: mx.array, indices: mx.array, stack: Weight, experts: int) -> mx.array:
+    """Return products of rows x (M, K) with the matrices at their indices (...) of a stack -> (..., N)."""
+    matrix = prepared_matrix(x, stack)
+    if matrix is None:
+        return reference.expert_linear(x, indices, stack, experts)
+    return kernels.expert_linear(x, indices, matrix, experts)
+
+
 def attend(
     qkv: Projections,
     keys: mx.array,

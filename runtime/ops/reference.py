@@ -13,6 +13,7 @@ from headrace.runtime.ops import groups_of_16, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED
 from headrace.runtime.ops.attention import attention, norm_and_rotate, split_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
+from headrace.runtime.ops.mixtures import gathered
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
 from headrace.runtime.ops.weights import (
     AttentionSpec,
@@ -152,32 +153,22 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     if order is not None:
         indices, rows = indices[order], rows[order]
     tokens = h.reshape(-1, 1, h.shape[-1])[rows]  # (pairs, 1, E)
-    up, gate = (_gathered(tokens, stack, indices, order is not None) for stack in (m.up, m.gate))
+    up, gate = (gathered(tokens, stack, indices, order is not None) for stack in (m.up, m.gate))
     inner = glu(gate, up, activation)
-    y = _gathered(inner, m.down, indices, order is not None)[:, 0]  # (pairs, E)
+    y = gathered(inner, m.down, indices, order is not None)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]
     return x + (y.reshape(*chosen.shape, -1) * shares[..., None]).sum(axis=-2)
 
 
-def _gathered(x: mx.array, stack: Weight, indices: mx.array, ordered: bool) -> mx.array:
-    """Multiply each row of x (pairs, 1, K) by the stack's matrix at `indices` (pairs,) -> (pairs, 1, N)."""
-    if stack.scales is None:
-        y = mx.gather_mm(x, stack.data.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=ordered)
-    else:
-        y = mx.gather_qmm(
-            x,
-            stack.data,
-            scales=stack.scales,
-            biases=stack.biases,
-            rhs_indices=indices,
-            transpose=True,
-            group_size=stack.group_size,
-            bits=stack.bits,
-            mode=stack.mode,
-            sorted_indices=ordered,
-        )
-    return y if stack.bias is None else y + stack.bias[indices][:, None]
+def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) -> mx.array:
+    """Return products of rows with the matrices at their indices, of a stack of so many.
+
+    x (M, K); indices (...): M times as many, those of a row together -> (..., N).
+    """
+    chosen = indices.flatten()
+    rows = mx.repeat(x, chosen.size // max(1, x.shape[0]), axis=0)[:, None]  # (pairs, 1, K)
+    return gathered(rows, stack, chosen, ordered=False).reshape(*indices.shape, -1)
 
 
 def attend(

@@ -47,6 +47,38 @@ class Experts : public Node {
   float eps_;
 };
 
+// Inputs: x and the indices.
+class ExpertLinear : public Node {
+ public:
+  ExpertLinear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, int64_t experts)
+      : Node(stream), w_(std::move(w)), experts_(experts) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(allocated(out.nbytes()));
+    if (out.size() == 0) return;
+    ExpertProducts call;
+    call.w = w_->view();
+    call.experts = experts_;
+    call.pairs = static_cast<int64_t>(inputs[1].size());
+    call.active = call.pairs * call.w.k / static_cast<int64_t>(inputs[0].size());
+    call.out = out.data<float>();
+    auto task = [call, w = w_, x = Rows(inputs[0]), indices = Rows(inputs[1])]() mutable {
+      std::vector<char> copies[2];
+      call.x = x.read<float>(copies[0]);
+      call.chosen = indices.read<int32_t>(copies[1]);
+      run_expert_products(Pool::shared(), best_kernels(), call);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceExpertLinear"; }
+
+ private:
+  std::shared_ptr<MatrixHandle> w_;
+  int64_t experts_;
+};
+
 }  // namespace
 
 Act activation_of(const std::string& name) {
@@ -78,6 +110,18 @@ mx::array experts(const mx::array& x, const mx::array& norm, float eps, const st
   require(norm.shape() == mx::Shape{width}, "a norm must be as wide as the layer");
   auto node = std::make_shared<Experts>(cpu_stream(), plan, eps);
   return mx::array(x.shape(), mx::float32, std::move(node), {x, mx::astype(norm, mx::float32, cpu_stream())});
+}
+
+mx::array expert_linear(const mx::array& x, const mx::array& indices, const std::shared_ptr<MatrixHandle>& w, int experts) {
+  const Matrix& view = w->view();
+  require(experts > 0 && view.n % experts == 0, "the stack does not have so many matrices");
+  require(x.dtype() == mx::float32 && x.ndim() == 2 && x.shape(1) == view.k, "rows must be float32, (M, K)");
+  require(x.shape(0) == 0 ? indices.size() == 0 : indices.size() % static_cast<size_t>(x.shape(0)) == 0,
+          "every row needs as many experts");
+  mx::Shape shape = indices.shape();
+  shape.push_back(static_cast<int>(view.n / experts));
+  auto node = std::make_shared<ExpertLinear>(cpu_stream(), w, experts);
+  return mx::array(std::move(shape), mx::float32, std::move(node), {x, mx::astype(indices, mx::int32, cpu_stream())});
 }
 
 }  // namespace headrace

@@ -30,4 +30,8 @@ class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
 // x + the experts' output for norm(x). x (..., E) float32 -> the same shape.
 mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan);
 
+// Products of rows x (M, K) float32 with matrices of a stack of `experts`, (N, K) each. indices: experts of the rows in turn, as many
+// for each -> (indices' shape, N).
+mx::array expert_linear(const mx::array& x, const mx::array& indices, const std::shared_ptr<MatrixHandle>& w, int experts);
+
 }  // namespace headrace

@@ -102,6 +102,7 @@ NB_MODULE(_native, m) {
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
         "residual"_a.none() = nb::none(), "activation"_a = "");
   m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);
+  m.def("expert_linear", &hr::expert_linear, "x"_a, "indices"_a, "w"_a, "experts"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
   m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a,
         "firsts"_a = std::vector<int>(), "prefill"_a = true);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "products.h"
 #include "scratch.h"
@@ -293,7 +294,58 @@ void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
   }
 }
 
+void run_some_products(Pool& pool, const Kernels& kernels, const ExpertProducts& call, int64_t first, int64_t pairs) {
+  const Matrix& w = call.w;
+  const int64_t width = call.width(), rows = pairs / call.active;
+  Routing routing(rows, call.active, call.experts);
+  auto* origin = reinterpret_cast<int32_t*>(scratch(Slot::inner, pairs));  // of each pair in order
+  const int32_t* chosen = call.chosen + first;
+  const auto known = [&](int64_t i) { return chosen[i] >= 0 && chosen[i] < call.experts; };
+  for (int64_t i = 0; i < pairs; ++i) routing.chosen[i] = known(i) ? chosen[i] : 0;
+  routing.order();
+  for (int64_t i = 0; i < pairs; ++i) origin[routing.pair_of[i]] = static_cast<int32_t>(i);
+
+  const float* x = call.x + first / call.active * w.k;
+  float* out = call.out + first * width;
+  const Prepared prepared = prepare(pool, kernels, w, x, rows, nullptr, 0, Slot::shared_rows);
+  const int64_t step = columns_per_task(pool, routing.groups, width, w.row_bytes());
+  const int64_t chunks = ceil_div(width, step), at_once = std::min(routing.largest, most_rows(w));
+  pool.run(routing.groups * chunks, [&](Tasks& tasks) {
+    if (!tasks.next()) return;
+    float* products = scratch(Slot::output, at_once * step);
+    Gathered gathered(routing, prepared, Slot::panel);
+    do {
+      const int64_t g = tasks.index() / chunks, at = tasks.index() % chunks * step, following = tasks.index() + 1;
+      const int64_t n = std::min(step, width - at), row = routing.group[g] * width + at;
+      Upcoming then;
+      if (w.rounds() && following < routing.groups * chunks && !tasks.last_of_own()) {
+        then = {&w, following % chunks != 0 ? row + n : routing.group[following / chunks] * width};
+      }
+      const float* its = gathered.of(g);
+      for (int64_t m = 0; m < routing.count(g); m += at_once) {
+        const int64_t here = std::min(at_once, routing.count(g) - m);
+        multiply_rows(kernels, w, its + m * prepared.stride, prepared.stride, here, row, n, products, step, then);
+        for (int64_t i = 0; i < here; ++i) {
+          float* product = products + i * step;
+          const int64_t pair = origin[routing.begin[g] + m + i];
+          add_bias(w, row, n, product);
+          if (!known(pair)) std::fill(product, product + n, std::numeric_limits<float>::quiet_NaN());
+          std::memcpy(out + pair * width + at, product, static_cast<size_t>(n) * sizeof(float));
+        }
+      }
+    } while (tasks.next());
+  });
+}
+
 }  // namespace
+
+void run_expert_products(Pool& pool, const Kernels& kernels, const ExpertProducts& call) {
+  pool.label(Work::weights);
+  const int64_t most = std::max<int64_t>(1, kMostPairs / call.active) * call.active;
+  for (int64_t first = 0; first < call.pairs; first += most) {
+    run_some_products(pool, kernels, call, first, std::min(most, call.pairs - first));
+  }
+}
 
 void run_experts(Pool& pool, const Kernels& kernels, const ExpertsCall& call) {
   pool.label(Work::weights);

@@ -30,4 +30,19 @@ struct ExpertsCall {
 
 void run_experts(Pool& pool, const Kernels& kernels, const ExpertsCall& call);
 
+// Products of rows with matrices of a stack that were chosen for them. NaN for experts outside the stack.
+struct ExpertProducts {
+  const float* x = nullptr;         // (pairs / active, K)
+  const int32_t* chosen = nullptr;  // (pairs)
+  int64_t pairs = 0;
+  int64_t active = 1;               // pairs of a row of x
+  Matrix w;                         // a stack of `experts`: (N, K) each
+  int64_t experts = 0;
+  float* out = nullptr;             // (pairs, N)
+
+  int64_t width() const { return w.n / experts; }
+};
+
+void run_expert_products(Pool& pool, const Kernels& kernels, const ExpertProducts& call);
+
 }  // namespace headrace

@@ -9,10 +9,10 @@ import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.models.network.mlx_lm_kernels import _Projection, _Table
+from headrace.models.network.mlx_lm_kernels import _Experts, _OnKernels, _Projection, _Table
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
-from headrace.runtime.ops import Ops, native
+from headrace.runtime.ops import Ops, Weight, native
 from tests.kernels import Exact
 from tests.models.network.test_mlx_lm_network import CONFIGS, PROMPT, load, write
 from tests.speculating import run
@@ -40,7 +40,21 @@ HYBRIDS: dict[str, dict[str, Any]] = {
                      "type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8,
                      "original_max_position_embeddings": 512}},
 }  # fmt: skip
-EVERY = {**CONFIGS, **HYBRIDS}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "olmoe": {**_SMALL, "model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
+              "norm_topk_prob": True, "tie_word_embeddings": True},
+    "granitemoehybrid": {**_SMALL, "model_type": "granitemoehybrid", "shared_intermediate_size": 64,
+                         "num_local_experts": 6, "num_experts_per_tok": 2, "mamba_n_heads": 4, "mamba_d_head": 32,
+                         "layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_d_state": 32,
+                         "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_proj_bias": False, "mamba_conv_bias": True,
+                         "embedding_multiplier": 12.0, "attention_multiplier": 0.25, "logits_scaling": 6.0,
+                         "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "attention_bias": False,
+                         "position_embedding_type": "nope", "tie_word_embeddings": True},
+    "gpt_oss": {**_SMALL, "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
+                "rms_norm_eps": 1e-5, "sliding_window": 8, "rope_theta": 1e4, "layer_types": [
+                    "sliding_attention", "full_attention"] * 2},
+}  # fmt: skip
+EVERY = {**CONFIGS, **HYBRIDS, **EXPERTS}
 QUARTER = Quantization(bits=4, group_size=32)
 
 
@@ -63,8 +77,10 @@ def test_logits_are_those_of_the_class(directory: Path, ops: Ops, quantized: Qua
     stock, ours = (load(directory, requantize=quantized, kernels=kernels) for kernels in (None, ops))
     wanted = logits(stock)
     ours.use_kernels()
-    exchanged = [module for _, module in ours._model.named_modules() if isinstance(module, _Projection)]
+    exchanged = [module for _, module in ours._model.named_modules() if isinstance(module, _OnKernels)]
     assert len(exchanged) > 3
+    stock_stacks = [module for _, module in ours._model.named_modules() if "SwitchLinear" in type(module).__name__]
+    assert not stock_stacks
     distance = mx.abs(logits(ours) - wanted).max() / mx.abs(wanted).max()
     assert distance.item() < (2e-4 if isinstance(ops, Exact) else 1e-2)
     assert ours.vocab_size == stock.vocab_size
@@ -108,3 +124,18 @@ def test_weights_are_held_once_and_as_stored(tmp_path: Path) -> None:
     table = network._model.model.embed_tokens._weight.nbytes  # looked up, never read whole
     assert network.cost.weight_bytes == pytest.approx(counted - table, rel=0.02)
     assert network.cost.weight_flops == before.weight_flops
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 1, 64), (5, 3, 1, 64), (5, 1, 4, 64), (64,)], ids=str)
+def test_stacks_broadcast_rows_and_indices_as_the_class_does(shape: tuple[int, ...]) -> None:
+    """Rows for all experts of a token, one for each, several for each, and one for all."""
+    from mlx_lm.models.switch_layers import SwitchLinear
+
+    mx.random.seed(5)
+    stock = SwitchLinear(64, 32, 6)
+    weight = native.prepare(Weight(stock.weight, bias=stock.bias), mx.float32)
+    indices = mx.random.randint(0, 6, (5, 3))
+    x = mx.random.normal(shape if len(shape) > 1 else (1, 64))
+    wanted, ours = (layer(x, indices) for layer in (stock, _Experts(native, weight, 6)))
+    assert ours.shape == wanted.shape
+    assert mx.allclose(ours, wanted, atol=1e-5)

@@ -158,3 +158,25 @@ def test_inconsistent_shapes_are_refused() -> None:
         native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, down=m.up), "silu")
     with pytest.raises(ValueError, match="expert"):
         native.experts(mx.zeros((1, 1, 96)), mx.ones(96), EPS, replace(m, down=mixture(4).down), "silu")
+
+
+@pytest.mark.parametrize("bits", [0, 4, 6, 8])
+def test_products_with_chosen_matrices(bits: int) -> None:
+    """Few and many rows, one or several matrices for each; a row has the same bits alone, in any order."""
+    mx.random.seed(bits)
+    weight = stack(160, 96, bits)
+    held_stack = native.prepare(weight, mx.float32)
+    for rows, active in ((1, 3), (7, 1), (90, 2)):
+        x = mx.random.normal((rows, 96))
+        indices = mx.random.randint(0, EXPERTS, (rows, active))
+        wanted = reference.expert_linear(x, indices, weight, EXPERTS)
+        ours = native.expert_linear(x, indices, held_stack, EXPERTS)
+        assert mx.abs(ours - wanted).max().item() < 5e-4 * mx.abs(wanted).max().item()
+        alone = [native.expert_linear(x[i : i + 1], indices[i : i + 1], held_stack, EXPERTS) for i in range(rows)]
+        assert mx.array_equal(mx.concatenate(alone), ours)
+
+
+def test_products_with_matrices_outside_the_stack_are_nan() -> None:
+    weight = native.prepare(stack(32, 64, 4), mx.float32)
+    y = native.expert_linear(mx.ones((3, 64)), mx.array([1, EXPERTS, -1]), weight, EXPERTS)
+    assert mx.isnan(y).all(axis=-1).tolist() == [False, True, True]

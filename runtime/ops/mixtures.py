@@ -1,0 +1,25 @@
+"""Products with stacks of expert matrices in stock MLX."""
+
+import mlx.core as mx
+
+from headrace.runtime.ops.weights import Weight
+
+
+def gathered(x: mx.array, stack: Weight, indices: mx.array, ordered: bool) -> mx.array:
+    """Multiply each row of x (pairs, 1, K) by the stack's matrix at `indices` (pairs,) -> (pairs, 1, N)."""
+    if stack.scales is None:
+        y = mx.gather_mm(x, stack.data.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=ordered)
+    else:
+        y = mx.gather_qmm(
+            x,
+            stack.data,
+            scales=stack.scales,
+            biases=stack.biases,
+            rhs_indices=indices,
+            transpose=True,
+            group_size=stack.group_size,
+            bits=stack.bits,
+            mode=stack.mode,
+            sorted_indices=ordered,
+        )
+    return y if stack.bias is None else y + stack.bias[indices][:, None]
