@@ -49,6 +49,7 @@ from headrace.app.cli.run_arguments import RunArguments
 @click.option("--steps", "with_steps", is_flag=True, help="With --json: one record per decode step.")
 @click.option("--logprobs", type=click.IntRange(0, 100), metavar="N", help="With --json: the N best of every token.")
 @click.option("--stats", is_flag=True, help="All figures of the answer, on standard error.")
+@click.option("--explain", is_flag=True, help="Bytes of a token, the machine's limit and the speed, in words.")
 @click.option("-q", "--quiet", is_flag=True, help="Answer and errors only: no progress, no closing line.")
 @as_object(RunArguments)
 def run(arguments: RunArguments) -> int:

@@ -33,6 +33,7 @@ class RunArguments:
     with_steps: bool
     logprobs: int | None
     stats: bool
+    explain: bool
     quiet: bool
 
     @property
@@ -48,14 +49,16 @@ class RunArguments:
     def check(self) -> None:
         """Raises UsageError for arguments that exclude each other."""
         report = self.with_steps or self.logprobs is not None
+        figures = self.stats or self.explain
         rules = (
             (report and not self.as_json, "--steps and --logprobs need --json"),
             (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
-            (self.quiet and self.stats, "--quiet and --stats exclude each other"),
+            (self.quiet and figures, "--quiet excludes --stats and --explain"),
             (self.go_on and self.resume is not None, "-c is --resume last: give one of them"),
             (
-                self.samples is not None and (self.session is not None or self.save or report or self.stats),
-                "--samples excludes -c, --resume, --save, --stats, --steps and --logprobs",
+                self.samples is not None
+                and (self.session is not None or self.save or report or self.stats or self.explain),
+                "--samples excludes -c, --resume, --save, --stats, --explain, --steps and --logprobs",
             ),
             (
                 self.raw and (self.system or self.options.thinking is not None),

@@ -14,6 +14,7 @@ from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import SamplingSource
 from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
+from headrace.app.answer.sentence import StepFigures, cpu_phrase, sentence
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.cli.run_session import RunSession
@@ -78,6 +79,25 @@ class RunReport:
         return self.model.network.cost.step_flops(self.mean_past) / self.step_bytes
 
     @property
+    def figures(self) -> StepFigures:
+        """Means of the steps with an inter-token latency, for the sentence."""
+        summary, use = self.summary, self.answer.cpu_use
+        known = summary.step_s is not None and summary.tpot_s
+        slowed_by = cpu_phrase(use, "used") if self.busy and use is not None else ""
+        if self.without_kernels:
+            slowed_by = "stock MLX runs instead of headrace's CPU kernels (see `headrace doctor`)"
+        return StepFigures(
+            step_bytes=summary.mean_step_bytes or self.step_bytes,
+            step_s=summary.step_s,
+            tokens=summary.step_s / summary.tpot_s if summary.step_s and summary.tpot_s else 1.0,
+            proposed=summary.proposed if known else 0,
+            accepted=summary.accepted if known else 0,
+            memory_gb_s=self.mbu_base_gb_s,
+            measured_beside=self.mbu_base_gb_s == self.memory_now.gb_s,
+            slowed_by=slowed_by,
+        )
+
+    @property
     def without_kernels(self) -> bool:
         """True if stock MLX operations ran on a CPU, where the native kernels are several times as fast."""
         return self.machine.backend == "cpu" and self.kernels.get("kernels") == "reference"
@@ -133,6 +153,8 @@ def print_report(report: RunReport, arguments: RunArguments) -> None:
     elif sys.stderr.isatty() and not arguments.quiet:
         line = sanitise(summary_line(report))
         click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)
+    if arguments.explain:
+        say(sentence(report.figures), err=True)
 
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
@@ -177,6 +199,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "other_cpus": report.answer.cpu_use.other_cpus if report.answer.cpu_use else None,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
         "arithmetic_intensity": report.arithmetic_intensity,
+        "explanation": sentence(report.figures),
         "sampling": answer.sampling(),
         "sampling_source": report.sampling_source,
         "device": _device(report),

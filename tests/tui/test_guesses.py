@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from textual.content import Content
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, speculation_stats
+from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, speculation_totals
 from headrace.app.tui.decode.speed import SpeedFacts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.answer_pane import FigureLines, Figures
@@ -29,14 +29,14 @@ STEPS = [step(0), step(1), step(2, 4, 4, "ngram"), step(3, 4, 1, "ngram"), step(
 
 
 def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
-    found = speculation_stats(STEPS)
+    found = speculation_totals(STEPS)
     assert found is not None
     assert (found.steps, found.tokens, found.proposed, found.accepted) == (4, 9, 10, 5)
     assert (found.accepted_per_step, found.acceptance) == (1.25, 0.5)
     assert found.tokens_per_second is not None
     assert abs(found.tokens_per_second - 225) < 1e-6
     assert found.nbytes == sum(one.step_bytes for one in STEPS[1:])
-    assert speculation_stats([step(0, 4, 4, "ngram"), step(1), step(2)]) is None
+    assert speculation_totals([step(0, 4, 4, "ngram"), step(1), step(2)]) is None
 
 
 def test_the_section_tells_tokens_from_steps() -> None:

@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
+from headrace.app.answer.sentence import sentence
 from headrace.app.bench.measure.setup import setup_line
+from headrace.app.bench.show.explanation import step_figures
 from headrace.app.bench.show.intervals import bracketed, interval, spread
 from headrace.app.bench.show.profile_view import profile_lines
 from headrace.app.output.document import Document
@@ -68,6 +70,7 @@ def circumstances(document: Document) -> list[str]:
         *(f"{model_line(entry)}; sha256 {_digest(entry)}" for entry in document.get("models") or [model]),
         *(setup_line(setup) for setup in document.get("engines") or []),
         peak_line(device),
+        *([line] if (line := explanation_line(document)) else []),
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),
         *map(kv_ratio_line, document.get("kv_ratios", [])),
@@ -112,6 +115,15 @@ def step_cost_line(fit: Document) -> str:
     if len(fit["points"]) == 2:
         return f"{line}, through 2 points (more depths would check it)"
     return f"{line}, off by at most {fit['largest_residual']:.1%} at {len(fit['points'])} points"
+
+
+def explanation_line(document: Document) -> str:
+    """Return the sentence on the first decode test; "" without one."""
+    for entry in document["results"]:
+        decode = entry["generated_tokens"] and not entry["prompt_tokens"] and not entry.get("speculation")
+        if decode and entry["engine"] == "headrace" and entry["kv_bytes_per_step"] is not None:
+            return f"{label(entry)}: {sentence(step_figures(document, entry))}"
+    return ""
 
 
 def ratio_line(ratio: Document) -> str:

@@ -8,6 +8,7 @@ from headrace.app.bench.show.formats import (
     arrival_line,
     arrivals,
     break_even_line,
+    explanation_line,
     identity_line,
     kv_ratio_line,
     label,
@@ -52,6 +53,8 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     from rich.text import Text
 
     rows = [("memory", Text(peak_line(document["device"])))]
+    if line := explanation_line(document):
+        rows.append(("in words", Text(line)))
     rows += _labelled("engine", [Text(setup_line(setup)) for setup in document.get("engines") or []])
     if document["step_cost"]:
         rows.append(("step", Text(step_cost_line(document["step_cost"]).removeprefix("step cost: "))))

@@ -18,6 +18,7 @@ class BandwidthSection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         achieved, share = metrics.achieved_gb_s, metrics.mbu
+        self.set_subtitle("above the measured memory: caches" if share is not None and share > 1 else "")
         shown = f"{share:.1%}" if share is not None else mbu_text(None, busy=metrics.busy)
         head = spread(
             Content.assemble((_gb_s(achieved), "bold"), (" GB/s achieved", "$quiet")),
@@ -40,7 +41,7 @@ def _gauge(metrics: LiveMetrics, width: int) -> Content:
     line = bar((metrics.achieved_gb_s or 0.0) / top, width, "$primary")
     for peak, mark in ((machine.nominal_gb_s, "╎"), (machine.measured_gb_s, "┃")):
         if peak:
-            at = min(width - 1, round(peak / top * width) - 1)
+            at = min(width - 1, max(0, round(peak / top * width) - 1))
             line = Content.assemble(line[:at], (mark, "bold $text-warning"), line[at + 1 :])
     return line
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.output.sanitise import sanitise
+from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.units import format_bytes
 
 _LABEL = 5
-_NAME = 24  # characters of another program's name
 
 
 class MachineSection(Section):
@@ -41,9 +40,7 @@ class MachineSection(Section):
 
 def contention_text(load: Load) -> str:
     """Return "CPU busy" with the cores that other programs use."""
-    busiest = sanitise(load.busiest)[:_NAME]
-    mostly = f" (mostly {busiest})" if busiest else ""
-    return f"CPU busy: other programs use {load.other_cpus:.1f} of {load.cpus} cores{mostly}"
+    return f"CPU busy: {cpu_phrase(load)}"
 
 
 def _measured(load: Load, width: int) -> list[Content]:

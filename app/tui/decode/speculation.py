@@ -4,12 +4,12 @@ Computed from the steps of the turn. A step emits its accepted draft tokens and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.rates import StepTotals, totals_of
 from headrace.app.tui.widgets.lines import Section, spread
 from headrace.runtime.metrics.telemetry import StepRecord
 from headrace.runtime.metrics.units import format_bytes
@@ -19,48 +19,10 @@ _NAME = 7  # cells of a source's name and a space
 _SHARE = 6  # of its acceptance in all
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationStats:
-    """Totals over the steps of a turn, without the first step."""
-
-    steps: int
-    tokens: int
-    proposed: int
-    accepted: int
-    seconds: float
-    nbytes: int
-
-    @property
-    def accepted_per_step(self) -> float:
-        return self.accepted / self.steps
-
-    @property
-    def acceptance(self) -> float | None:
-        return self.accepted / self.proposed if self.proposed else None
-
-    @property
-    def steps_per_second(self) -> float | None:
-        return self.steps / self.seconds if self.seconds > 0 else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return self.tokens / self.seconds if self.seconds > 0 else None
-
-
-def speculation_stats(records: Sequence[StepRecord]) -> SpeculationStats | None:
+def speculation_totals(records: Sequence[StepRecord]) -> StepTotals | None:
     """Return the totals; None if no step had draft tokens."""
-    steps = [record for record in records if record.index > 0]
-    proposed = sum(record.proposed for record in steps)
-    if not proposed:
-        return None
-    return SpeculationStats(
-        steps=len(steps),
-        tokens=sum(record.tokens for record in steps),
-        proposed=proposed,
-        accepted=sum(record.accepted for record in steps),
-        seconds=sum(record.latency_s for record in steps),
-        nbytes=sum(record.step_bytes for record in steps),
-    )
+    totals = totals_of(records)
+    return totals if totals.proposed else None
 
 
 class SpeculationSection(Section):
@@ -70,7 +32,7 @@ class SpeculationSection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         records = list(metrics.steps)
-        found = speculation_stats(records)
+        found = speculation_totals(records)
         if found is None:
             return [Content.styled("no draft tokens in this answer", "$faint")]
         share = f"{found.acceptance:.0%}" if found.acceptance is not None else "–"

@@ -11,6 +11,7 @@ from textual.content import Content
 from textual.renderables.digits import Digits
 
 from headrace.app.answer.phrases import duration, rate_digits
+from headrace.app.answer.sentence import sentence
 from headrace.app.tui.metrics.facts import FirstToken
 from headrace.app.tui.metrics.live import LiveMetrics, Phase
 from headrace.app.tui.widgets.lines import Lines, fitting, spread
@@ -49,6 +50,19 @@ class SpeedSection(Vertical):
 
     def on_mount(self) -> None:
         self.show(self.metrics)
+
+
+class SentenceLines(Lines):
+    """The sentence on the current steps, wrapped; the height grows with it and does not shrink."""
+
+    def change_key(self, metrics: LiveMetrics) -> object:
+        return sentence(metrics.figures)
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        lines = Content(sentence(metrics.figures)).wrap(width)
+        if len(lines) > height:
+            self.styles.height = len(lines)
+        return lines
 
 
 class BigRate(Lines):

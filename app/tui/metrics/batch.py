@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headrace.app.engine.events import Abandoned, BatchStatus, ContextFull, Delta, Died, Done, Event, Failed, Prefill
+from headrace.app.tui.metrics.rates import StepTotals
+from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
@@ -55,13 +57,15 @@ class Row:
 class BatchMetrics:
     """One turn of parallel answers. rows: in the order of their requests. batches: sequences of each pass."""
 
-    def __init__(self, ids: Sequence[int]) -> None:
+    def __init__(self, ids: Sequence[int], cost: StepCost | None = None) -> None:
         self._rows = {generation: Row(number) for number, generation in enumerate(ids, 1)}
         self.batches: deque[int] = deque(maxlen=_KEPT)
         self.blocks: PoolStats | None = None
         self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
         self.weight_bytes = 0  # of a pass
         self._weights_read, self._said = 0.0, 0  # each step's share of its pass, and its tokens
+        self._cost = cost
+        self.totals = StepTotals()
         self._looks: deque[tuple[float, int]] = deque()  # when, and tokens by then: the first, and those since lately
         self._began: tuple[float, int] | None = None
 
@@ -142,6 +146,7 @@ class BatchMetrics:
             self.weight_bytes = record.weight_bytes
             self._weights_read += record.weight_bytes / max(1, record.batch)
             self._said += record.tokens
+            self.totals.add(record, self._cost)
 
     def _served(self, served: BatchStatus) -> None:
         for generation, state in served.states.items():

@@ -7,17 +7,18 @@
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from typing import Any, Literal
 
+from headrace.app.answer.sentence import StepFigures, cpu_phrase
 from headrace.app.engine.events import Event
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
 from headrace.app.tui.metrics.history import DecodeHistory
-from headrace.app.tui.metrics.rates import Rates, current_rates, flops_of
+from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu, mbu_base
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
@@ -47,8 +48,7 @@ class LiveMetrics:
         self.latencies_s: deque[float] = deque(
             maxlen=STEPS_KEPT
         )  # of those steps, the first, not between tokens, left out
-        self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0  # of all of the turn's, tokens
-        self._decoded_flops = self._decoded_steps = 0
+        self._turn = StepTotals()
         self.output_tokens = 0  # tokens of the turn
         self._final: Summary | None = None  # of the turn, once it is over
         self.speculating = False
@@ -61,7 +61,7 @@ class LiveMetrics:
         """Load of the machine, at the latest look."""
         self._contended_looks = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
-        self._rates_kept, self._rates_of = Rates(), 0  # and the version they are of
+        self._now_kept, self._now_of = StepTotals(), 0  # and the version they are of
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class LiveMetrics:
     def begin_batch(self, ids: Sequence[int]) -> None:
         """Begin a turn of parallel answers."""
         self.submitted()
-        self.batch = BatchMetrics(ids)
+        self.batch = BatchMetrics(ids, self.model.cost)
 
     def handle_batch_event(self, event: Event) -> None:
         """Take in an event about the parallel answers."""
@@ -116,8 +116,7 @@ class LiveMetrics:
         self.first_token = self._final = None
         self.steps.clear()
         self.latencies_s.clear()
-        self._decoding_s, self._decoded, self._decoded_bytes = 0.0, 0, 0
-        self._decoded_flops = self._decoded_steps = self.output_tokens = 0
+        self._turn, self.output_tokens = StepTotals(), 0
         self.batch, self.speculating = None, False
 
     def prefilling(self, done: int, total: int, reused: int, waited_s: float = 0.0, tokenize_s: float = 0.0) -> None:
@@ -136,15 +135,10 @@ class LiveMetrics:
         """Add steps, at least one."""
         self.steps.extend(records)
         self.history.add(records)
-        latencies = [record.latency_s for record in records if record.index > 0]
-        self.latencies_s.extend(latencies)
-        self._decoding_s += sum(latencies)
-        self._decoded += sum(record.tokens for record in records if record.index > 0)
-        self._decoded_steps += len(latencies)
+        self.latencies_s.extend(record.latency_s for record in records if record.index > 0)
+        for record in records:
+            self._turn.add(record, self.model.cost)
         self.output_tokens += sum(record.tokens for record in records)
-        self._decoded_bytes += sum(record.step_bytes for record in records if record.index > 0)
-        if (cost := self.model.cost) is not None:
-            self._decoded_flops += sum(flops_of(record, cost) for record in records if record.index > 0)
         self.speculating = self.speculating or any(record.proposed for record in records)
         self.phase = "decode"
         last = records[-1]
@@ -208,7 +202,7 @@ class LiveMetrics:
         """Tokens per second over the last second, in total for a batch; None outside decoding."""
         if self.batch is not None:
             return self.batch.rate_now if self.phase == "decode" else None
-        return self._rates.now if self.phase == "decode" else None
+        return self._now.tokens_per_second if self.phase == "decode" else None
 
     @property
     def rate_average(self) -> float | None:
@@ -217,18 +211,18 @@ class LiveMetrics:
             return self.batch.rate_average
         if self._final is not None and self._final.decode_tokens_per_second is not None:
             return self._final.decode_tokens_per_second
-        return self._decoded / self._decoding_s if self._decoding_s > 0 else None
+        return self._turn.tokens_per_second
 
     @property
     def steps_rate(self) -> float | None:
         """Steps per second over the turn: below tokens per second with accepted draft tokens."""
-        return self._decoded_steps / self._decoding_s if self._decoding_s > 0 else None
+        return self._turn.steps_per_second
 
     @property
     def mbu_average(self) -> float | None:
         """MBU over the turn, of the same steps as `rate_average`; None if busy. As stored once the turn is over."""
         stored = self._final.mbu if self._final is not None else None
-        return self._share(self._achieved_average) if stored is None else stored
+        return self._share(self._turn.achieved_gb_s) if stored is None else stored
 
     @property
     def busy(self) -> bool:
@@ -241,29 +235,64 @@ class LiveMetrics:
     @property
     def achieved_gb_s(self) -> float | None:
         """Bandwidth over the last second, over the turn once it is over; bytes of steps / their time."""
-        if self.phase == "decode":
-            return self._rates.achieved_gb_s
-        return self._achieved_average
+        return self.totals.achieved_gb_s
 
     @property
     def flops(self) -> float | None:
         """FLOP/s of the steps of `achieved_gb_s`."""
-        if self.model.cost is None:
-            return None
-        if self.phase == "decode":
-            return self._rates.flops
-        return self._decoded_flops / self._decoding_s if self._decoding_s > 0 else None
+        return self.totals.flops_per_second
 
     @property
-    def _achieved_average(self) -> float | None:
-        return self._decoded_bytes / self._decoding_s / 1e9 if self._decoding_s > 0 else None
+    def totals(self) -> StepTotals:
+        """Totals over the last second, over the turn once it is over."""
+        if self.batch is not None:
+            return self.batch.totals
+        return self._now if self.phase == "decode" else self._turn
 
     @property
-    def _rates(self) -> Rates:
-        """Rates of the current version, computed once."""
-        if self._rates_of != self.version:
-            self._rates_of, self._rates_kept = self.version, current_rates(self.steps, self.model.cost)
-        return self._rates_kept
+    def figures(self) -> StepFigures:
+        """Means of the steps of `totals`, for the sentence; of the next step before the first."""
+        totals, machine, cost = self.totals, self.machine, self.model.cost
+        limits: dict[str, Any] = {"compute_flops": machine.compute_flops, "slowed_by": self._slowed_by}
+        if not totals.steps:
+            peak = mbu_base(None, machine.memory_gb_s, machine.measured_gb_s)
+            return StepFigures(
+                step_bytes=cost.step_bytes(self.context) if cost else 0,
+                memory_gb_s=peak,
+                measured_beside=peak == machine.memory_gb_s,
+                **limits,
+            )
+        rate = self.rate_now or self.rate_average
+        tokens = totals.tokens / totals.steps
+        step_s = tokens / rate if rate else None
+        step_bytes = totals.nbytes / totals.steps
+        base = mbu_base(step_bytes / step_s / 1e9 if step_s else None, machine.memory_gb_s, machine.measured_gb_s)
+        return StepFigures(
+            step_bytes=step_bytes,
+            step_s=step_s,
+            tokens=tokens,
+            sequences=totals.rows / totals.steps,
+            proposed=totals.proposed,
+            accepted=totals.accepted,
+            memory_gb_s=base,
+            measured_beside=base == machine.memory_gb_s,
+            step_flops=totals.flops / totals.steps,
+            **limits,
+        )
+
+    @property
+    def _slowed_by(self) -> str:
+        """The cause that makes these steps slow, for the sentence."""
+        if self.contention is not None:
+            return cpu_phrase(self.contention)
+        return "other programs used the CPU" if self.busy else ""
+
+    @property
+    def _now(self) -> StepTotals:
+        """Totals of the last second of the current version, computed once."""
+        if self._now_of != self.version:
+            self._now_of, self._now_kept = self.version, current_totals(self.steps, self.model.cost)
+        return self._now_kept
 
     @property
     def mbu(self) -> float | None:
@@ -300,7 +329,7 @@ class LiveMetrics:
             ttft_s=self.ttft_s,
             prefill_tokens_per_second=None,
             tokens_per_second=self.rate_average,
-            achieved_gb_s=self._achieved_average,
+            achieved_gb_s=self._turn.achieved_gb_s,
             finish_reason=self.phase,
             mbu=self.mbu_average,
             busy=self.busy,
@@ -314,6 +343,7 @@ class LiveMetrics:
         """Return a copy that later events do not change."""
         copy = LiveMetrics()
         copy.__dict__.update(self.__dict__)
+        copy._turn = replace(self._turn)
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
         copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
         copy.turns = list(self.turns)

@@ -1,4 +1,4 @@
-"""Current decode rates, computed from the latest steps."""
+"""Totals and rates of decode steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,62 @@ from headrace.runtime.metrics.telemetry import StepRecord
 NOW_S = 1.0  # the span of current rates
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Tokens, bytes and FLOPs per second; None if unknown."""
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over decode steps. A pass of several sequences counts once: each of its records adds its part.
 
-    now: float | None = None
-    achieved_gb_s: float | None = None
-    flops: float | None = None
+    The first step of an answer is left out, since its latency is not between tokens.
+    """
+
+    steps: float = 0
+    rows: int = 0
+    """Records: steps times sequences."""
+    tokens: int = 0
+    seconds: float = 0.0
+    nbytes: float = 0
+    flops: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    def add(self, record: StepRecord, cost: StepCost | None = None) -> None:
+        """Add a step. cost: for its FLOPs."""
+        if record.index == 0:
+            return
+        batch = max(1, record.batch)
+        self.steps += 1 / batch if batch > 1 else 1
+        self.rows += 1
+        self.tokens += record.tokens
+        self.seconds += record.latency_s / batch
+        self.nbytes += record.weight_bytes / batch + record.kv_bytes_read + record.kv_bytes_written
+        self.proposed += record.proposed
+        self.accepted += record.accepted
+        if cost is not None:
+            self.flops += flops_of(record, cost)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds > 0 else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        return self.steps / self.seconds if self.seconds > 0 else None
+
+    @property
+    def achieved_gb_s(self) -> float | None:
+        return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else None
+
+    @property
+    def flops_per_second(self) -> float | None:
+        return self.flops / self.seconds if self.flops and self.seconds > 0 else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted draft tokens per verified one."""
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def accepted_per_step(self) -> float:
+        return self.accepted / self.steps if self.steps else 0.0
 
 
 def flops_of(step: StepRecord, cost: StepCost) -> int:
@@ -23,25 +72,22 @@ def flops_of(step: StepRecord, cost: StepCost) -> int:
     return cost.step_flops(step.context - step.tokens, 1 + step.proposed)
 
 
-def current_rates(steps: Sequence[StepRecord], cost: StepCost | None) -> Rates:
-    """Return the rates over the last NOW_S seconds, at least one step."""
-    recent: list[StepRecord] = []
-    span = 0.0
+def totals_of(steps: Sequence[StepRecord], cost: StepCost | None = None) -> StepTotals:
+    """Return the totals of these steps."""
+    totals = StepTotals()
+    for record in steps:
+        totals.add(record, cost)
+    return totals
+
+
+def current_totals(steps: Sequence[StepRecord], cost: StepCost | None) -> StepTotals:
+    """Return the totals of the last NOW_S seconds, at least one step."""
+    totals = StepTotals()
     for record in reversed(steps):
-        recent.append(record)
-        span += record.latency_s
-        if span >= NOW_S:
+        totals.add(record, cost)
+        if totals.seconds >= NOW_S:
             break
-    return Rates(
-        now=_rate([record for record in recent if record.index > 0]),
-        achieved_gb_s=sum(record.step_bytes for record in recent) / span / 1e9 if span > 0 else None,
-        flops=sum(flops_of(record, cost) for record in recent) / span if span > 0 and cost else None,
-    )
-
-
-def _rate(steps: list[StepRecord]) -> float | None:
-    seconds = sum(record.latency_s for record in steps)
-    return sum(record.tokens for record in steps) / seconds if seconds > 0 else None
+    return totals
 
 
 def moving_share(steps: Sequence[StepRecord]) -> float | None:

@@ -19,7 +19,7 @@ from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
 from headrace.app.tui.decode.sequences import SequencesSection
 from headrace.app.tui.decode.speculation import SpeculationSection
-from headrace.app.tui.decode.speed import SpeedSection
+from headrace.app.tui.decode.speed import SentenceLines, SpeedSection
 from headrace.app.tui.decode.turns import TurnsSection
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
@@ -56,6 +56,7 @@ class DecodeScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
+        yield SentenceLines(self.metrics, id="sentence")
         with Horizontal(id="decode-columns"):
             with Vertical(id="decode-left"):
                 yield SpeedSection(self.metrics, id="speed")
@@ -88,6 +89,7 @@ class DecodeScreen(Screen[None]):
         self.set_class(self.metrics.batch is not None, "-batch")
         self.set_class(self.metrics.speculating and self.metrics.batch is None, "-speculating")
         self.query_one(StatusBar).set_status(self._status, with_speed=False)
+        self.query_one(SentenceLines).show(self.metrics)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):
             section.show(self.metrics)
@@ -96,6 +98,7 @@ class DecodeScreen(Screen[None]):
         self.set_class(event.size.width >= _WIDE, "-wide")
         self.set_class(event.size.width < _NARROW, "-one-column")
         self.set_class(event.size.height >= _TALL, "-tall")
+        self.query_one(SentenceLines).styles.height = 2
 
     def action_scroll(self, by: int) -> None:
         """Scroll the one column of a narrow window."""

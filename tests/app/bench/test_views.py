@@ -22,6 +22,7 @@ from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
+from headrace.app.bench.show.explanation import step_figures
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
 from headrace.app.bench.show.table import results_table
@@ -309,3 +310,15 @@ def test_a_profile_that_does_not_add_up_says_so(closure: float, doubted: bool) -
     from headrace.app.bench.show.profile_view import headline
 
     assert ("too far apart" in headline({**DOCUMENT["profile"], "closure": closure})) is doubted
+
+
+def test_the_sentence_has_the_speed_and_mbu_of_the_first_decode_test() -> None:
+    found = document()
+    entry = next(entry for entry in found["results"] if entry["generated_tokens"] and not entry["prompt_tokens"])
+    figures = step_figures(found, entry)
+    assert figures.rate == pytest.approx(entry["tokens_per_second"]["mean"])
+    assert figures.share == pytest.approx(entry["mbu"])
+    assert formats.explanation_line(found) in formats.markdown(found)
+    busy = entry | {"mbu": None, "busy": True, "repetitions": [{"other_cpus": 1.5}]}
+    assert step_figures(found, busy).slowed_by == "other programs used 1.5 cores"
+    assert formats.explanation_line(found | {"results": []}) == ""

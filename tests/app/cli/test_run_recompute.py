@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.sentence import sentence
 from headrace.app.cli.run_report import RunReport, document, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
@@ -121,12 +122,25 @@ def test_mbu_is_of_the_memory_beside_the_answer_or_of_the_peak() -> None:
     assert replace(found, peak=peak, memory_now=slow).mbu == pytest.approx(0.25)
 
 
+def test_the_sentence_has_the_figures_of_the_steps() -> None:
+    found = finished([(0.01, 1), (0.004, 3), (0.006, 1), (0.005, 2)], "length", False)
+    said, figures = document(found, with_steps=True), found.figures
+    assert figures.rate == pytest.approx(said["decode_tokens_per_second"])
+    assert figures.share == pytest.approx(said["mbu"])
+    moved = [step["weight_bytes"] + step["kv_bytes_read"] + step["kv_bytes_written"] for step in said["steps"][1:]]
+    assert figures.step_bytes == pytest.approx(sum(moved) / len(moved))
+    assert said["explanation"] == sentence(figures)
+    assert "2.0 tokens" in said["explanation"]
+    assert "No speed yet" in document(finished([(0.01, 1)], "length", False), with_steps=False)["explanation"]
+
+
 def test_a_busy_machine_has_no_mbu() -> None:
     found = finished([(0.01, 1)] * 9, "length", False)
     found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.0)
     said = document(found, with_steps=False)
     assert (said["mbu"], said["busy"], said["other_cpus"]) == (None, True, 1.0)
     assert "MBU busy" in summary_line(found)
+    assert said["explanation"].endswith("in part because other programs used 1.0 of 2 cores.")
     assert dict(table(found))["MBU"].startswith("busy: other programs used 1.0 of 2 cores")
     found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.9)
     said = document(found, with_steps=False)

@@ -1,0 +1,124 @@
+"""Decode speed in words: bytes of a token, the machine's limit, the speed, and the time that is not reading.
+
+Every surface shows this sentence. Bytes and FLOPs are computed from shapes, bandwidth is measured.
+"""
+
+from dataclasses import dataclass
+
+from headrace.app.output.sanitise import sanitise
+from headrace.runtime.machine.load import CPUUse, Load
+from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
+
+_NAME = 24  # characters of another program's name
+_ALL = 0.995  # share of a step from which all of it counts as reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """Means over decode steps, and limits of the machine; None if unknown.
+
+    step_bytes: read and written by a step. step_s: its latency. tokens: output tokens of a step, all sequences.
+    sequences: in a step. proposed, accepted: draft tokens of all steps. memory_gb_s: the bandwidth MBU compares with;
+    measured_beside: it was read beside the steps, else it is the measured peak. step_flops, compute_flops: FLOPs of a
+    step, and the measured FLOP/s. slowed_by: a cause of slowness, as the end of a sentence; "" if there is none.
+    """
+
+    step_bytes: float
+    step_s: float | None = None
+    tokens: float = 1.0
+    sequences: float = 1.0
+    proposed: int = 0
+    accepted: int = 0
+    memory_gb_s: float | None = None
+    measured_beside: bool = False
+    step_flops: float = 0.0
+    compute_flops: float | None = None
+    slowed_by: str = ""
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second."""
+        return self.tokens / self.step_s if self.step_s and self.step_s > 0 else None
+
+    @property
+    def reading_s(self) -> float | None:
+        """Least seconds to read and write a step's bytes."""
+        return self.step_bytes / (self.memory_gb_s * 1e9) if self.memory_gb_s and self.memory_gb_s > 0 else None
+
+    @property
+    def computing_s(self) -> float:
+        """Least seconds to compute a step; at most its latency, since the measured FLOP/s may be exceeded."""
+        seconds = self.step_flops / self.compute_flops if self.compute_flops else 0.0
+        return min(seconds, self.step_s) if self.step_s and self.step_s > 0 else seconds
+
+    @property
+    def compute_bound(self) -> bool:
+        """True if arithmetic takes longer than reading."""
+        return self.reading_s is not None and self.computing_s > self.reading_s
+
+    @property
+    def least_s(self) -> float | None:
+        """Least seconds of a step by both limits."""
+        return None if self.reading_s is None else max(self.reading_s, self.computing_s)
+
+    @property
+    def roofline_rate(self) -> float | None:
+        """Most tokens per second by both limits."""
+        return self.tokens / self.least_s if self.least_s else None
+
+    @property
+    def share(self) -> float | None:
+        """Part of a step that its limit explains, above 1 for a step faster than the limit."""
+        return self.least_s / self.step_s if self.least_s is not None and self.step_s and self.step_s > 0 else None
+
+
+def sentence(of: StepFigures) -> str:
+    """Return what a step reads, the limit that follows, and the speed."""
+    if of.step_bytes <= 0:
+        return "No model is loaded."
+    return " ".join([_bytes(of), _limit(of), _speed(of)])
+
+
+def cpu_phrase(use: CPUUse, verb: str = "use") -> str:
+    """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
+    busiest = sanitise(use.busiest)[:_NAME] if isinstance(use, Load) else ""
+    mostly = f" (mostly {busiest})" if busiest else ""
+    return f"other programs {verb} {use.other_cpus:.1f} of {use.cpus} cores{mostly}"
+
+
+def _bytes(of: StepFigures) -> str:
+    size = format_bytes(round(of.step_bytes))
+    if of.sequences <= 1 and not of.proposed:
+        return f"Each token reads {size}."
+    gives = f"{of.tokens:.1f} token" if of.tokens == 1 else f"{of.tokens:.1f} tokens"
+    rows = f" for {of.sequences:.3g} sequences" if of.sequences > 1 else ""
+    drafts = f": {of.accepted / of.proposed:.0%} of draft tokens were accepted" if of.proposed else ""
+    return f"Each step reads {size} and gives {gives}{rows}{drafts}."
+
+
+def _limit(of: StepFigures) -> str:
+    most = of.roofline_rate
+    if of.memory_gb_s is None or most is None:
+        return "This machine's memory bandwidth is not measured yet."
+    if of.compute_bound:
+        flops, speed = three_digits(of.step_flops / 1e9), three_digits((of.compute_flops or 0.0) / 1e9)
+        computes = f"Its {flops} GFLOP take longer than its bytes, at {speed} GFLOP/s"
+        return f"{computes}, so at most {three_digits(most)} tok/s."
+    reads = "now reads" if of.measured_beside else "reads up to"
+    return f"This machine {reads} {three_digits(of.memory_gb_s)} GB/s, so at most {three_digits(most)} tok/s."
+
+
+def _speed(of: StepFigures) -> str:
+    if of.rate is None or of.step_s is None:
+        return "No speed yet: it needs two steps."
+    get = f"You get {three_digits(of.rate)}"
+    because = f", in part because {of.slowed_by}" if of.slowed_by else ""
+    if of.least_s is None or of.share is None:
+        return f"{get} tok/s{because}."
+    if of.share > 1 and three_digits(of.rate) != three_digits(of.roofline_rate or 0.0):
+        return f"{get}, above that: some bytes came from a cache, or memory was slower when it was measured."
+    spent = "computing" if of.compute_bound else "reading"
+    if of.share >= _ALL:
+        return f"{get}: nearly all of a step is {spent}."
+    rest = format_seconds(of.step_s - of.least_s)
+    return f"{get}: {rest} of each {format_seconds(of.step_s)} step is not {spent}{because}."

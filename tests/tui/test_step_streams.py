@@ -1,0 +1,122 @@
+"""Random step streams: drafts, batches, preemption, stalls, zero-length clocks. No figure is absurd on any surface."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.app.answer.sentence import sentence
+from headrace.app.engine.events import BatchStatus, Delta
+from headrace.app.tui.decode.bandwidth import BandwidthSection
+from headrace.app.tui.decode.batch_size import BatchSizeSection
+from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.context_speed import ContextSpeedSection
+from headrace.app.tui.decode.history import HistorySection
+from headrace.app.tui.decode.latency import LatencySection
+from headrace.app.tui.decode.machine import MachineSection
+from headrace.app.tui.decode.roofline import RooflineSection
+from headrace.app.tui.decode.sequences import SequencesSection
+from headrace.app.tui.decode.speculation import SpeculationSection
+from headrace.app.tui.decode.speed import SpeedFacts
+from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.machine.load import Load
+from headrace.runtime.metrics.telemetry import StepRecord
+from tests.app.scripted_engine import CARD, COST, record
+
+SECTIONS = (
+    BandwidthSection, CacheSection, ContextSpeedSection, HistorySection, LatencySection, MachineSection,
+    RooflineSection, SpeculationSection, SpeedFacts, BatchSizeSection, SequencesSection,
+)  # fmt: skip
+LATENCIES = st.just(0.0) | st.floats(1e-5, 1e-4) | st.floats(1e-3, 0.05) | st.floats(1.0, 60.0)
+STEPS = st.lists(
+    st.tuples(LATENCIES, st.integers(0, 7), st.integers(0, 7), st.sampled_from([1, 1, 1, 2, 8])), max_size=40
+)
+MACHINES = st.tuples(
+    st.none() | st.floats(0.1, 1e4), st.none() | st.floats(0.1, 1e4), st.none() | st.floats(1e6, 1e15), st.booleans()
+)
+
+
+def records(steps: list[tuple[float, int, int, int]]) -> list[StepRecord]:
+    found, context = [], 20
+    for index, (latency, proposed, accepted, batch) in enumerate(steps):
+        said = min(proposed, accepted)
+        context += 1 + said
+        one = replace(record(index, context, batch), latency_s=latency, proposed=proposed, accepted=said)
+        found.append(replace(one, source="ngram" if proposed else None))
+    return found
+
+
+def fed(machine: tuple[float | None, float | None, float | None, bool]) -> LiveMetrics:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    measured, beside, compute, crowded = machine
+    metrics.machine = replace(
+        metrics.machine, measured_gb_s=measured, memory_gb_s=beside if measured else None, compute_flops=compute
+    )
+    for _ in range(2 * crowded):
+        metrics.set_load(Load(2, 2.0, 0.5, 1 << 30, 2 << 30, 0, busiest="pip"))
+    metrics.submitted()
+    return metrics
+
+
+def check(metrics: LiveMetrics) -> None:
+    """Raise AssertionError for a figure that cannot be, in any section or in the export."""
+    said = [sentence(metrics.figures)]
+    for section in SECTIONS:
+        for width, height in ((36, 6), (90, 16)):
+            lines = [line.plain for line in section(metrics).lines(metrics, width, height)]
+            assert all(len(line) <= width for line in lines), (section, lines)
+            said += lines
+    for line in said:
+        assert not re.search(r"\bnan|\binf\b|(?<![\w.])-\d", line), line
+    figures, text = metrics.figures, said[0]
+    if figures.share is not None and figures.share > 1.01:
+        assert "above that" in text
+    if metrics.mbu is not None and metrics.mbu > 1.01 and metrics.batch is None:
+        assert "above that" in text or figures.compute_bound
+    for value in re.findall(r"-?(?:NaN|Infinity)", json.dumps(metrics.document())):
+        pytest.fail(value)
+
+
+@settings(max_examples=25)
+@given(STEPS, MACHINES, st.booleans())
+def test_one_sequence(steps: list[tuple[float, int, int, int]], machine: tuple, ended: bool) -> None:  # type: ignore[type-arg]
+    metrics = fed(machine)
+    stream = [replace(one, batch=1) for one in records(steps)]
+    if stream:
+        metrics.stepped(stream)
+    if ended:
+        metrics.ended_early()
+    check(metrics)
+    totals, after = metrics._turn, stream[1:]
+    assert (totals.steps, totals.tokens) == (len(after), sum(one.tokens for one in after))
+    assert math.isclose(totals.seconds, math.fsum(one.latency_s for one in after), abs_tol=1e-12)
+    assert math.isclose(totals.nbytes, sum(one.step_bytes for one in after))
+    assert totals.flops == sum(COST.step_flops(one.context - one.tokens, 1 + one.proposed) for one in after)
+    assert totals.accepted + totals.steps == totals.tokens
+
+
+@settings(max_examples=25)
+@given(st.lists(STEPS, min_size=1, max_size=3), MACHINES)
+def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], machine: tuple) -> None:  # type: ignore[type-arg]
+    metrics = fed(machine)
+    ids = tuple(range(1, 1 + len(streams)))
+    metrics.begin_batch(ids)
+    for number, (generation, steps) in enumerate(zip(ids, streams, strict=True)):
+        states = dict.fromkeys(ids, "decode") | {generation: "preempted"}
+        if steps:
+            metrics.handle_batch_event(Delta(generation, "x", tuple(records(steps))))
+        metrics.handle_batch_event(
+            BatchStatus(states, 9 * number, float(number), (), 0, 0, 0, None)  # type: ignore[arg-type]
+        )
+    check(metrics)
+    rows = [one for steps in streams for one in records(steps) if one.index]
+    totals = metrics.totals
+    assert math.isclose(totals.steps, sum(1 / one.batch for one in rows), abs_tol=1e-9)
+    assert math.isclose(totals.seconds, math.fsum(one.latency_s / one.batch for one in rows), abs_tol=1e-9)
+    assert totals.rows == len(rows)
