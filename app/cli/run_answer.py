@@ -105,7 +105,8 @@ def _one_answer(
             error.hint = _context_hint(answerer, session)
             raise
     if arguments.as_json or arguments.stats or arguments.explain or (sys.stderr.isatty() and not arguments.quiet):
-        from headrace.app.cli.run_report import make_report, print_report  # imported only if it is printed
+        from headrace.app.cli.run_figures import make_report  # imported only if it is printed
+        from headrace.app.cli.run_report import print_report
 
         print_report(make_report(answerer, answer, session, loaded_at - started), arguments)
     if disk_cache is not None:

@@ -5,141 +5,23 @@ from shapes and latencies, not read from a hardware counter.
 """
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from headrace.app.answer.answer import Answer
-from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.options import SamplingSource
 from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
-from headrace.app.answer.sentence import StepFigures, cpu_phrase, sentence
+from headrace.app.answer.sentence import sentence
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.run_arguments import RunArguments
-from headrace.app.cli.run_session import RunSession
+from headrace.app.cli.run_figures import RunReport
 from headrace.app.cli.say import say
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import may_style
-from headrace.app.versions import versions
-from headrace.models.loading.load import LoadedModel
-from headrace.runtime import ops
-from headrace.runtime.machine.bandwidth import measure_now
-from headrace.runtime.machine.hardware import Machine, machine
-from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
-from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds, mbu, mbu_base
+from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
 from headrace.runtime.metrics.units import format_bytes
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """A finished answer, with the model and the machine that gave it.
-
-    session: id of the stored conversation. sampling_source: origin of the temperature. peak: the machine's measured
-    peak. memory_now: read right after the answer.
-    """
-
-    model: LoadedModel
-    answer: Answer
-    load_s: float
-    session: str | None
-    sampling_source: SamplingSource
-    machine: Machine
-    peak: Peak
-    memory_now: Peak
-    kernels: dict[str, str]
-    versions: dict[str, str]
-
-    @property
-    def summary(self) -> Summary:
-        return self.answer.end.summary
-
-    @property
-    def mean_past(self) -> int:
-        """Mean number of cache entries before a step, over the steps with an inter-token latency."""
-        records = self.answer.records
-        pasts = [record.context - 1 for record in records[1:] or records]
-        return round(sum(pasts) / len(pasts)) if pasts else self.summary.prompt_tokens - 1
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of a step at the mean context."""
-        return self.model.network.cost.step_bytes(self.mean_past)
-
-    @property
-    def roofline_tokens_per_second(self) -> float:
-        """Steps per second at the mean context, if its bytes moved at the measured peak."""
-        return self.peak.bytes_per_second / self.step_bytes
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOPs per byte of a step at the mean context."""
-        return self.model.network.cost.step_flops(self.mean_past) / self.step_bytes
-
-    @property
-    def figures(self) -> StepFigures:
-        """Means of the steps with an inter-token latency, for the sentence."""
-        summary, use = self.summary, self.answer.cpu_use
-        known = summary.step_s is not None and summary.tpot_s
-        slowed_by = cpu_phrase(use, "used") if self.busy and use is not None else ""
-        if self.without_kernels:
-            slowed_by = "stock MLX runs instead of headrace's CPU kernels (see `headrace doctor`)"
-        return StepFigures(
-            step_bytes=summary.mean_step_bytes or self.step_bytes,
-            step_s=summary.step_s,
-            tokens=summary.step_s / summary.tpot_s if summary.step_s and summary.tpot_s else 1.0,
-            proposed=summary.proposed if known else 0,
-            accepted=summary.accepted if known else 0,
-            memory_gb_s=self.mbu_base_gb_s,
-            measured_beside=self.mbu_base_gb_s == self.memory_now.gb_s,
-            slowed_by=slowed_by,
-        )
-
-    @property
-    def without_kernels(self) -> bool:
-        """True if stock MLX operations ran on a CPU, where the native kernels are several times as fast."""
-        return self.machine.backend == "cpu" and self.kernels.get("kernels") == "reference"
-
-    @property
-    def nominal_peak_gb_s(self) -> float | None:
-        nominal = self.machine.nominal_bandwidth
-        return nominal / 1e9 if nominal else None
-
-    @property
-    def busy(self) -> bool:
-        """True if other programs slowed the answer down."""
-        return self.answer.busy
-
-    @property
-    def mbu_base_gb_s(self) -> float:
-        """The bandwidth that MBU compares with."""
-        return mbu_base(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s) or self.memory_now.gb_s
-
-    @property
-    def mbu(self) -> float | None:
-        """MBU, paired with the bandwidth read right after the answer; None if busy."""
-        return None if self.busy else mbu(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s)
-
-
-def make_report(answerer: Answerer, answer: Answer, session: RunSession, load_s: float) -> RunReport:
-    """Return the report of a finished answer, with memory bandwidth read now."""
-    memory_now = measure_now("run")
-    summary = answer.end.summary
-    correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
-    return RunReport(
-        model=answerer.model,
-        answer=answer,
-        load_s=load_s,
-        session=session.id,
-        sampling_source=session.sampling_source(answerer.model),
-        machine=machine(),
-        peak=cached_peak() or memory_now,
-        memory_now=memory_now,
-        kernels=ops.describe(),
-        versions=versions(),
-    )
 
 
 def print_report(report: RunReport, arguments: RunArguments) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.sentence import sentence
-from headrace.app.cli.run_report import RunReport, document, summary_line, table
+from headrace.app.cli.run_figures import RunReport
+from headrace.app.cli.run_report import document, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
