@@ -28,6 +28,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_next": {"norm_topk_prob": True},
     "gemma2": {"sliding_window": 4096},
     "gemma3_text": {"sliding_window": 4096},
+    "cohere2": {"sliding_window": 4096},
 }
 # Families whose older configs always have head_dim.
 _STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe")

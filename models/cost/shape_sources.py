@@ -197,8 +197,10 @@ def _unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
 
 
 def _norm_weights(config: DecoderConfig) -> int:
-    per_layer = (4 if config.post_norms else 2) * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
-    per_layer += config.heads if config.sinks else 0
+    heads = {None: 0, "head": 2, "heads": config.heads + config.kv_heads}[config.family.qk_norm]
+    names = config.family.norms
+    places = {names.attention, names.after_attention, names.mlp, names.after_mlp} - {None}
+    per_layer = len(places) * config.hidden_size + heads * config.head_dim + (config.heads if config.sinks else 0)
     return len(config.layers) * per_layer + config.hidden_size
 
 

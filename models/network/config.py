@@ -6,16 +6,11 @@ CheckpointError for contradictory values and for values that both would ignore.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
+from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-
-OWN_ARCHITECTURES = (
-    "llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text", "phi3",
-)  # fmt: skip
-# "mrope" has separate axes for time, height and width, which are equal for text.
-OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +54,10 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shapes and variants of a decoder-only transformer. Sizes are in elements."""
+    """Shapes and variants of a decoder-only transformer. Sizes are in elements.
+
+    norm_eps: of the norms of the residual stream, which is stored divided by Granite's `residual_multiplier`.
+    """
 
     architecture: str
     hidden_size: int
@@ -72,13 +70,12 @@ class DecoderConfig:
     norm_eps: float
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
-    activation: Literal["silu", "gelu", "clamped"]
     attention_scale: float
-    qk_norm: bool = False
+    family: Family = field(default_factory=Family)
     sinks: bool = False  # GPT-OSS: a learned score per head in the softmax
-    post_norms: bool = False  # Gemma: a second norm on the outputs of attention and feed-forward
     norm_weight_offset: float = 0.0  # Gemma stores norm weights minus one
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
     attention_softcap: float | None = None
     logit_softcap: float | None = None
@@ -90,13 +87,15 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     config: of a text-only model, as `models.checkpoint.text_part` returns it.
     """
     architecture = config.get("model_type")
-    if architecture not in OWN_ARCHITECTURES:
+    if not isinstance(architecture, str) or (family := FAMILIES.get(architecture)) is None:
         return None
     fields = _Fields(config)
-    rope, local_rope = _ropes(fields, architecture)
-    if rope.kind not in OWN_ROPE_TYPES or config.get("rope_traditional"):
+    rope, local_rope = _ropes(fields, architecture, family)
+    if rope.kind not in OWN_ROPE_TYPES or config.get("layer_norm_bias"):
         return None
-    if rope.share != 1 and architecture != "phi3":
+    if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
+        return None
+    if rope.share != 1 and family.rotated is None:
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
@@ -110,8 +109,12 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
     scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
+    granite = architecture == "granite"
+    residual = fields.positive("residual_multiplier", default=1.0) if granite else 1.0
+    embedding = fields.positive("embedding_multiplier", default=1.0) if granite else 1.0
     return DecoderConfig(
         architecture=architecture,
+        family=family,
         hidden_size=hidden,
         intermediate_size=fields.count("intermediate_size"),
         heads=heads,
@@ -119,20 +122,24 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         head_dim=head_dim,
         vocab_size=fields.count("vocab_size"),
         context_length=fields.count("max_position_embeddings", default=2048),
-        norm_eps=fields.positive("rms_norm_eps"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", gemma or architecture == "llama")),
-        layers=_layers(fields, architecture, rope, local_rope),
-        activation="gelu" if gemma else "clamped" if harmony else "silu",
-        attention_scale=scalar**-0.5,
-        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text"),
+        norm_eps=fields.positive(family.eps) / residual**2,
+        tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
+        layers=_layers(fields, family, rope, local_rope),
+        attention_scale=fields.positive("attention_multiplier") if granite else scalar**-0.5,
         sinks=harmony,
-        post_norms=gemma,
         norm_weight_offset=1.0 if gemma else 0.0,
-        embedding_scale=hidden**0.5 if gemma else 1.0,
+        embedding_scale=(hidden**0.5 if gemma else embedding) / residual,
+        logit_scale=_logit_scale(fields, architecture),
         embedding_scale_in_bfloat16=architecture == "gemma3_text",
         attention_softcap=fields.optional("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
         logit_softcap=_logit_softcap(fields, architecture),
     )
+
+
+def _logit_scale(fields: "_Fields", architecture: str) -> float:
+    if architecture == "granite":
+        return 1 / fields.positive("logits_scaling", default=1.0)
+    return fields.positive("logit_scale", default=0.0625) if architecture == "cohere2" else 1.0
 
 
 def _logit_softcap(fields: "_Fields", architecture: str) -> float | None:
@@ -142,8 +149,10 @@ def _logit_softcap(fields: "_Fields", architecture: str) -> float | None:
     return fields.positive("final_logit_softcapping") if stated else None
 
 
-def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig]:
-    """Return (rotation of full-attention layers, rotation of sliding layers), which differ only in Gemma 3.
+def _ropes(fields: "_Fields", architecture: str, family: Family) -> tuple[RopeConfig, RopeConfig]:
+    """Return (rotation of full-attention layers, rotation of sliding layers); the latter is never scaled.
+
+    They differ only in Gemma 3 and OLMo 3.
 
     Older configs have `rope_theta` and `rope_scaling`; newer ones nest both under `rope_parameters`.
     """
@@ -159,8 +168,10 @@ def _ropes(fields: "_Fields", architecture: str) -> tuple[RopeConfig, RopeConfig
         kind = "longrope"
     if kind == "longrope":
         scaling = _trained_context(fields, scaling)
-    shared = _Fields({**nested, **fields.values}).positive("partial_rotary_factor", default=1.0)
+    shared = _Fields({**nested, **fields.values}).positive("partial_rotary_factor", default=family.rotated or 1.0)
     full = RopeConfig(theta, kind, scaling if kind != "default" else None, shared)
+    if architecture == "olmo3":
+        return full, RopeConfig(theta)
     if architecture != "gemma3_text":
         return full, full
     return full, RopeConfig(local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4)))
@@ -174,13 +185,17 @@ def _trained_context(fields: "_Fields", scaling: Mapping[str, Any]) -> Mapping[s
     return {**scaling, key: stated.count(key, default=min(longest, 4096))}
 
 
-def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
+def _layers(fields: "_Fields", family: Family, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
     count = fields.count("num_hidden_layers")
-    windowed = not architecture.startswith("qwen") or fields.values.get("use_sliding_window")
+    windowed = not fields.values["model_type"].startswith("qwen") or fields.values.get("use_sliding_window")
+    if family.sliding == "period" and not family.period:
+        windowed = fields.values.get("layer_types") or fields.values.get("sliding_window_pattern")
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
-    sliding = [window is not None and slides for slides in _sliding(fields, architecture, count)]
+    sliding = [window is not None and slides for slides in _sliding(fields, family, count)]
     rotates = [True] * count
-    if architecture == "smollm3":
+    if family.position_free == "full" and window is not None:
+        rotates = sliding
+    elif family.position_free == "listed":
         interval = fields.count("no_rope_layer_interval", default=4)
         listed = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
         if not isinstance(listed, list) or len(listed) != count:
@@ -188,12 +203,13 @@ def _layers(fields: "_Fields", architecture: str, rope: RopeConfig, local_rope: 
         rotates = [bool(entry) for entry in listed]
     return tuple(
         LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None, experts)
-        for slides, rotating, experts in zip(sliding, rotates, _experts(fields, architecture, count), strict=True)
+        for slides, rotating, experts in zip(sliding, rotates, _experts(fields, count), strict=True)
     )
 
 
-def _experts(fields: "_Fields", architecture: str, layers: int) -> list[ExpertsConfig | None]:
+def _experts(fields: "_Fields", layers: int) -> list[ExpertsConfig | None]:
     """Return every layer's experts, None for dense layers."""
+    architecture = fields.values["model_type"]
     if architecture not in ("qwen3_moe", "gpt_oss"):
         return [None] * layers
     harmony = architecture == "gpt_oss"
@@ -217,25 +233,24 @@ def _experts(fields: "_Fields", architecture: str, layers: int) -> list[ExpertsC
     return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
 
 
-def _sliding(fields: "_Fields", architecture: str, count: int) -> list[bool]:
+def _sliding(fields: "_Fields", family: Family, count: int) -> list[bool]:
     """Return for each layer whether it attends through a sliding window."""
     kinds = fields.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != count:
             raise CheckpointError(f"config.json: layer_types does not list {count} layers")
         return [kind == "sliding_attention" for kind in kinds]
-    if architecture in ("mistral", "phi3", "qwen3_moe"):
-        return [True] * count
-    if architecture in ("gemma2", "gpt_oss"):
-        return [i % 2 == 0 for i in range(count)]
-    if architecture == "gemma3_text":
-        pattern = fields.count("sliding_window_pattern", default=6)
-        return [(i + 1) % pattern != 0 for i in range(count)]
-    if architecture in ("qwen2", "qwen3") and fields.values.get("use_sliding_window"):
+    if family.sliding == "period":
+        pattern = fields.values.get("sliding_window_pattern")
+        if isinstance(pattern, str) and pattern and not pattern.strip("LG"):  # EXAONE: "LLLG"
+            return [pattern[i % len(pattern)] == "L" for i in range(count)]
+        period = fields.count("sliding_window_pattern", default=family.period or 1)
+        return [(i + 1) % period != 0 for i in range(count)]
+    if family.sliding == "tail" and fields.values.get("use_sliding_window"):
         all_slide = fields.values.get("max_window_layers") == 0
         first = 0 if all_slide else fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
-    return [False] * count
+    return [family.sliding == "all" or (family.sliding == "even" and i % 2 == 0) for i in range(count)]
 
 
 class _Fields:

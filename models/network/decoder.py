@@ -1,7 +1,7 @@
 """Decoder-only transformer of the llama family, in the operations of `runtime.ops`.
 
 A layer is five operations: norm + q/k/v, attention, output + residual, norm + gated feed-forward, down + residual.
-Gemma adds a norm after each half. A mixture of experts is one operation in place of the last two.
+Norms may stand after each half, or only there. A mixture of experts is one operation in place of the last two.
 
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
 size, V vocabulary.
@@ -41,7 +41,8 @@ class Decoder:
         self.pages = all(ops.pages(layer.attention) for layer in self._layers)
         self._shares_attention = all(ops.slots(layer.attention) for layer in self._layers)
         self._layer_groups = self._fuse(ops)
-        self._norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
+        norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
+        self._norm = norm if config.logit_scale == 1.0 else norm * config.logit_scale  # scales every logit
         tied = config.tied_embeddings or "lm_head.weight" not in parameters
         self._head = self._table if tied else parameters.matrix("lm_head", config.vocab_size, width)
         self.vocab_size = config.vocab_size
@@ -91,7 +92,8 @@ class Decoder:
                 arrays += weight.arrays
             norms = (layer.input_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
             heads = (layer.attention.q_norm, layer.attention.k_norm, layer.attention.sinks)
-            arrays += [vector for vector in (*norms, *heads) if vector is not None]
+            own = {id(vector): vector for vector in (*norms, *heads) if vector is not None}
+            arrays += own.values()
         return arrays
 
     @property
@@ -150,36 +152,44 @@ class Decoder:
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
-        logits = self._ops.norm_linear(x, self._norm, self.config.norm_eps, self._head)
+        logits = self._ops.norm_linear(self._centred(x), self._norm, self.config.norm_eps, self._head)
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node: all of them, or one by one if that is not possible."""
-        eps, activation = self.config.norm_eps, self.config.activation
+        eps, activation = self.config.norm_eps, self.config.family.activation
         every = slice(0, len(self._layers))
-        if (node := ops.fuse(self._layers, eps, activation)) is not None:
+        plain = not (self.config.family.centred or self.config.family.parallel)
+        if plain and (node := ops.fuse(self._layers, eps, activation)) is not None:
             return [(every, node)]
-        return [(slice(i, i + 1), ops.fuse([layer], eps, activation)) for i, layer in enumerate(self._layers)]
+        one_by_one = [ops.fuse([layer], eps, activation) if plain else None for layer in self._layers]
+        return [(slice(i, i + 1), node) for i, node in enumerate(one_by_one)]
 
     def _layer(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
         ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
-        qkv = _project(ops, x, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
+        normed = self._centred(x)
+        qkv = _project(ops, normed, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = kv.attend(index, qkv, layer.attention)  # (B, T, H * D)
         x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
         if layer.mixture is not None:
-            return ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.activation)
+            assert layer.mlp_norm is not None
+            return ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.family.activation)
         assert layer.down is not None
-        inner = self._feed_forward(x, layer)  # (B, T, F)
+        inner = self._feed_forward(normed if self.config.family.parallel else self._centred(x), layer)  # (B, T, F)
         return _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
 
     def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
-        ops, config = self._ops, self.config
-        if len(layer.gate_up) == 1:
-            return ops.norm_glu(x, layer.mlp_norm, config.norm_eps, layer.gate_up[0], config.activation)
-        x = ops.rms_norm(x, layer.mlp_norm, config.norm_eps)
-        gate, up = (ops.linear(x, weight) for weight in layer.gate_up)
-        return ops.glu(gate, up, config.activation)
+        ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
+        if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
+            return ops.norm_glu(x, layer.mlp_norm, eps, layer.gate_up[0], activation)
+        projected = _project(ops, x, layer.mlp_norm, eps, layer.gate_up)
+        gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
+        return ops.glu(gate, up, activation)
+
+    def _centred(self, x: mx.array) -> mx.array:
+        """Return x less its mean, of which the root mean square norm is LayerNorm; else x itself."""
+        return x - x.mean(axis=-1, keepdims=True) if self.config.family.centred else x
 
 
 def _kv_shape(config: DecoderConfig, kv: KVFormat) -> KVShape:
@@ -187,16 +197,17 @@ def _kv_shape(config: DecoderConfig, kv: KVFormat) -> KVShape:
     return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows)
 
 
-def _project(ops: Ops, x: mx.array, norm: mx.array, eps: float, weights: list[Weight]) -> Projections:
-    """Normalize and project x, in one operation if the projections are stacked."""
-    if len(weights) == 1:
+def _project(ops: Ops, x: mx.array, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:
+    """Normalize, if there is a norm, and project x, in one operation if the projections are stacked."""
+    if len(weights) == 1 and norm is not None:
         return ops.norm_linear(x, norm, eps, weights[0])
-    x = ops.rms_norm(x, norm, eps)
-    return [ops.linear(x, weight) for weight in weights]
+    x = x if norm is None else ops.rms_norm(x, norm, eps)
+    projected = [ops.linear(x, weight) for weight in weights]
+    return projected if len(projected) > 1 else projected[0]
 
 
 def _add(ops: Ops, residual: mx.array, x: mx.array, weight: Weight, post_norm: mx.array | None, eps: float) -> mx.array:
-    """Project a block's result and add it to the residual stream, after Gemma's second norm if present."""
+    """Project a block's result and add it to the residual stream, after the block's second norm, if any."""
     if post_norm is None:
         return ops.linear_add(x, weight, residual)
     return residual + ops.rms_norm(ops.linear(x, weight), post_norm, eps)

@@ -28,13 +28,18 @@ def _layer(
     q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
     attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
 
-    def norm(name: str) -> mx.array:
-        return parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
+    norms: dict[str, mx.array] = {}
+
+    def norm(name: str | None) -> mx.array | None:
+        if name is not None and name not in norms:
+            norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
+        return None if name is None else norms[name]
 
     attention = _attention(config, parameters, attn, layer, rope)
-    input_norm = norm("input_layernorm")
+    names = config.family.norms
     projections = [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)]
-    qkv = parameters.fused(projections, width, f"{attn}.qkv_proj")
+    order = qkv_order(config, rope)
+    qkv = parameters.fused(projections, width, f"{attn}.qkv_proj", order)
     output = parameters.matrix(f"{attn}.o_proj", width, q_rows)
     gate_up, down, mixture = list[Weight](), None, None
     if layer.experts is None:
@@ -45,14 +50,14 @@ def _layer(
         mixture = _mixture(config, parameters, mlp, layer.experts)
     return LayerWeights(
         attention=attention,
-        input_norm=input_norm,
+        input_norm=norm(names.attention),
         qkv=qkv,
         output=output,
-        attention_post_norm=norm("post_attention_layernorm") if config.post_norms else None,
-        mlp_norm=norm("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"),
+        attention_post_norm=norm(names.after_attention),
+        mlp_norm=norm(names.mlp),
         gate_up=gate_up,
         down=down,
-        mlp_post_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
+        mlp_post_norm=norm(names.after_mlp),
         mixture=mixture,
     )
 
@@ -60,10 +65,15 @@ def _layer(
 def _attention(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> AttentionSpec:
-    def head_norm(name: str) -> mx.array | None:
-        if not config.qk_norm:
+    together = config.family.qk_norm == "heads"
+    turns = head_order(config.head_dim, rope) if config.family.interleaved else None
+
+    def head_norm(name: str, heads: int) -> mx.array | None:
+        if config.family.qk_norm is None:
             return None
-        return parameters.vector(f"{prefix}.{name}.weight", config.head_dim, config.norm_weight_offset)
+        size = config.head_dim * (heads if together else 1)
+        weight = parameters.vector(f"{prefix}.{name}.weight", size, config.norm_weight_offset)
+        return weight if turns is None else weight.reshape(-1, config.head_dim)[:, turns].flatten()
 
     return AttentionSpec(
         heads=config.heads,
@@ -71,13 +81,36 @@ def _attention(
         head_dim=config.head_dim,
         scale=config.attention_scale,
         rope=rope,
-        q_norm=head_norm("q_norm"),
-        k_norm=head_norm("k_norm"),
+        q_norm=head_norm("q_norm", config.heads),
+        k_norm=head_norm("k_norm", config.kv_heads),
         norm_eps=config.norm_eps,
         window=layer.window,
         softcap=config.attention_softcap,
         sinks=parameters.vector(f"{prefix}.sinks", config.heads) if config.sinks else None,
     )
+
+
+def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:
+    """Return the dimensions of a head (D,) with rotated neighbours apart by half of the rotated part; None as stored.
+
+    Scores are sums over a head's dimensions, so that reordered queries and keys give the same ones.
+    """
+    if rope is None:
+        return None
+    turned = list(range(0, rope.dims, 2)) + list(range(1, rope.dims, 2))
+    return mx.array(turned + list(range(rope.dims, head_dim)))
+
+
+def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
+    """Return the rows of the stacked projections in that order, ((H + 2 Hkv) * D,); None: as stored."""
+    order = head_order(config.head_dim, rope) if config.family.interleaved else None
+    if order is None:
+        return None
+    heads = mx.arange(config.heads + config.kv_heads)[:, None] * config.head_dim + order
+    values = mx.arange(
+        (config.heads + config.kv_heads) * config.head_dim, (config.heads + 2 * config.kv_heads) * config.head_dim
+    )
+    return mx.concatenate([heads.flatten(), values])
 
 
 def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: ExpertsConfig) -> Mixture:

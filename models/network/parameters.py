@@ -36,15 +36,22 @@ class Parameters:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
         return self._ops.prepare(self._stored(module, rows, columns), self._dtype, exact=exact)
 
-    def fused(self, modules: Sequence[tuple[str, int]], columns: int, whole: str) -> list[Weight]:
+    def fused(
+        self, modules: Sequence[tuple[str, int]], columns: int, whole: str, order: mx.array | None = None
+    ) -> list[Weight]:
         """Return projections of one input, (module, rows) each, stacked into one matrix.
 
         whole: the module that has them stacked (Phi-3). Projections with different quantization stay apart.
+        order: the stored row of each row of the stack, within its module; None: as stored.
         """
         if f"{whole}.weight" in self:
-            return [self.matrix(whole, sum(rows for _, rows in modules), columns)]
-        parts = [self._stored(module, rows, columns) for module, rows in modules]
-        if len({_kind(part) for part in parts}) == 1:
+            modules = [(whole, sum(rows for _, rows in modules))]
+        parts, start = [], 0
+        for module, rows in modules:
+            part = self._stored(module, rows, columns)
+            parts.append(part if order is None else _reordered(part, order[start : start + rows] - start))
+            start += rows
+        if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
             parts = [_joined(parts, mx.concatenate)]
         return [self._ops.prepare(part, self._dtype) for part in parts]
 
@@ -109,6 +116,14 @@ class Parameters:
 def _kind(weight: Weight) -> tuple[object, ...]:
     """Return the properties that weights must share to be joined."""
     return weight.bits, weight.group_size, weight.mode, weight.data.dtype, weight.bias is None
+
+
+def _reordered(weight: Weight, order: mx.array) -> Weight:
+    def rows(array: mx.array | None) -> mx.array | None:
+        return None if array is None else array[order]
+
+    scales, biases, bias = rows(weight.scales), rows(weight.biases), rows(weight.bias)
+    return replace(weight, data=weight.data[order], scales=scales, biases=biases, bias=bias)
 
 
 def _joined(parts: list[Weight], join: Callable[..., mx.array]) -> Weight:

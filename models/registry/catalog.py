@@ -97,7 +97,7 @@ class CatalogEntry:
             architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
             kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=self.context,
             norm_eps=1e-5, tied_embeddings=shape.tied, layers=(LayerConfig(rope=None, experts=mixture),) * shape.layers,
-            activation="silu", attention_scale=1.0,
+            attention_scale=1.0,
         )  # fmt: skip
         bits, group_size = 8 if quantization.startswith("Q8") else 4, 32 if quantization.startswith("Q") else 64
         built = shape_of_decoder(config, bits, group_size, f"catalog, {self.quantization}")

@@ -22,9 +22,12 @@ def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.arr
 
 
 def norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
-    """Apply per-head norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
-    if norm is not None:
+    """Apply norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
+    if norm is not None and norm.size == spec.head_dim:
         x = mx.fast.rms_norm(x, norm, spec.norm_eps)
+    elif norm is not None:  # over all heads
+        together = mx.fast.rms_norm(x.swapaxes(1, 2).flatten(2), norm, spec.norm_eps)
+        x = together.reshape(*together.shape[:2], -1, spec.head_dim).swapaxes(1, 2)
     rope = spec.rope
     if rope is None:
         return x

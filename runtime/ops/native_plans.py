@@ -74,6 +74,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     plan = attention_plan(layer.attention)
     if None in matrices or plan is None or layer.mlp_post_norm is not None:
         return None
+    if layer.input_norm is None or layer.mlp_norm is None:
+        return None
     if len(matrices) != (4 if layer.mixture is None else 2) or (layer.mixture is not None and experts is None):
         return None
     qkv, output, gate_up, down = (*matrices, None, None)[:4]
@@ -113,7 +115,8 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     if key in _plans:
         return _plans[key]
     plan = None
-    if spec.head_dim % 16 == 0:
+    together = spec.q_norm is not None and spec.q_norm.size != spec.head_dim
+    if spec.head_dim % 16 == 0 and not together:
         plan = kernels.AttentionPlan(
             spec.heads,
             spec.kv_heads,

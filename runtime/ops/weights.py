@@ -84,7 +84,8 @@ class Rope:
 class AttentionSpec:
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
-    `rope` is None in layers without position information. `q_norm`, `k_norm` (D,) are per-head RMSNorm weights.
+    `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
+    or of all heads together, (H * D,) and (Hkv * D,).
     `window`: positions that a query sees, its own included. `softcap` c soft-caps scores to c * tanh(score / c).
     `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
     """
@@ -131,16 +132,16 @@ class Mixture:
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
-    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Gemma has the post norms.
-    A `mixture` of experts replaces `gate_up` and `down`.
+    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
+    has none. A `mixture` of experts replaces `gate_up` and `down`.
     """
 
     attention: AttentionSpec
-    input_norm: mx.array
+    input_norm: mx.array | None
     qkv: list[Weight]  # together ((H + 2 Hkv) * D, E)
     output: Weight  # (E, H * D)
     attention_post_norm: mx.array | None
-    mlp_norm: mx.array
+    mlp_norm: mx.array | None
     gate_up: list[Weight]  # together (2 F, E)
     down: Weight | None  # (E, F)
     mlp_post_norm: mx.array | None

@@ -47,7 +47,7 @@ def test_other_architectures_are_left_to_mlx_lm(config: dict[str, Any]) -> None:
 def test_an_unsupported_activation_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="relu"):
         read("llama", hidden_act="relu")
-    assert read("llama", hidden_act="silu").activation == "silu"
+    assert read("llama", hidden_act="silu").family.activation == "silu"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Table of the decoder's architectures: the properties that a config.json does not state."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "clamped", "xielu"]
+# "mrope" has separate axes for time, height and width, which are equal for text.
+OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope")
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Modules of a layer's norms, before and after attention and feed-forward; None: no norm there."""
+
+    attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Properties of one model_type.
+
+    tied: default of `tie_word_embeddings`. rotated: default of `partial_rotary_factor`; None: only whole heads turn.
+    interleaved: RoPE turns neighbouring dimensions instead of halves. centred: norms subtract the mean (LayerNorm
+    without bias). parallel: attention and feed-forward have the same input. sliding: layers with a window, unless
+    `layer_types` lists them.
+    """
+
+    norms: NormNames = NormNames()
+    activation: Activation = "silu"
+    qk_norm: Literal["head", "heads"] | None = None  # each head by itself, or all of them together
+    tied: bool = False
+    rotated: float | None = None
+    interleaved: bool = False
+    centred: bool = False
+    parallel: bool = False
+    eps: str = "rms_norm_eps"
+    sliding: Literal["all", "even", "period", "tail"] | None = None
+    period: int = 0  # default of `sliding_window_pattern`: every such layer has no window
+    position_free: Literal["listed", "full"] | None = None  # layers without RoPE
+
+
+_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_AROUND = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_GLM = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_SHARED = NormNames("input_layernorm", None, "input_layernorm", None)
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(tied=True),
+    "mistral": Family(sliding="all"),
+    "smollm3": Family(position_free="listed"),
+    "qwen2": Family(sliding="tail"),
+    "qwen3": Family(qk_norm="head", sliding="tail"),
+    "qwen3_moe": Family(qk_norm="head", sliding="all"),
+    "gpt_oss": Family(activation="clamped", sliding="even"),
+    "gemma2": Family(_AROUND, activation="gelu", tied=True, sliding="even"),
+    "gemma3_text": Family(_AROUND, activation="gelu", qk_norm="head", tied=True, sliding="period", period=6),
+    "phi3": Family(rotated=1.0, sliding="all"),
+    "seed_oss": Family(tied=True),
+    "granite": Family(tied=True),
+    "ernie4_5": Family(interleaved=True),
+    "olmo2": Family(_AFTER, qk_norm="heads", tied=True),
+    "olmo3": Family(_AFTER, qk_norm="heads", sliding="period", period=4),
+    "exaone4": Family(_AFTER, qk_norm="head", sliding="period", position_free="full"),
+    "cohere2": Family(
+        _SHARED, tied=True, interleaved=True, centred=True, parallel=True, eps="layer_norm_eps", sliding="period",
+        period=4, position_free="full",
+    ),
+    "glm4": Family(_GLM, rotated=0.5, interleaved=True),
+}  # fmt: skip

@@ -1,0 +1,146 @@
+"""The decoder against mlx-lm's classes for the families of one table, on checkpoints as the classes write them."""
+
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.checkpoint.normalize import normalized
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.config import decoder_config
+from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.ops import Ops, reference
+from tests.alone import new_cache
+from tests.kernels import KERNELS, name_of, tolerance
+from tests.mlx_lm_models import MODELS, VOCAB, config_of, write_mlx_lm_model
+from tests.tiny import load_decoder, quantize_model
+
+pytestmark = pytest.mark.peer
+
+PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]  # longer than the window
+STEPS = 20
+
+
+def logits_of(network: Any, tokens: list[int]) -> mx.array:
+    cache = new_cache(network, 256)
+    cache.reserve(len(tokens))
+    x = network.layers(network.embed(mx.array([tokens])), cache)
+    cache.advance(len(tokens))
+    return x if isinstance(network, MlxLmNetwork) else network.all_logits(x)
+
+
+def difference(a: mx.array, b: mx.array) -> float:
+    return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
+
+
+def stock(directory: Path) -> MlxLmNetwork:
+    return MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mlx_lm_model(tmp_path_factory.mktemp("model"), config_of(request.param))
+
+
+@pytest.mark.parametrize("ops", KERNELS, ids=name_of)
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
+def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantized: bool) -> None:
+    if quantized:
+        directory = quantize_model(
+            directory, tmp_path / "quantized", {"model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 32}}
+        )
+    ours, theirs = logits_of(load_decoder(directory, ops), PROMPT), logits_of(stock(directory), PROMPT)
+    assert difference(ours, theirs) < tolerance(ops)
+
+
+@cache
+def greedy(directory: Path) -> tuple[list[int], list[int]]:
+    """Return mlx-lm's answers to PROMPT and to a second turn after it, every token from the whole sequence."""
+    peer, answers = stock(directory), []
+    prompt = list(PROMPT)
+    for _ in range(2):
+        tokens = list(prompt)
+        for _ in range(STEPS):
+            tokens.append(int(logits_of(peer, tokens)[0, -1].argmax().item()))
+        answers.append(tokens[len(prompt) :])
+        prompt = [*tokens, 3, 1, 4, 1, 5]
+    return answers[0], answers[1]
+
+
+def said(events: Any) -> list[int]:
+    return [token for event in events if isinstance(event, Step) for token in event.tokens]
+
+
+@pytest.mark.parametrize("ops", [ops for ops in KERNELS if ops.name != "native"], ids=name_of)
+def test_turns_equal_mlx_lms(directory: Path, ops: Ops) -> None:
+    """A first turn and a second one on its prefix, then both at once, and with draft tokens from the prompt."""
+    first, second = greedy(directory)
+    network = load_decoder(directory, ops)
+    engine = Engine(network, context_limit=256, keep_prefix=True)
+    prompts, answers = [PROMPT, [*PROMPT, *first, 3, 1, 4, 1, 5]], [first, second]
+    for prompt, expected in zip(prompts, answers, strict=True):
+        assert said(engine.generate(Request(prompt, max_tokens=STEPS, speculate="off"))) == expected
+    together = Engine(network, context_limit=256)
+    sequences = [together.submit(Request(prompt, max_tokens=STEPS, speculate="off")) for prompt in prompts]
+    events: dict[Any, list[Any]] = {sequence: [] for sequence in sequences}
+    while together.has_work:
+        for sequence, event in together.step():
+            events[sequence].append(event)
+    assert [said(events[sequence]) for sequence in sequences] == answers
+    again = Engine(network, context_limit=256)
+    drafted = said(again.generate(Request([*PROMPT, *first, *PROMPT], max_tokens=STEPS, speculate="ngram")))
+    assert drafted == said(again.generate(Request([*PROMPT, *first, *PROMPT], max_tokens=STEPS, speculate="off")))
+
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "model_type")
+_LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+# Fields that mlx-lm's class ignores, and transformers' class does not.
+_IGNORED = {(kind, "rope_scaling") for kind in ("ernie4_5", "cohere2", "glm4")}
+_FIRST = {config_of(name)["model_type"]: name for name in reversed(MODELS)}
+
+
+def others(value: Any) -> list[Any]:
+    """Return other values that a field may have."""
+    if isinstance(value, bool):
+        return [not value]
+    return [value * 0.5, value * 3] if isinstance(value, float) else [1, 3] if isinstance(value, int) else []
+
+
+def changes_of(name: str) -> list[dict[str, Any]]:
+    from mlx_lm.utils import _get_classes
+
+    config = config_of(name)
+    changes: list[dict[str, Any]] = [{"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": _LLAMA3}]
+    for field in fields(_get_classes(config)[1]):
+        stated = config.get(field.name, None if field.default is MISSING else field.default)
+        if field.name not in _SIZES:
+            changes += [{field.name: value} for value in others(stated)]
+    return changes
+
+
+@pytest.mark.parametrize("name", _FIRST.values())
+def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str) -> None:
+    compared = 0
+    for number, change in enumerate(changes_of(name)):
+        config = {**config_of(name), **change}
+        if (config["model_type"], next(iter(change))) in _IGNORED:
+            continue
+        try:
+            if decoder_config(normalized(config)) is None:
+                continue  # mlx-lm's class runs it
+            directory = write_mlx_lm_model(tmp_path / str(number), config)
+            theirs = logits_of(stock(directory), PROMPT)
+        except (CheckpointError, UnsupportedModelError, ValueError):
+            continue  # one of them refuses it
+        assert difference(logits_of(load_decoder(directory, reference), PROMPT), theirs) < 1e-5, change
+        compared += 1
+    assert compared > 5
