@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 ContextChoice = Literal["drop", "summarise", "new"]
-EVERY_CHOICE: tuple[ContextChoice, ...] = ("drop", "summarise", "new")
+
+CONTEXT_CHOICES: tuple[tuple[ContextChoice, str, str], ...] = (
+    ("drop", "d", "leave out the oldest turns"),
+    ("summarise", "s", "summarise the oldest turns, then leave them out"),
+    ("new", "n", "continue in a new session"),
+)
+"""Choices with a key and a description."""
+DISK_CHOICES = (("again", "t", "try again: there is room now"), ("unsaved", "u", "go on; nothing more is saved"))
+"""Choices after the disk of the sessions was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +27,16 @@ class ContextQuestion:
     limit: int
     during_answer: bool
     leaf: int
-    choices: tuple[ContextChoice, ...] = EVERY_CHOICE
+    choices: tuple[ContextChoice, ...] = ("drop", "summarise", "new")
+
+    @property
+    def text(self) -> str:
+        """The question in words."""
+        return (
+            f"{'With this answer' if self.during_answer else 'With your message'} the conversation has "
+            f"{self.tokens:,} tokens; the context holds {self.limit:,}, answer included. "
+            "Nothing is removed without your choice."
+        )
 
 
 def context_full_notice(tokens: int, limit: int, why: str) -> str:

@@ -36,6 +36,7 @@ class ChatOptions:
     kv: str | None
     speculate: str | None
     draft: str | None
+    plain: bool
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class ChatOptions:
 @kv_option
 @answer_option("speculate")
 @draft_option
+@click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
 def chat(**options: Any) -> int:
     """Chat in the terminal and watch the decode loop.
 
@@ -76,17 +78,12 @@ def chat(**options: Any) -> int:
     # textual draws on standard error on every Unix.
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("the chat needs a terminal", "`headrace run PROMPT` works in pipes and scripts")
-    if os.environ.get("TERM", "") in ("", "dumb"):
-        raise UsageError(
-            "this terminal cannot draw the chat (TERM is dumb)", "`headrace run PROMPT` works on any terminal"
-        )
     from headrace.app.config.settings import load_settings
-    from headrace.app.engine.client import EngineClient
     from headrace.app.sessions.unsaved import store_for_chat
-    from headrace.app.tui.app import HeadraceApp
-    from headrace.app.tui.metrics.machine_watch import MachineWatch
 
     given = ChatOptions(**options)
+    if given.plain or not os.environ.get("TERM"):
+        os.environ["TERM"] = "dumb"  # for progress lines and questions, too
     _ = given.sampling  # checked first
     settings = load_settings()
     draft = chosen_draft(given.draft, settings.chat.draft, given.speculate)
@@ -97,29 +94,63 @@ def chat(**options: Any) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        engines = [EngineClient(draft)]
+        load_options = {"context": given.context or settings.chat.context or None, "kv": given.kv or settings.chat.kv}
+        if os.environ["TERM"] == "dumb":
+            return _line_chat(store, session, settings, draft, load_options)
+        return _screen_chat(store, session, settings, draft, load_options)
 
-        def second_engine() -> EngineClient:
-            engines.append(EngineClient(draft))
-            return engines[-1]
 
-        limit = given.context or settings.chat.context or None
-        watch = MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)])
-        app = HeadraceApp(
-            engines[0],
-            store,
-            session,
-            settings=settings,
-            context=limit,
-            kv=given.kv or settings.chat.kv,
-            warning=store.unsaved,
-            watch=watch,
-            second_engine=second_engine,
+def _line_chat(
+    store: "SessionStore", session: "Session", settings: "Settings", draft: str | None, load_options: dict[str, Any]
+) -> int:
+    """Chat line by line. Raises SessionError if the last answer cannot be stored."""
+    from headrace.app.engine.client import EngineClient
+    from headrace.app.line_chat.chat import run_line_chat
+    from headrace.app.line_chat.conversation import LineConversation
+    from headrace.app.line_chat.terminal import LineTerminal
+    from headrace.app.output.progress import drawn_progress
+
+    lines = LineTerminal()
+    with drawn_progress() as progress, lines.interrupts_noted():
+        thinking = settings.chat.show_thinking
+        chat = LineConversation(
+            EngineClient(draft), store, session, lines, show_thinking=thinking, progress=progress, **load_options
         )
         try:
-            app.run(mouse=settings.screen.mouse)
+            run_line_chat(chat)
         finally:
-            app.state.close()
+            chat.close()
+    return 0
+
+
+def _screen_chat(
+    store: "SessionStore", session: "Session", settings: "Settings", draft: str | None, load_options: dict[str, Any]
+) -> int:
+    """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
+    from headrace.app.engine.client import EngineClient
+    from headrace.app.tui.app import HeadraceApp
+    from headrace.app.tui.metrics.machine_watch import MachineWatch
+
+    engines = [EngineClient(draft)]
+
+    def second_engine() -> EngineClient:
+        engines.append(EngineClient(draft))
+        return engines[-1]
+
+    app = HeadraceApp(
+        engines[0],
+        store,
+        session,
+        settings=settings,
+        warning=store.unsaved,
+        watch=MachineWatch(lambda: [os.getpid(), *(engine.pid for engine in engines if engine.pid)]),
+        second_engine=second_engine,
+        **load_options,
+    )
+    try:
+        app.run(mouse=settings.screen.mouse)
+    finally:
+        app.state.close()
     if store.unsaved is not None:
         say(f"headrace: {store.unsaved}", err=True)
     elif (left := app.state.conversation.session).draft:

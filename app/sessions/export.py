@@ -14,6 +14,7 @@ from headrace.app.sessions.markdown_part import markdown_line, markdown_part
 from headrace.app.sessions.records import Message, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.models.text.thinking import split_thinking
+from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -37,6 +38,16 @@ def export_path(session_id: str, name: str) -> Path:
         raise UsageError(f"{path} exists already", "another name, or none, writes another file")
     if not has_folder:
         raise UsageError(f"cannot write {path}: {path.parent} is no folder", "create it first, or name another file")
+    return path
+
+
+def write_export(store: SessionStore, session_id: str, name: str) -> Path:
+    """Write a session to the file of `export_path` and return its path. Raises UsageError."""
+    path = export_path(session_id, name)
+    try:
+        replace_file(path, exported(store, session_id, path))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return path
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
-from headrace.app.tui.input.commands import COMMANDS
+from headrace.app.chat.commands import COMMANDS
 
 _TITLES = {  # of commands that work without an argument
     "help": "Show the keys and commands",

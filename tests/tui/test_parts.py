@@ -12,6 +12,8 @@ from textual.markup import parse_style
 
 from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
+from headrace.app.chat.commands import COMMANDS, matching, parse_command
+from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.engine.events import Delta, Prefill
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.bandwidth import BandwidthSection
@@ -20,11 +22,9 @@ from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.roofline import decode_point, prefill_point
 from headrace.app.tui.decode.speed import detail, phases
 from headrace.app.tui.decode.turns import TurnsSection
-from headrace.app.tui.input.commands import COMMANDS, matching, parse_command
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.tui.transcript import code_theme
 from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.chat.commands import matching
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.sessions.store import SessionStore
-from headrace.app.tui.input.commands import matching
 from headrace.app.tui.input.editor import edit_text
 from headrace.runtime.errors import UsageError
 from tests.app.scripted_engine import Script, ScriptedEngine

@@ -6,7 +6,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from headrace.app.tui.input.commands import matching
+from headrace.app.chat.commands import matching
 from headrace.app.tui.input.compare_arguments import compare_arguments
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 

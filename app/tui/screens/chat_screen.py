@@ -13,9 +13,9 @@ from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
+from headrace.app.chat.commands import parse_command
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
-from headrace.app.tui.input.commands import parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt

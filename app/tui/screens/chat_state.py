@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App
@@ -213,21 +212,17 @@ class ChatState:
 
         name: "" is a file named after the session, the only one that is overwritten. Raises UsageError.
         """
-        from headrace.app.sessions.export import export_path, exported
+        from headrace.app.sessions.export import write_export
 
-        path = export_path(session_id, name)
         if session_id == self.conversation.session.id:
             self.conversation.settle()
-        self._write(path, exported(self.store, session_id, path))
+        self.notify(f"wrote {write_export(self.store, session_id, name)}")
 
     def export_metrics(self) -> None:
         """Write the shown metrics to a JSON file in the data folder."""
         path = data_dir() / "exports" / time.strftime("decode-%Y%m%d-%H%M%S.json")
-        self._write(path, json.dumps(self.shown_metrics.document(), indent=2) + "\n")
-
-    def _write(self, path: Path, text: str) -> None:
         try:
-            replace_file(path, text)
+            replace_file(path, json.dumps(self.shown_metrics.document(), indent=2) + "\n")
         except OSError as error:
             self.notify(f"cannot write {path}: {error.strerror}", problem=True)
         else:

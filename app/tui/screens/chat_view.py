@@ -7,6 +7,7 @@ from functools import cached_property
 from textual.content import Content
 from textual.screen import Screen
 
+from headrace.app.chat.commands import message_text, parse_command
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.engine.events import Event
@@ -14,7 +15,6 @@ from headrace.app.sessions.records import Draft, Message
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.input.chips import Chips
-from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState

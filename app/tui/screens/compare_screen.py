@@ -15,10 +15,10 @@ from textual.content import Content
 from textual.widgets import Static
 
 from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.chat.commands import message_text, parse_command
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.tui.decode.machine import contention_text
-from headrace.app.tui.input.commands import message_text, parse_command
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.answer_pane import AnswerPane

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.app.chat.answer_setup import AnswerSetup
+from headrace.app.chat.parameters import PARAMETERS, read_parameter
 from headrace.app.config.presets import load_presets
-from headrace.app.tui.screens.parameters import PARAMETERS, read_parameter
 from headrace.runtime.errors import UsageError
 
 _NAMES = {parameter.name for parameter in PARAMETERS}

@@ -5,18 +5,12 @@ from typing import cast
 
 from textual.screen import Screen
 
-from headrace.app.chat.context_question import ContextChoice
+from headrace.app.chat.context_question import CONTEXT_CHOICES, DISK_CHOICES, ContextChoice
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import UnaskedChoice
 from headrace.runtime.errors import HeadraceError
-
-_ANSWERS = (
-    ("drop", "d", "leave out the oldest turns"),
-    ("summarise", "s", "summarise the oldest turns, then leave them out"),
-    ("new", "n", "continue in a new session"),
-)
 
 
 def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, then: Callable[[], None]) -> None:
@@ -37,13 +31,8 @@ def ask_about_context(screen: Screen[None], state: ChatState, prompt: Prompt, th
     question = state.conversation.trimming.question
     if question is None:
         return
-    text = (
-        f"{'With this answer' if question.during_answer else 'With your message'} the conversation has "
-        f"{question.tokens:,} tokens; the context holds {question.limit:,}, answer included. "
-        "Nothing is removed without your choice."
-    )
-    answers = [answer for answer in _ANSWERS if answer[0] in question.choices]
-    screen.app.push_screen(UnaskedChoice("the context is full", text, answers, prompt), resolve)
+    answers = [answer for answer in CONTEXT_CHOICES if answer[0] in question.choices]
+    screen.app.push_screen(UnaskedChoice("the context is full", question.text, answers, prompt), resolve)
 
 
 def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> None:
@@ -62,5 +51,4 @@ def ask_about_disk(screen: Screen[None], state: ChatState, prompt: Prompt) -> No
     text = (
         f"The sessions in {sanitise(str(state.store.db.path))} cannot be written. What you see is kept until you quit."
     )
-    answers = [("again", "t", "try again: there is room now"), ("unsaved", "u", "go on; nothing more is saved")]
-    screen.app.push_screen(UnaskedChoice("the disk is full", text, answers, prompt), resolve)
+    screen.app.push_screen(UnaskedChoice("the disk is full", text, DISK_CHOICES, prompt), resolve)

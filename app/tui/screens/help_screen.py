@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
-from headrace.app.tui.input.commands import COMMANDS
+from headrace.app.chat.commands import COMMANDS
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _OF_TEXTUAL = ("app.focus_next", "app.focus_previous", "screen.copy_text")

@@ -3,8 +3,9 @@
 from textual.app import SuspendNotSupported
 
 from headrace.app.chat.attachments import parse_message
+from headrace.app.chat.command_actions import message_to_edit, switch_branch, undo_trimming
+from headrace.app.chat.commands import message_text
 from headrace.app.sessions.records import Message
-from headrace.app.tui.input.commands import message_text
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.app.tui.transcript.context_mark import MARK, mark_message
 from headrace.runtime.errors import UsageError
@@ -98,12 +99,7 @@ class MessageActions:
 
     def _edit_last(self, which: str) -> None:
         """Put the last user message, or with `answer` the last answer, into the prompt."""
-        role = "assistant" if which == "answer" else "user"
-        for message in reversed(self._state.conversation.messages):
-            if message.role == role:
-                self.edit(message)
-                return
-        raise UsageError("there is nothing to edit yet")
+        self.edit(message_to_edit(self._state.conversation, which))
 
     def edit(self, message: Message) -> None:
         self._require_idle()
@@ -113,10 +109,9 @@ class MessageActions:
         """Edit the summary sent in place of older messages; `undo`: send those again."""
         conversation = self._state.conversation
         if what == "undo":
-            conversation.undo_trimming()
+            undone = undo_trimming(conversation)
             self._view.sync()
-            left = conversation.branch.not_sent
-            self._state.notify(f"{left} messages are left out" if left else "all messages are sent again")
+            self._state.notify(undone)
         elif not conversation.branch.not_sent:
             raise UsageError("all messages are sent: there is no summary")
         else:
@@ -125,17 +120,7 @@ class MessageActions:
     # -- branches --------------------------------------------------------------------------------------------------
 
     def _switch_branch(self, direction: str) -> None:
-        """Show the next alternative at the last fork; the first follows the last."""
-        conversation = self._state.conversation
-        for message in reversed(conversation.messages):
-            branches = conversation.branch.alternatives(message.id)
-            if len(branches.ids) > 1:
-                step = -1 if direction == "back" else 1
-                if not 0 <= branches.shown + step < len(branches.ids):
-                    step = -step * (len(branches.ids) - 1)
-                conversation.switch_branch(message.id, step)
-                return
-        raise UsageError("there are no branches yet", "/regen and /edit make them")
+        switch_branch(self._state.conversation, direction)
 
     def switch_branch(self, message: Message, step: int) -> None:
         self._state.conversation.switch_branch(message.id, step)

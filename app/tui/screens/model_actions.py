@@ -1,9 +1,7 @@
 """Commands that change the model, the system prompt, parameters and presets."""
 
-from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.chat.command_actions import preset_names, set_parameter, set_system, use_preset
 from headrace.app.tui.screens.chat_view import ChatView
-from headrace.app.tui.screens.parameters import read_parameter, write_parameter
-from headrace.runtime.errors import UsageError
 
 
 class ModelActions:
@@ -46,8 +44,7 @@ class ModelActions:
 
     def _system(self, text: str) -> None:
         if text:
-            self._state.conversation.branch.set_system("" if text == "none" else text)
-            self._state.notify("system prompt set, from the next answer on")
+            self._state.notify(set_system(self._state.conversation, text))
         else:
             self._set("")
 
@@ -55,40 +52,17 @@ class ModelActions:
         """Set `NAME VALUE`, show `NAME`, or open the parameters' screen."""
         from headrace.app.tui.screens.parameters_screen import ParametersScreen
 
-        conversation = self._state.conversation
-        name, _, value = assignment.replace("=", " ", 1).partition(" ")
-        if not name:
-            self._view.screen.app.push_screen(ParametersScreen(conversation, self._state.engine.card))
-        elif not value.strip():
-            read_parameter(name, "")  # raises for an unknown name
-            shown = write_parameter(name, conversation.session.sampling)
-            self._state.notify(f"{name}: {shown or 'not set'}; in effect: {sampling_in_effect(conversation.effective)}")
+        if assignment:
+            self._state.notify(set_parameter(self._state.conversation, assignment))
         else:
-            conversation.branch.set_sampling({name.replace("-", "_"): read_parameter(name, value)})
-            self._state.notify(f"{name}: {value.strip()}, from the next answer on")
+            self._view.screen.app.push_screen(ParametersScreen(self._state.conversation, self._state.engine.card))
 
     def _preset(self, argument: str) -> None:
         """Apply `NAME`, `save NAME` or `delete NAME`; without an argument, let the user pick."""
-        from headrace.app.config.presets import Preset, delete_preset, load_presets, save_preset
-
-        conversation, session = self._state.conversation, self._state.conversation.session
-        verb, _, name = argument.partition(" ")
-        if name.strip() and verb == "save":
-            save_preset(name.strip(), Preset(session.system, session.sampling))
+        if argument:
+            self._state.notify(use_preset(self._state.conversation, argument))
             self._state.presets_changed()
-            self._state.notify(f"preset {name.strip()} saved: this session's system prompt and settings")
-        elif name.strip() and verb == "delete":
-            delete_preset(name.strip())
-            self._state.presets_changed()
-            self._state.notify(f"preset {name.strip()} deleted")
-        elif not (presets := load_presets()):
+        elif not (names := preset_names()):
             self._state.notify("there are no presets yet; /preset save NAME keeps this session's settings")
-        elif not argument:
-            names = list(presets)
-            self._view.pick("which preset?", names, lambda number: self._preset(names[number]), always=True)
-        elif argument not in presets:
-            raise UsageError(f"preset {argument}: not found", "one of " + ", ".join(presets))
         else:
-            conversation.branch.set_system(presets[argument].system)
-            conversation.branch.set_sampling(dict.fromkeys(session.sampling) | dict(presets[argument].sampling))
-            self._state.notify(f"preset {argument} applied, from the next answer on")
+            self._view.pick("which preset?", names, lambda number: self._preset(names[number]), always=True)

@@ -12,9 +12,9 @@ from textual.widgets import Footer, Input, Label, Static, TextArea
 
 from headrace.app.answer.options import recommended_options
 from headrace.app.chat.conversation import Conversation
+from headrace.app.chat.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
-from headrace.app.tui.screens.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from headrace.runtime.errors import SessionError, UsageError
 
 

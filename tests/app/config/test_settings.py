@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.app.chat.parameters import read_parameter
 from headrace.app.config.settings import (
     _SECTIONS,
     SAMPLING_ROWS,
@@ -21,7 +22,6 @@ from headrace.app.config.settings import (
     save_setting,
     write_default,
 )
-from headrace.app.tui.screens.parameters import read_parameter
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.params import SamplingParams
 

@@ -1,0 +1,64 @@
+"""A growing answer as appended text, and its figures as one line."""
+
+from headrace.app.answer.phrases import summary_phrases
+from headrace.app.line_chat.terminal import Lines, say
+from headrace.app.output.sanitise import Sanitiser
+from headrace.app.sessions.records import Message
+from headrace.models.text.thinking import split_thinking
+
+_ENDINGS = {"length": "limit reached", "cancelled": "stopped", "died": "the engine died", "failed": "failed"}
+
+
+class AnswerPrinter:
+    """Prints the answers that come after `last`, and what continues `last` itself."""
+
+    def __init__(self, lines: Lines, last: Message | None, *, show_thinking: bool) -> None:
+        self._lines, self._show_thinking = lines, show_thinking
+        self._sanitiser = Sanitiser()
+        self._id = None if last is None else last.id
+        self._count = 0 if last is None else len(self._text(last))  # characters that are printed
+        self._at_line_start = True
+        self._new = False
+
+    def show(self, message: Message) -> None:
+        """Print what the message has grown by, if it is an answer."""
+        if message.role != "assistant":
+            return
+        if message.id != self._id:
+            self._id, self._count = message.id, 0
+        text = self._text(message)
+        piece, self._count = text[self._count :], len(text)
+        if piece:
+            self._new = True
+            self._at_line_start = piece.endswith("\n")
+            self._lines.write(self._sanitiser.feed(piece))
+
+    def line(self, text: str) -> None:
+        """Print a line between two parts of the answer."""
+        self._end_line()
+        say(self._lines, text)
+
+    def end(self, message: Message | None) -> None:
+        """End the answer, with its figures if it has any."""
+        self._end_line()
+        if message is None or message.id != self._id or not self._new:
+            return
+        facts = summary_phrases(message.metrics) if message.metrics is not None else []
+        ending = _ENDINGS.get(message.finish_reason or "")
+        if facts or ending:
+            say(self._lines, f"({', '.join([*facts, *([ending] if ending else [])])})")
+
+    def _end_line(self) -> None:
+        if not self._at_line_start:
+            self._lines.write("\n")
+        self._at_line_start = True
+
+    def _text(self, message: Message) -> str:
+        """Return the answer as it is printed; text that is added to the answer only extends it."""
+        parts = split_thinking(message.content, growing=message.partial)
+        if parts.thinking is None:
+            return parts.answer
+        thinking = f"(thinking)\n{parts.thinking if self._show_thinking else ''}"
+        if parts.is_open:
+            return thinking
+        return f"{thinking}{'' if thinking.endswith(chr(10)) else chr(10)}(answer)\n{parts.answer}"

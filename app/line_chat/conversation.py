@@ -1,0 +1,168 @@
+"""A conversation on lines: asking, streamed answers, notices, questions."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.app.answer.repetition import REPEATS
+from headrace.app.chat.conversation import Conversation
+from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.events import Event, LoadProgress, one_line
+from headrace.app.line_chat.answer_printer import AnswerPrinter
+from headrace.app.line_chat.questions import ask_about_context, ask_about_disk
+from headrace.app.line_chat.terminal import Lines, say
+from headrace.app.sessions.records import Message, Session
+from headrace.app.sessions.store import SessionStore
+from headrace.models.registry.progress import Progress, silent
+from headrace.runtime.errors import HeadraceError
+
+PROMPT = "> "
+POLL_S = 0.05
+_WAYS_OUT: Mapping[str, str] = {
+    "failed": "/restart tries again, /model NAME takes another model",
+    "dead": "the next message starts it again",
+}
+
+
+class LineConversation:
+    """One conversation at a time. attached: `/file` lines for the next message. show_thinking: print thinking."""
+
+    def __init__(
+        self,
+        engine: ChatEngine,
+        store: SessionStore,
+        session: Session,
+        lines: Lines,
+        *,
+        context: int | None = None,
+        kv: str = "f16",
+        show_thinking: bool = False,
+        progress: Progress = silent,
+    ) -> None:
+        """context, kv: as in `ModelSpec`. progress: takes the reports of loading."""
+        self.engine, self.store, self.lines = engine, store, lines
+        self.show_thinking, self.attached = show_thinking, ""
+        self._spec: tuple[int | None, str] = context, kv
+        self._progress = progress
+        self._shown: str | None = None  # the latest notice
+        self.conversation = self._opened(session)
+
+    @property
+    def last(self) -> Message | None:
+        """The last message of the branch."""
+        messages = self.conversation.messages
+        return messages[-1] if messages else None
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        say(self.lines, text)
+
+    def show_error(self, error: HeadraceError) -> None:
+        self.say(one_line(str(error), error.hint))
+
+    def answer(self, ask: Callable[[], object]) -> None:
+        """Call `ask`, and print the answers that follow."""
+        printer = self._printer()
+        ask()
+        self._follow(printer)
+
+    def load(self) -> None:
+        """Load the session's model, and wait for it; Ctrl-C ends the wait."""
+        self.conversation.load_model()
+        self.wait()
+
+    def wait(self) -> None:
+        """Print what comes until the model is loaded and no answer is written."""
+        self._follow(self._printer())
+
+    def restart(self) -> None:
+        """Start the engine again, and wait for it. Raises EngineError."""
+        self.conversation.notice = None
+        self.engine.restart()
+        self.wait()
+
+    def open(self, session: Session) -> None:
+        """Continue with another session of the same model. Raises SessionError."""
+        self.conversation.close()
+        self.conversation = self._opened(session)
+
+    def show_end(self) -> None:
+        """Print the last question and its answer."""
+        for message in self.conversation.messages[-2:]:
+            if message.role == "user":
+                self.say(PROMPT + message.content)
+            else:
+                printer = AnswerPrinter(self.lines, None, show_thinking=self.show_thinking)
+                printer.show(message)
+                printer.end(message)
+
+    def close(self) -> None:
+        """Store an unfinished answer and stop the engine. Raises SessionError if it cannot be stored."""
+        try:
+            self.conversation.close()
+        finally:
+            self.engine.close()
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _opened(self, session: Session) -> Conversation:
+        context, kv = self._spec
+        return Conversation(self.engine, self.store, session, context=context, kv=kv)
+
+    def _printer(self) -> AnswerPrinter:
+        return AnswerPrinter(self.lines, self.last, show_thinking=self.show_thinking)
+
+    def _follow(self, printer: AnswerPrinter) -> None:
+        """Print what comes until no answer is written and no model is loaded; Ctrl-C stops the answer."""
+        conversation, told = self.conversation, set[str]()
+        self.lines.interrupted()  # one that came before
+        while True:
+            self._report(conversation.poll())
+            if (last := self.last) is not None:
+                printer.show(last)
+            remarks = {
+                f"({REPEATS}; Ctrl-C stops it)": conversation.writer.repeats,
+                "(summarising the oldest turns)": conversation.phase == "summarising",
+            }
+            for remark in [text for text, true in remarks.items() if true and text not in told]:
+                told.add(remark)
+                printer.line(remark)
+            if conversation.phase == "idle" and self.engine.state != "loading":
+                break
+            if self.lines.interrupted():
+                if conversation.phase == "idle":  # the model goes on loading
+                    break
+                conversation.stop()
+            time.sleep(POLL_S)
+        printer.end(self.last)
+        self._show_notice()
+        self._ask()
+
+    def _report(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, LoadProgress):
+                self._progress(event.stage, event.done, event.total)
+
+    def _show_notice(self) -> None:
+        """Print the conversation's notice and the way out of a failure, once."""
+        conversation, state = self.conversation, self.engine.state
+        notice = conversation.notice or ("the engine is not running" if state in _WAYS_OUT else None)
+        if notice is not None and state in _WAYS_OUT:
+            notice = f"{notice.rstrip('.')}; {_WAYS_OUT[state]}"
+        if notice is not None and notice != self._shown:
+            self.say(notice)
+        self._shown = notice
+        if conversation.trimming.returned is not None:
+            conversation.trimming.returned = None
+            self.say("the message was not sent")
+
+    def _ask(self) -> None:
+        """Ask about a full context and a full disk."""
+        try:
+            if self.conversation.trimming.question is not None:
+                printer = self._printer()
+                if ask_about_context(self.lines, self.conversation):
+                    self._follow(printer)
+            if self.store.db.full:
+                ask_about_disk(self.lines, self.conversation)
+        except HeadraceError as error:  # the engine may have died meanwhile
+            self.show_error(error)

@@ -1,0 +1,88 @@
+"""Lines from and to a terminal that only appends text: prompts, pasted lines, Ctrl-C.
+
+The terminal itself edits the line that is typed.
+"""
+
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from headrace.app.output.sanitise import sanitise
+from headrace.runtime.errors import UsageError
+
+_TOGETHER_S = 0.03  # between the lines of one paste
+_LONGEST = 4095  # bytes of a line; Linux drops the rest without an error
+
+
+class Lines(Protocol):
+    """A `LineTerminal`, or a scripted one in tests."""
+
+    def read(self, prompt: str) -> str:
+        """Return the next line, or the lines pasted at once. Raises EOFError, KeyboardInterrupt, UsageError."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Append text, which has to be safe to print."""
+        ...
+
+    def interrupted(self) -> bool:
+        """Return whether Ctrl-C came since the last call, outside of `read`."""
+        ...
+
+
+class LineTerminal:
+    """Standard input and output. Ctrl-C raises KeyboardInterrupt in `read` alone, within `interrupts_noted`."""
+
+    def __init__(self) -> None:
+        self._reading = self._interrupted = False
+
+    @contextmanager
+    def interrupts_noted(self) -> Iterator[None]:
+        """Handle SIGINT within this block, and restore the previous handler then."""
+        previous = signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def read(self, prompt: str) -> str:
+        source = sys.stdin.buffer
+        self._reading = True  # from here on, or an interrupt at the prompt could be lost
+        try:
+            self.write(prompt)
+            data = line = source.readline()
+            while line.endswith(b"\n") and select.select([source], [], [], _TOGETHER_S)[0]:
+                line = source.readline()
+                data += line
+        finally:
+            self._reading = False
+        if not data:
+            raise EOFError
+        if any(len(line) >= _LONGEST for line in data.splitlines()):
+            raise UsageError(f"a line of {_LONGEST:,} bytes is the most a terminal takes", "/file PATH sends a file")
+        try:
+            return data.decode().rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the line is not UTF-8 text (byte {error.start})") from None
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def interrupted(self) -> bool:
+        was, self._interrupted = self._interrupted, False
+        return was
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._reading:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+
+def say(lines: Lines, text: str) -> None:
+    """Append sanitised text and a newline."""
+    lines.write(f"{sanitise(text)}\n")

@@ -1,0 +1,219 @@
+"""The line chat over a scripted engine: messages, commands, questions, failures."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.app.line_chat import conversation as line_conversation
+from headrace.app.line_chat.chat import run_line_chat
+from headrace.app.line_chat.conversation import LineConversation
+from headrace.app.sessions.records import Draft
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import FullDiskError
+from tests.app.scripted_engine import Script, ScriptedEngine
+
+
+class ScriptedLines:
+    """Lines typed one after the other, then the end of the input. printed: all output."""
+
+    def __init__(self, *typed: str | BaseException) -> None:
+        self.typed = list(typed)
+        self.printed = ""
+        self.interrupt_when: Callable[[], bool] = lambda: False
+
+    def read(self, prompt: str) -> str:
+        self.printed += prompt
+        line = self.typed.pop(0) if self.typed else EOFError()
+        if isinstance(line, BaseException):
+            raise line
+        self.printed += f"{line}\n"
+        return line
+
+    def write(self, text: str) -> None:
+        self.printed += text
+
+    def interrupted(self) -> bool:
+        return self.interrupt_when()
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(line_conversation, "POLL_S", 0)
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    store = SessionStore(tmp_path / "sessions.db")
+    yield store
+    store.close()
+
+
+def chatted(
+    store: SessionStore, *typed: str | BaseException, engine: ScriptedEngine | None = None, session: str | None = None
+) -> tuple[str, LineConversation]:
+    """Return what was printed, and the chat after its end."""
+    lines = ScriptedLines(*typed)
+    chat = LineConversation(
+        engine or ScriptedEngine(), store, store.session(session) if session else store.create(), lines
+    )
+    run_line_chat(chat)
+    return lines.printed, chat
+
+
+def contents(chat: LineConversation) -> list[str]:
+    return [message.content for message in chat.conversation.messages]
+
+
+def test_an_answer_is_appended_with_its_figures(store: SessionStore) -> None:
+    printed, chat = chatted(store, "Hi")
+    assert "> Hi\nHello, world.\n(4 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31%)\n> \n" in printed
+    assert not set(printed) & {"\r", "\x1b", "\b"}
+    assert contents(chat) == ["Hi", "Hello, world."]
+    chat.close()
+    assert chat.engine.state == "stopped"
+
+
+def test_model_text_cannot_drive_the_terminal(store: SessionStore) -> None:
+    printed, _ = chatted(store, "Hi", engine=ScriptedEngine().script(Script(["a\x1b[2", "Jb\r", "c"])))
+    assert not set(printed) & {"\r", "\x1b"}
+
+
+def test_an_interrupt_stops_the_answer_and_continue_extends_it(store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(["one ", "two ", "three"], hold=1), Script(["three"]))
+    lines = ScriptedLines("count", "/continue")
+    chat = LineConversation(engine, store, store.create(), lines)
+    lines.interrupt_when = lambda: lines.printed.endswith("two ")
+    run_line_chat(chat)
+    assert "one two \n(2 tokens, 167 tok/s, TTFT 50.0 ms, MBU 31%, stopped)\n" in lines.printed
+    assert "> /continue\nthree\n(" in lines.printed  # only what is new
+    assert contents(chat) == ["count", "one two three"]
+
+
+def test_a_loop_is_reported_on_a_line_of_its_own(store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(["round ", "and ", "round"], repeats=True))
+    printed, _ = chatted(store, "go", engine=engine)
+    assert "\n(the answer has repeated itself for 500 tokens; Ctrl-C stops it)\n" in printed
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_thinking_is_printed_if_asked_for(shown: bool, store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(["<th", "ink>\nhm, ", "well\n</thi", "nk>\n\nYes", "."]))
+    printed, _ = chatted(store, *(["/think"] if shown else []), "Hi", engine=engine)
+    assert f"> Hi\n(thinking)\n{'hm, well' + chr(10) if shown else ''}(answer)\nYes.\n(" in printed
+
+
+def test_two_interrupts_at_the_prompt_end_the_chat(store: SessionStore) -> None:
+    printed, chat = chatted(store, KeyboardInterrupt(), KeyboardInterrupt(), "never sent")
+    assert "Ctrl-C again quits" in printed
+    assert contents(chat) == []
+
+
+def test_sessions_are_stored_and_resumed(store: SessionStore) -> None:
+    _, first = chatted(store, "Who turns the wheel?")
+    first.close()
+    found = first.conversation.session.id
+    store.set_draft(found, Draft("half a question"))
+    engine = ScriptedEngine()
+    printed, chat = chatted(store, "And now?", engine=engine, session=found)
+    assert "> Who turns the wheel?\nHello, world.\n" in printed
+    assert "typed before and not sent:\nhalf a question\n" in printed
+    assert [message["content"] for message in engine.commands[-1].messages] == [*contents(chat)[:2], "And now?"]
+
+
+def test_commands_of_the_table(store: SessionStore, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("the note")
+    engine = ScriptedEngine()
+    printed, chat = chatted(
+        store,
+        *(
+            "/set temperature 0.2",
+            "/set",
+            "/system Be brief.",
+            "/file note.txt",
+            "Hi",
+            "/regen",
+            "/branch",
+            "/rename Mill",
+        ),
+        *(
+            "/export chat.md",
+            "/preset save mine",
+            "/preset",
+            "/sessions",
+            "/search world",
+            "/new",
+            "/nonsense",
+            "/tree",
+        ),
+        *("/rename", "/help", "/set temperature hot", "//help"),
+        engine=engine,
+    )
+    first = engine.commands[0]
+    assert first.options.temperature == 0.2
+    assert first.messages[0] == {"role": "system", "content": "Be brief."}
+    assert "the note" in first.messages[1]["content"]
+    assert "temperature: 0.2 (" in printed
+    assert (tmp_path / "chat.md").read_text().count("Hello, world.") == 1
+    assert "presets: mine" in printed
+    assert "Mill, 3 messages" in printed
+    assert "assistant: Hello, «world»." in printed
+    assert "/nonsense: unknown command" in printed
+    assert "/tree needs the chat on a full screen" in printed
+    assert "/rename TITLE" in printed
+    assert "/regen: " in printed
+    assert "/tree: " not in printed
+    assert "temperature must be" in printed
+    assert contents(chat) == ["/help", "Hello, world."]  # of the new session
+
+
+def test_a_message_is_edited_and_removed(store: SessionStore) -> None:
+    _, chat = chatted(store, "first", "/edit", "second", "/edit", "", "/delete", "maybe", "y")
+    assert contents(chat) == ["second"]
+    assert len(store.messages(chat.conversation.session.id)) == 3
+
+
+def test_a_full_context_is_asked_about(store: SessionStore) -> None:
+    engine = ScriptedEngine().script(Script(), Script(full=True), Script(["short"]), Script(full=True))
+    printed, chat = chatted(store, "one", "two", "x", "d", "three", KeyboardInterrupt(), engine=engine)
+    assert "d: leave out the oldest turns\n" in printed
+    assert engine.commands[2].drop_oldest
+    assert contents(chat) == ["one", "Hello, world.", "two", "short", "three"]
+
+
+def test_a_dead_engine_and_a_model_that_fails_leave_a_way_out(store: SessionStore) -> None:
+    engine = ScriptedEngine()
+    lines = ScriptedLines("Hi", "again")
+    chat = LineConversation(engine, store, store.create(), lines)
+    engine.script(Script(["one", "two"], hold=1))
+
+    def die_once() -> bool:
+        if lines.printed.endswith("one"):
+            engine.die()
+        return False
+
+    lines.interrupt_when = die_once
+    run_line_chat(chat)
+    assert "killed (SIGKILL)" in lines.printed
+    assert "the next message starts it again" in lines.printed
+    assert contents(chat)[-1] == "Hello, world."
+    failing = ScriptedEngine(load_failure="no such weights")
+    printed, _ = chatted(store, engine=failing)
+    assert "no such weights; /restart tries again, /model NAME takes another model\n" in printed
+
+
+def test_a_full_disk_offers_to_go_on_unsaved(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = SessionStore.finish
+
+    def full(self: SessionStore, *arguments: object, **options: object) -> object:
+        if self.unsaved is None:
+            self.db.full = True
+            raise FullDiskError("the disk is full")
+        return finish(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SessionStore, "finish", full)
+    printed, chat = chatted(store, "Hi", "u", "more")
+    assert "u: go on; nothing more is saved\n" in printed
+    assert contents(chat) == ["Hi", "Hello, world.", "more", "Hello, world."]
