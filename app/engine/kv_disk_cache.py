@@ -14,7 +14,6 @@ from headrace.runtime import ops
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.kv import disk_cache
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.network import Network
 
@@ -32,8 +31,8 @@ class KVDiskCache:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Queue the tokens of an answered conversation."""
-        if self._max_bytes and (pool := self._engine.kv.pool) is not None:
-            fitting = self._max_bytes // pool.storage.shape.bytes_per_token
+        if self._max_bytes:
+            fitting = self._engine.network.cost.longest_context(self._max_bytes, len(tokens))
             self._pending = [*self._pending[1 - _MAX_PENDING :], list(tokens[:fitting])]
 
     @property
@@ -41,20 +40,20 @@ class KVDiskCache:
         return bool(self._pending)
 
     def write(self, stop: Callable[[], bool]) -> None:
-        """Write the queue until `stop()`, which is called before every block; the rest stays queued."""
+        """Write the queue until `stop()`, which is called before every file; the rest stays queued."""
         if not self._pending:
             return
-        while self._pending and (pool := self._engine.kv.pool) is not None:
-            disk_cache.store_blocks(pool, self._pending[-1], self._store, stop)
+        while self._pending:
+            self._engine.kv.store(self._pending[-1], self._store, stop)
             if stop():
                 return
             self._pending.pop()
         self._store.trim()
 
     def load(self, prompt: Sequence[int]) -> None:
-        """Load the cached prefix of a prompt into the engine's pool."""
-        if self._max_bytes and (pool := self._engine.kv.pool) is not None:
-            disk_cache.load_blocks(pool, prompt[:-1], self._store)
+        """Load the cached prefix of a prompt."""
+        if self._max_bytes:
+            self._engine.kv.load(prompt[:-1], self._store)
 
 
 def disk_cache_bytes() -> int:
@@ -73,7 +72,7 @@ def kv_key(model: Path, network: Network) -> bytes:
         stat = file.stat()
         key.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     status = ops.native.status()
-    shape = getattr(network, "kv_shape", None)
+    shape = getattr(network, "kv_shape", None) or getattr(network, "kv_format", None)
     numerics = shape, ops.describe()["kernels"], status.instruction_set, ops.native.exact(), versions()
     key.update(f"{model.resolve()} {numerics}".encode())
     return key.digest()

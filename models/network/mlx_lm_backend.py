@@ -7,9 +7,11 @@ import mlx.core as mx
 
 from headrace.models.network.mlx_lm_batch import batch_parts, worth_batching
 from headrace.models.network.mlx_lm_cache import MlxLmCache
+from headrace.models.network.mlx_lm_disk import load_cache, store_cache
 from headrace.models.network.mlx_lm_prefixes import PrefixCaches
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops import AttentionSpec, LayersNode, Projections
 
@@ -68,7 +70,7 @@ class MlxLmBackend:
         self._prefixes = PrefixCaches(options.limit, options.spare, can_copy=can_copy)
 
     def acquire(self, prompt: Sequence[int]) -> KVCache:
-        return self._prefixes.take(prompt) or MlxLmCache(self._make_parts(), self._options.limit, self._cost.kv)
+        return self._prefixes.take(prompt) or self._new_cache()
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         if self._options.keep_prefix or self.shares_prefixes:
@@ -94,6 +96,20 @@ class MlxLmBackend:
     def trim(self) -> None:
         if not self._options.keep_prefix:
             self._prefixes.clear()
+
+    def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:
+        for kept in self._prefixes:
+            if kept.tokens == list(tokens[: len(kept.tokens)]) and not stop():
+                store_cache(kept.cache, kept.tokens, self._options.key, store)
+
+    def load(self, prompt: Sequence[int], store: DiskStore) -> None:
+        if self.shares_prefixes and not self._prefixes.has(prompt):
+            cache = self._new_cache()
+            if tokens := load_cache(cache, prompt, self._options.key, store):
+                self._prefixes.end(cache, tokens, outputs=True)
+
+    def _new_cache(self) -> MlxLmCache:
+        return MlxLmCache(self._make_parts(), self._options.limit, self._cost.kv)
 
     def clear(self) -> None:
         self._prefixes.clear()

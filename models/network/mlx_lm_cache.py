@@ -43,10 +43,17 @@ class MlxLmCache(CacheLengths):
         newest = self._marks.at_most(self.committed)
         if not self.needs_marks or (newest and newest.length == self.committed):
             return
-        state = [_copy(vars(part)) if _drops(part) else None for part in leaves(self.parts)]
+        self.add_mark(self.committed, [_copy(vars(part)) if _drops(part) else None for part in leaves(self.parts)])
+
+    def add_mark(self, length: int, state: list[Any]) -> None:
+        """Make `length` reachable by the state of the parts that drop entries, None for others."""
         arrays = _arrays(state)
         mx.eval(arrays)  # a saved state must not keep its inputs alive
-        self._marks.add(Mark(self.committed, state, sum(array.nbytes for array in arrays)))
+        self._marks.add(Mark(length, state, sum(array.nbytes for array in arrays)))
+
+    def mark_before(self, length: int) -> Mark | None:
+        """Return the longest mark of less than `length` entries."""
+        return self._marks.at_most(length - 1)
 
     def reachable(self, length: int) -> int:
         if length == self.length or all(_can_trim(part) for part in leaves(self.parts)):

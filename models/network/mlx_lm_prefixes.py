@@ -58,6 +58,10 @@ class PrefixCaches:
         cache.trim(length)
         return cache
 
+    def has(self, prompt: Sequence[int]) -> bool:
+        """Return whether a kept cache has entries of `prompt` only."""
+        return any(kept.tokens == list(prompt[: len(kept.tokens)]) for kept in self._kept)
+
     def add_running(self, cache: MlxLmCache, prompt: Sequence[int]) -> None:
         """Offer the committed entries, of the first of `prompt`, while the cache lives."""
         self._prompts[cache] = list(prompt[: cache.committed])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import Phase
 
@@ -66,6 +67,14 @@ class KVBackend(Protocol):
 
     def trim(self) -> None:
         """Free memory that no later prompt needs; no sequence is left."""
+        ...
+
+    def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:
+        """Write the cached entries of `tokens` that the disk lacks. Ends early, at a file's end, if `stop()`."""
+        ...
+
+    def load(self, prompt: Sequence[int], store: DiskStore) -> None:
+        """Cache the disk's entries of a prompt's beginning."""
         ...
 
     def clear(self) -> None:

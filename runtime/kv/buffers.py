@@ -16,6 +16,8 @@ import mlx.core as mx
 from headrace.runtime.kv import slot_buffers
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.kept_cache import KeptCache
 from headrace.runtime.kv.paged import make_pool
 from headrace.runtime.kv.paged_arrays import PagedArrays
@@ -204,6 +206,14 @@ class BufferBackend:
     def trim(self) -> None:
         if self.pool is not None and not self._options.keep_prefix:
             self.pool.clear()
+
+    def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:
+        if self.pool is not None:
+            store_blocks(self.pool, tokens, store, stop)
+
+    def load(self, prompt: Sequence[int], store: DiskStore) -> None:
+        if self.pool is not None:
+            load_blocks(self.pool, prompt, store)
 
     def clear(self) -> None:
         self._last.clear()

@@ -4,7 +4,7 @@ Contract: `KVBackend` and `KVPass`.
 E = model width, N = tokens of a pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import mlx.core as mx
@@ -12,6 +12,8 @@ import mlx.core as mx
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.block_table import BlockTable
 from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.metrics.cost import BESIDE_WINDOW
@@ -101,6 +103,12 @@ class PagedBackend:
             self.pool.free_slabs()
         else:
             self.pool.clear()
+
+    def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:
+        store_blocks(self.pool, tokens, store, stop)
+
+    def load(self, prompt: Sequence[int], store: DiskStore) -> None:
+        load_blocks(self.pool, prompt, store)
 
     def clear(self) -> None:
         self.pool = self._new_pool()

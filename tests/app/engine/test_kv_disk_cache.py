@@ -16,8 +16,10 @@ from headrace.app.engine.host import EngineHost
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
+from tests.models.network.test_mlx_lm_forgetting import FORGETFUL
+from tests.models.network.test_mlx_lm_network import write
 from tests.patience import PATIENCE_S
-from tests.tiny_chat import write_chat_model
+from tests.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="only the kernels' K/V are in blocks")
 LONG = {"role": "user", "content": "tell me of the mill race and of the wheel that it drives " * 10}
@@ -49,7 +51,19 @@ def never() -> bool:
     return False
 
 
-def test_a_chat_that_was_kept_is_hardly_prefilled_again(model: Path) -> None:
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write(
+        tmp_path_factory.mktemp("hybrid"),
+        {**FORGETFUL["lfm2"], "vocab_size": 256 + len(CONTROL), "max_position_embeddings": 4096},
+    )
+    write_byte_tokenizer(directory)
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["model", "hybrid"])
+def test_a_chat_that_was_kept_is_hardly_prefilled_again(kind: str, request: pytest.FixtureRequest) -> None:
+    model: Path = request.getfixturevalue(kind)
     host = opened(model)
     said, first = ask(host, [LONG])
     assert host._disk_cache.write_due

@@ -14,10 +14,7 @@ import pytest
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
-from headrace.runtime.engine.prefill import prefill as prefill_chunks
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, Request, Step
-from headrace.runtime.kv.backend import KVOptions
-from headrace.runtime.ops import BLOCK
 from tests.models.network.test_mlx_lm_costs import DEEPSEEK
 from tests.models.network.test_mlx_lm_network import _BASE, CONFIGS, VOCAB, load, write
 from tests.watched import WatchedNetwork, split, step_by_step
@@ -250,49 +247,3 @@ def test_what_is_kept_is_counted_and_bounded(network: MlxLmNetwork) -> None:
     live = next(event for event in alone.generate(Request(prompt, max_tokens=1)) if isinstance(event, Step))
     state = kept.allocated_bytes - sum(int(part.nbytes) for part in kept.parts)
     assert 0 < state <= 6 * 3 * max(live.record.kv_allocated_bytes, 1)
-
-
-def test_several_conversations_are_kept(one_of_its_kind: MlxLmNetwork) -> None:
-    chat = Chat(one_of_its_kind)
-    other = FIRST[::-1]
-    said, _ = chat.ask(FIRST)
-    said_there, _ = chat.ask(other)
-    assert chat.ask([*FIRST, *said, 1, 2, 3])[1] == 4
-    assert chat.ask([*other, *said_there, 1, 2, 3])[1] == 4
-    assert chat.ask([*FIRST, *said, 7, 8])[1] <= 4  # another branch of the first; both stay
-    assert chat.ask([*FIRST, *said, 1, 2, 3])[1] <= OPENING + 1
-
-
-def test_kept_conversations_are_bounded_in_entries_and_bytes(one_of_its_kind: MlxLmNetwork) -> None:
-    spare = [1 << 30]
-    options = KVOptions(LIMIT, keep_prefix=True, spare=lambda _: spare[0])
-    kv: Any = one_of_its_kind.kv_backend(options)
-    for start in range(9):
-        prompt = [start, *FIRST, *FIRST]
-        cache = kv.acquire(prompt)
-        list(prefill_chunks(one_of_its_kind, kv, cache, prompt[:-1]))
-        kv.release(cache, prompt)
-    kept = list(kv._prefixes)
-    assert [each.tokens[0] for each in kept] == list(range(9 - LIMIT // len(kept[0].tokens), 9))
-    spare[0] = kept[-1].nbytes + kept[-2].nbytes
-    kv.evict()
-    assert list(kv._prefixes) == kept[-2:]
-    spare[0] = 0
-    kv.evict()
-    assert kv.acquire(kept[-1].tokens).committed == 0
-
-
-def test_prompts_of_a_batch_share_their_beginning(one_of_its_kind: MlxLmNetwork) -> None:
-    engine = Engine(one_of_its_kind, context_limit=LIMIT, most_running=3)
-    prompts = [[*FIRST * 6, *FIRST[:9], end, 3, end] for end in range(4)]
-    sequences = [engine.submit(Request(prompt, max_tokens=WINDOW)) for prompt in prompts]
-    said: dict[Any, list[int]] = {sequence: [] for sequence in sequences}
-    while any(sequence.state != "finished" for sequence in sequences):
-        for sequence, event in engine.step():
-            said[sequence] += event.tokens if isinstance(event, Step) else ()
-    assert list(said.values()) == [alone(one_of_its_kind, tuple(prompt), WINDOW) for prompt in prompts]
-    first, *others = [sequence.reused for sequence in sequences]
-    assert first == 0
-    assert all(BLOCK <= reused <= len(prompts[0]) - 3 for reused in others)
-    assert engine.step() == []
-    assert engine.kv.acquire(prompts[0]).committed == 0  # nothing outlives the last sequence
