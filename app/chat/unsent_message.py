@@ -23,6 +23,7 @@ class UnsentMessage:
         self._counted_text = ""
         self._text = ""
         self._requests = 0
+        self._tokens: dict[str, int] = {}  # of the files counted last, by their text
         self._read: dict[str, tuple[float, Sequence[Attachment]]] = {}  # by name: time and content
 
     def prefetch(
@@ -55,6 +56,8 @@ class UnsentMessage:
         if counted.id != self._requests:
             return False
         self.counted, self._counted_text = counted, self._text
+        if len(counted.files) == len(self.files):
+            self._tokens = {file.text: count for file, count in zip(self.files, counted.files, strict=True)}
         return not self._text and not self.files
 
     def count_of(self, text: str) -> PromptCounted | None:
@@ -64,8 +67,7 @@ class UnsentMessage:
     @property
     def file_tokens(self) -> Sequence[int | None]:
         """Tokens of each of `files`; None until they are counted."""
-        counted = self.counted.files if self.counted is not None and self.counted.id == self._requests else ()
-        return counted if len(counted) == len(self.files) else (None,) * len(self.files)
+        return [self._tokens.get(file.text) for file in self.files]
 
     def sent(self) -> None:
         """Clear everything: the message was sent."""

@@ -67,6 +67,12 @@ class Draft:
         return re.sub("|".join(map(re.escape, self.pastes)), lambda found: self.pastes[found[0]], self.text)
 
 
+def joined(drafts: Sequence[Draft]) -> Draft:
+    """Return several unsent texts as one, with blank lines between them."""
+    text = "\n\n".join(draft.text for draft in drafts if draft)
+    return Draft(text, {label: pasted for draft in drafts for label, pasted in draft.pastes.items()})
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """A conversation's settings and its active branch.

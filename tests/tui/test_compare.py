@@ -7,6 +7,7 @@ import pytest
 
 from headrace.app.config.presets import Preset, save_preset
 from headrace.app.config.settings import ScreenSettings, Settings
+from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.answer_pane import FigureLines, Figures
 from headrace.app.tui.screens.chat_screen import ChatScreen
@@ -263,6 +264,25 @@ def test_leaving_the_program_keeps_both(play) -> None:
         assert kept == ["What turns?", A, B]
 
     play(scenario, scripted(A, B))
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_unsent_text_is_kept(play, leave: bool) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.put("in the chat")
+        it.app.poller.chat.run_command("compare", "temperature=0")  # type: ignore[union-attr]
+        await it.until(lambda: isinstance(it.app.screen, CompareScreen))
+        it.app.screen.query_one(Prompt).put("half a question")
+        if leave:
+            await it.press("escape")
+            await it.until(lambda: isinstance(it.app.screen, ChatScreen))
+            assert it.prompt.text == "half a question\n\nin the chat"
+            it.prompt.put("only this")
+        await it.press("ctrl+q")
+        draft = it.state.store.session(it.state.conversation.session.id).draft
+        assert draft.text == ("only this" if leave else "in the chat\n\nhalf a question")
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=lambda size: f"{size[0]}x{size[1]}")

@@ -11,7 +11,7 @@ from headrace.app.chat.commands import message_text, parse_command
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.engine.events import Event
-from headrace.app.sessions.records import Draft, Message
+from headrace.app.sessions.records import Draft, Message, joined
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.decode.panel import DecodePanel
 from headrace.app.tui.input.chips import Chips
@@ -234,8 +234,7 @@ class ChatView:
             drafts.append(self._draft)
         if self.editing is None or self.prompt.text != self._edited:
             drafts.append(self.prompt.draft)
-        text = "\n\n".join(draft.text for draft in drafts if draft)
-        return Draft(text, {label: pasted for draft in drafts for label, pasted in draft.pastes.items()})
+        return joined(drafts)
 
     def _prefetch_prompt(self, pause: bool) -> None:
         """Count the tokens of the prompt's text; in a pause of typing, prefill it too."""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from headrace.app.sessions.records import Draft
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.runtime.errors import UsageError
 
@@ -76,4 +77,11 @@ class CompareActions:
 
     def _open(self, screen: "ParallelScreen") -> None:
         self._state.comparison = screen.answers
-        self._view.screen.app.push_screen(screen, lambda _: self._view.conversation_changed())
+
+        def left(typed: Draft | None) -> None:
+            self._state.unsent = self._view.unsent
+            self._view.conversation_changed()
+            if typed:
+                self._view.prompt.put_before(typed.whole)
+
+        self._view.screen.app.push_screen(screen, left)

@@ -18,6 +18,7 @@ from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.commands import message_text, parse_command
 from headrace.app.chat.message_queue import MessageQueue
 from headrace.app.chat.parallel_answer import ParallelAnswer
+from headrace.app.sessions.records import Draft, joined
 from headrace.app.tui.decode.machine import contention_text
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.prompt import Prompt
@@ -69,6 +70,7 @@ class CompareScreen(ParallelScreen):
         self._front = self.panes[0]  # that pane
         self._chosen = False  # by the user; else it is the one that answers
         self._prompt_title = ""
+        self._chat_unsent = state.unsent
 
     def compose(self) -> ComposeResult:
         yield Static(id="parallel-head", markup=False)
@@ -86,6 +88,7 @@ class CompareScreen(ParallelScreen):
         self.prompt.remember(list(questions))
         self.prompt.focus()
         self.prompt.placeholder = "a question: A answers, then B"
+        self.state.unsent = self._unsent
 
     @property
     def prompt(self) -> Prompt:
@@ -198,6 +201,15 @@ class CompareScreen(ParallelScreen):
     def _leave_with(self, choice: str | None) -> None:
         if choice is not None:
             self.leave(next((side for side in self.comparison.answers if side.name == choice), None))
+
+    @property
+    def typed(self) -> Draft:
+        return joined([*map(Draft, self._queue.texts), self.prompt.draft])
+
+    def _unsent(self) -> Draft:
+        """Return the unsent text here, behind that of the chat."""
+        chat = self._chat_unsent() if self._chat_unsent is not None else Draft()
+        return joined([chat, self.typed])
 
     # -- messages from the widgets ---------------------------------------------------------------------------------
 

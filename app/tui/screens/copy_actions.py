@@ -1,5 +1,7 @@
 """Commands that copy an answer, a code block or a selection, or open a link."""
 
+from typing import Any
+
 from textual.screen import Screen
 
 from headrace.app.output.sanitise import sanitise
@@ -61,7 +63,7 @@ class CopyActions:
             self._state.copy(address, "the address: no browser can be opened from here")
 
 
-def copy_selection(screen: Screen[None], state: ChatState) -> bool:
+def copy_selection(screen: Screen[Any], state: ChatState) -> bool:
     """Copy the text selected with the mouse; return whether there was any."""
     if not (selected := screen.get_selected_text()):
         return False

@@ -8,6 +8,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from headrace.app.answer.repetition import REPEATS
+from headrace.app.sessions.records import Draft
 from headrace.app.tui.screens.answer_pane import AnswerPane
 from headrace.app.tui.screens.chat_keys import scroll
 from headrace.app.tui.screens.chat_state import ChatState
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers
 
 
-class ParallelScreen(Screen[None]):
+class ParallelScreen(Screen[Draft]):
     """A head, one pane per answer, and a notice; the app polls the answers.
 
     Subclasses arrange the panes and define `head`, `busy`, `scrolled` and `sync_panes`.
@@ -89,6 +90,11 @@ class ParallelScreen(Screen[None]):
     def sync_panes(self) -> None:
         raise NotImplementedError
 
+    @property
+    def typed(self) -> Draft:
+        """Text that was typed here and not sent; the chat's prompt takes it."""
+        return Draft()
+
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def action_think(self) -> None:
@@ -105,4 +111,4 @@ class ParallelScreen(Screen[None]):
         except HeadraceError as error:
             self.state.show_error(error)
         else:
-            self.dismiss(None)
+            self.dismiss(self.typed)

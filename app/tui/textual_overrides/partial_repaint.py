@@ -11,6 +11,7 @@ change where that chain ends, `draw` puts all changes on the terminal, `put` one
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
@@ -21,7 +22,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 
-def use_partial_repaint(screen: Screen[None]) -> None:
+def use_partial_repaint(screen: Screen[Any]) -> None:
     """Give a screen the compositor of this module; call it in the screen's constructor."""
     screen._compositor = PartialRepaint()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.chat import attachments, unsent_message
+from headrace.app.engine.events import PromptCounted
 from headrace.app.sessions.records import Session
 
 
@@ -27,3 +28,24 @@ def test_a_folder_is_read_once_while_keys_come(tmp_path: Path, monkeypatch: pyte
     asked = typed.prefetch(f"@{tmp_path}/ see this", session, [])
     assert asked is not None
     assert asked.files == ("two",)
+
+
+def test_counts_of_files_stay_until_they_are_counted_again(tmp_path: Path) -> None:
+    """A pause in typing asks for the same counts again, and a changed text for new ones."""
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text(name)
+    session = Session("s", "", 0.0, 0.0)
+    typed = unsent_message.UnsentMessage()
+    asked = typed.prefetch(f"@{tmp_path}/one.txt", session, [])
+    assert asked is not None
+    assert typed.file_tokens == [None]
+    typed.counted_by(PromptCounted(asked.id, 100, 400, 50, (7,)))
+    typed.prefetch(f"@{tmp_path}/one.txt", session, [])
+    assert typed.file_tokens == [7]
+    again = typed.prefetch(f"@{tmp_path}/two.txt and @{tmp_path}/one.txt", session, [])
+    assert typed.file_tokens == [None, 7]
+    assert again is not None
+    typed.counted_by(PromptCounted(asked.id, 100, 400, 50, (1, 1)))  # of the text before
+    assert typed.file_tokens == [None, 7]
+    typed.counted_by(PromptCounted(again.id, 100, 400, 50, (8, 9)))
+    assert typed.file_tokens == [8, 9]
