@@ -49,6 +49,7 @@ _COMMANDS = {
     "pull": ("headrace.app.cli.models", "pull", "Short for `models pull`."),
     "list": ("headrace.app.cli.models", "list_models", "Short for `models list`."),
     "rm": ("headrace.app.cli.models", "rm", "Short for `models rm`."),
+    "explain": ("headrace.app.cli.explain", "explain", "Explain a figure, such as MBU, TTFT or roofline."),
     "paths": ("headrace.app.cli.paths", "paths", "Show the locations of headrace's files."),
     "doctor": ("headrace.app.cli.doctor", "doctor", "Show this machine's hardware, software and any problems."),
     "completion": ("headrace.app.cli.completion", "completion", "Print a completion script for bash, zsh or fish."),

@@ -203,5 +203,7 @@ class HeadraceApp(App[None]):
 
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss()
-        else:
-            self.push_screen(HelpScreen([] if isinstance(self.screen, ChatScreen) else keys_of(self.screen)))
+            return
+        keys = [] if isinstance(self.screen, ChatScreen) else keys_of(self.screen)
+        figures = self.screen.figures if isinstance(self.screen, DecodeScreen) else ()
+        self.push_screen(HelpScreen(keys, figures))

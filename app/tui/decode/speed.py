@@ -55,11 +55,18 @@ class SpeedSection(Vertical):
 class SentenceLines(Lines):
     """The sentence on the current steps, wrapped; the height grows with it and does not shrink."""
 
+    _frozen = False
+
+    def show(self, metrics: LiveMetrics, *, frozen: bool = False) -> None:
+        self._frozen = frozen
+        super().show(metrics)
+
     def change_key(self, metrics: LiveMetrics) -> object:
-        return sentence(metrics.figures)
+        return self._frozen, sentence(metrics.figures)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        lines = Content(sentence(metrics.figures)).wrap(width)
+        mark = (" ❚❚ frozen, F7 continues ", "reverse $text-warning") if self._frozen else ""
+        lines = Content.assemble(mark, " " * self._frozen, sentence(metrics.figures)).wrap(width)
         if len(lines) > height:
             self.styles.height = len(lines)
         return lines

@@ -6,8 +6,10 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
 from textual.screen import Screen
 
+from headrace.app.output.explanations import Explanation, of_section
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.batch_size import BatchSizeSection
 from headrace.app.tui.decode.cache import CacheSection
@@ -38,6 +40,7 @@ class DecodeScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f2,escape", "app.pop_screen", "Back", key_display="F2", priority=True),
         Binding("f7", "app.freeze", "Freeze", key_display="F7"),
+        Binding("question_mark", "app.show_keys", "Figures explained", key_display="?", show=False),
         Binding("ctrl+e", "app.export_metrics", "Export JSON"),
         Binding("left", "cursor(-1)", "Step back", key_display="←"),
         Binding("right", "cursor(1)", "Step on", key_display="→"),
@@ -75,7 +78,17 @@ class DecodeScreen(Screen[None]):
                 yield TurnsSection(self.metrics, id="turns")
         yield KeyBar()
 
+    @property
+    def figures(self) -> list[Explanation]:
+        """Explanations of the figures on the screen, in the order of its sections."""
+        shown = [section for section in self.query("Section, SpeedSection") if section.display]
+        return list(dict.fromkeys(each for section in shown for each in of_section(section.id or "")))
+
     def on_mount(self) -> None:
+        for section in self.query("Section, SpeedSection"):
+            if section.id != "latency":  # the mouse walks through its steps
+                found = of_section(section.id or "")
+                section.tooltip = Content("\n".join(f"{each.name}: {each.sentence}" for each in found))
         self._made = True
         self._draw()
 
@@ -87,9 +100,10 @@ class DecodeScreen(Screen[None]):
 
     def _draw(self) -> None:
         self.set_class(self.metrics.batch is not None, "-batch")
+        self.set_class(self._frozen, "-frozen")
         self.set_class(self.metrics.speculating and self.metrics.batch is None, "-speculating")
         self.query_one(StatusBar).set_status(self._status, with_speed=False)
-        self.query_one(SentenceLines).show(self.metrics)
+        self.query_one(SentenceLines).show(self.metrics, frozen=self._frozen)
         self.query_one(SpeedSection).show(self.metrics, self._frozen)
         for section in self.query(Section):
             section.show(self.metrics)

@@ -12,6 +12,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
 from headrace.app.chat.commands import COMMANDS
+from headrace.app.output.explanations import FIELDS, Explanation
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _OF_TEXTUAL = ("app.focus_next", "app.focus_previous", "screen.copy_text")
@@ -96,14 +97,17 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]
 
-    def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
-        """keys: of the screen below, with descriptions; empty for the chat, where all are."""
+    def __init__(self, keys: Sequence[tuple[str, str]], figures: Sequence[Explanation] = ()) -> None:
+        """keys: of the screen below, with descriptions; empty for the chat, where all are. figures: explained in the
+        place of all other keys and commands.
+        """
         super().__init__()
         self._here = [("this screen", keys)] if keys else []
+        self._figures = figures
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog -large", id="help") as box:
-            box.border_title = Content("keys and commands")
+            box.border_title = Content("keys and figures" if self._figures else "keys and commands")
             box.border_subtitle = Content("Esc closes")
             yield Static(id="help-keys", markup=False)
             yield Static(id="help-commands", markup=False)
@@ -113,8 +117,9 @@ class HelpScreen(ModalScreen[None]):
         columns = event.size.width >= _SIDE_BY_SIDE
         self.query_one("#help").set_class(columns, "-columns")
         width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
-        self.query_one("#help-keys", Static).update(_keys([*self._here, *_KEYS], width))
-        self.query_one("#help-commands", Static).update(_commands(width))
+        others, commands = ((), _explained(self._figures, width)) if self._figures else (_KEYS, _commands(width))
+        self.query_one("#help-keys", Static).update(_keys([*self._here, *others], width))
+        self.query_one("#help-commands", Static).update(commands)
 
 
 def keys_of(screen: Screen[Any]) -> list[tuple[str, str]]:
@@ -131,6 +136,18 @@ def _keys(sections: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int)
     lines: list[Content] = []
     for title, keys in sections:
         lines += [Content.styled(title, "bold $text-primary"), *(_entry(key, text, "", width) for key, text in keys)]
+        lines.append(Content(""))
+    return Content("\n").join(lines)
+
+
+def _explained(figures: Sequence[Explanation], width: int) -> Content:
+    """Return the sentence and the other fields of each figure."""
+    lines: list[Content] = []
+    for each in figures:
+        lines += [Content.styled(each.name, "bold $text-primary"), *Content(each.sentence).wrap(width)]
+        for field, title in FIELDS:
+            text = Content.assemble((f"{title}: ", "$quiet"), getattr(each, field))
+            lines += text.wrap(width)
         lines.append(Content(""))
     return Content("\n").join(lines)
 

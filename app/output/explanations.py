@@ -1,0 +1,76 @@
+"""Explanations of figures, from `assets/explain.toml`: a sentence, the formula, good values, improvements."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+
+from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.errors import UsageError
+
+FIELDS = (("formula", "formula"), ("good", "good values"), ("improve", "to improve it"))
+"""Fields of an explanation after its sentence, with their titles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One figure. aliases: other names. sections: ids of the decode view's sections that show it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    sections: tuple[str, ...]
+    sentence: str
+    formula: str
+    good: str
+    improve: str
+
+    @classmethod
+    def of(cls, row: dict[str, str | Sequence[str]]) -> "Explanation":
+        """Return the explanation of a row of the file. Raises TypeError for missing or unknown keys."""
+        return cls(**{key: value if isinstance(value, str) else tuple(value) for key, value in row.items()})  # type: ignore[arg-type]
+
+
+@cache
+def explanations() -> tuple[Explanation, ...]:
+    """Return all of them, in the order of the file."""
+    with (ASSETS / "explain.toml").open("rb") as file:
+        return tuple(Explanation.of(row) for row in tomllib.load(file)["figure"])
+
+
+def explanation(name: str) -> Explanation:
+    """Return a figure's explanation by name or alias, case and spaces aside. Raises UsageError with suggestions."""
+    names = {_plain(other): each for each in explanations() for other in (each.name, *each.aliases)}
+    if (found := names.get(_plain(name))) is not None:
+        return found
+    near = list(dict.fromkeys(names[match].name for match in get_close_matches(_plain(name), names, n=3)))
+    hint = f"did you mean {' or '.join(near)}?" if near else "`headrace explain` lists the figures"
+    raise UsageError(f"no figure is called {name!r:.80}", hint)
+
+
+def of_section(section: str) -> list[Explanation]:
+    """Return the figures that a section of the decode view shows."""
+    return [each for each in explanations() if section in each.sections]
+
+
+def markdown() -> str:
+    """Return docs/metrics.md."""
+    lines = [
+        "# Figures",
+        "",
+        "Every figure of the decode view, `headrace run --stats` and `headrace bench`. `headrace explain NAME` prints",
+        "one entry, F1 in the decode view those on its screen. Bytes and FLOPs are computed from shapes; times and",
+        "bandwidth are measured. This page is made from `assets/explain.toml`.",
+    ]
+    for each in explanations():
+        lines += ["", f"## {each.name}", ""]
+        if each.aliases:
+            lines += [f"Also: {', '.join(each.aliases)}.", ""]
+        lines += [each.sentence, ""]
+        for field, title in FIELDS:
+            lines.append(f"- {title.capitalize()}: {getattr(each, field)}")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(name: str) -> str:
+    return "".join(name.casefold().split())

@@ -1,0 +1,57 @@
+"""Explanations of figures: complete, found by any name, and the same in the command, the page and the view."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.app.cli.explain import explain
+from headrace.app.output.explanations import explanation, explanations, markdown, of_section
+from headrace.runtime.errors import UsageError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+
+
+def test_every_figure_is_explained_in_full() -> None:
+    names = [name.casefold() for each in explanations() for name in (each.name, *each.aliases)]
+    assert len(names) == len(set(names))
+    for each in explanations():
+        for text in (each.sentence, each.formula, each.good, each.improve):
+            assert text.strip() == text
+            assert text
+            assert len(text) <= 120
+
+
+def test_the_page_is_made_of_the_file() -> None:
+    assert PAGE.read_text(encoding="utf-8") == markdown()
+
+
+def test_names_are_found_however_they_are_typed() -> None:
+    assert explanation("mbu").name == explanation("Model Bandwidth  Utilisation").name == "MBU"
+    with pytest.raises(UsageError) as error:
+        explanation("MBV")
+    assert error.value.hint == "did you mean MBU?"
+    with pytest.raises(UsageError) as error:
+        explanation("\x1b[31m")
+    assert "lists" in (error.value.hint or "")
+
+
+def test_the_command_prints_one_or_all() -> None:
+    listed = CliRunner().invoke(explain, [])
+    assert all(each.name in listed.stdout for each in explanations())
+    assert all(len(line) <= 80 for line in listed.stdout.splitlines())
+    one = CliRunner().invoke(explain, ["time", "to", "first", "token", "--json"])
+    document = json.loads(one.stdout)
+    assert document["name"] == "TTFT"
+    assert set(document) == {"name", "aliases", "sentence", "formula", "good", "improve"}
+    every = json.loads(CliRunner().invoke(explain, ["--json"]).stdout)
+    assert [each["name"] for each in every] == [each.name for each in explanations()]
+    assert "t(first text) - t(request)" in CliRunner().invoke(explain, ["TTFT"]).stdout
+
+
+def test_sections_are_those_of_the_decode_view() -> None:
+    sections = {section for each in explanations() for section in each.sections}
+    screen = (Path(__file__).resolve().parents[3] / "app/tui/screens/decode_screen.py").read_text(encoding="utf-8")
+    assert all(f'id="{section}"' in screen for section in sections)
+    assert of_section("latency")
