@@ -26,6 +26,23 @@ from tests.tiny import write_model
 # Reports its options in its settings, as the real one does.
 TELLS = LLAMA_BENCH.replace('"flash_attn": True', '"flash_attn": True, "type_k": options.get("-ctk", "f16")')
 
+# Recurrent state: entries can be removed all or not at all. Its context reports how many it holds.
+RECURRENT = """
+held = 0
+def llama_batch_get_one(array, count): return count
+def llama_decode(ctx, count):
+    global held
+    held += count
+    return 0
+def llama_memory_seq_rm(memory, sequence, first, last):
+    global held
+    if 0 < first < held:
+        return False
+    held = min(held, max(first, 0))
+    return True
+def llama_perf_context(ctx): return SimpleNamespace(t_eval_ms=1e3, n_eval=held)
+"""
+
 
 @pytest.mark.parametrize(
     ("formats", "peers", "message"),
@@ -99,6 +116,18 @@ def test_llama_cpp_python_gets_the_same_format(
         assert child.setup.settings["flash_attention"] == flash
         child.warm_up(Test(0, 4))
         assert len(child.measure(Test(0, 4)).latencies_s) == 3
+    finally:
+        child.close()
+
+
+def test_a_hybrid_in_llama_cpp_is_fed_again_at_each_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp.py").write_text(FAKE + RECURRENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, str(_CHILDREN / "llama_cpp_child.py"), "some.gguf", "64", "2", "q8_0"]
+    child = ChildProcess("llama.cpp", "m", command, threads=2, tunes=False)
+    try:
+        for depth in (16, 16, 8, 0):
+            assert child.measure(Test(0, 4, depth)).own_tokens_per_second == depth + 4
     finally:
         child.close()
 

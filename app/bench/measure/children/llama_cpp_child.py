@@ -172,8 +172,7 @@ class LlamaCpp:
 
     def _fill(self, depth: int) -> None:
         """Leave exactly the first `depth` tokens of the random text in the cache."""
-        self._filled = min(self._filled, depth)
-        self._library.llama_memory_seq_rm(self._memory, -1, self._filled, -1)
+        self._filled = kept(self._library, self._memory, -1, min(self._filled, depth))
         if self._filled < depth:
             self._feed(self._base[self._filled : depth])
             self._filled = depth
@@ -189,6 +188,14 @@ class LlamaCpp:
 
     def _choose(self) -> int:
         return int(self._library.llama_sampler_sample(self._sampler, self.ctx, -1))
+
+
+def kept(library: Any, memory: Any, sequence: int, length: int) -> int:
+    """Remove the entries past `length` of a sequence (-1: all), and return how many stay: 0 with recurrent state."""
+    if library.llama_memory_seq_rm(memory, sequence, length, -1):
+        return length
+    library.llama_memory_seq_rm(memory, sequence, -1, -1)
+    return 0
 
 
 class Parallel:
@@ -230,10 +237,9 @@ class Parallel:
         return [self._draw.randrange(self._llama.n_vocab()) for _ in range(count)]
 
     def _fill(self, depth: int) -> None:
-        self._filled = min(self._filled, depth)
+        filled = min(self._filled, depth)
         for sequence, base in enumerate(self._base):
-            self._library.llama_memory_seq_rm(self._memory, sequence, self._filled, -1)
-            for start in range(self._filled, depth, BATCH):
+            for start in range(kept(self._library, self._memory, sequence, filled), depth, BATCH):
                 chunk = base[start : min(depth, start + BATCH)]
                 self._decode([(token, start + at, sequence) for at, token in enumerate(chunk)])
         self._filled = depth
