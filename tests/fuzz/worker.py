@@ -20,6 +20,7 @@ from typing import Any
 
 from headrace.runtime.errors import HeadraceError
 from tests.fuzz.target import MAX_BYTES, MAX_MESSAGE, MAX_SECONDS, Target, chance_of, make_target
+from tests.peak_memory import PeakMemory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 AT = struct.Struct("<qq")  # the input's number, those done
@@ -30,7 +31,7 @@ _ADDRESS_SPACE = 4 << 30  # beyond what it has at the start: what asks for more 
 
 def attempt(target: Target, given: Any) -> str | None:
     """Run one input; returns None or a finding, as lines of which the last is the summary."""
-    memory = _Memory()
+    memory = PeakMemory()
     before = time.process_time()
     try:
         target.run(given)
@@ -59,20 +60,6 @@ def _unfit(error: HeadraceError) -> str | None:
         except UnicodeEncodeError:
             return f"{type(error).__name__} that is no Unicode: {words[:300]!a}"
     return None
-
-
-class _Memory:
-    """Peak memory since creation, above the level then. Linux only; 0 elsewhere."""
-
-    def __init__(self) -> None:
-        self._before = 0
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-            self._before = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-
-    def grown(self) -> int:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return peak - self._before if self._before else 0
 
 
 def main(name: str, seed: int, first: int, seconds: float, folder: Path) -> None:

@@ -3,10 +3,6 @@
 Needs a process of its own, since a peak never falls.
 """
 
-import resource
-import sys
-from pathlib import Path
-
 from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.loading.load import load_resolved
 from headrace.models.registry.resolve import resolve
@@ -15,6 +11,7 @@ from headrace.runtime.engine.request import Request
 from headrace.runtime.metrics.cost import held_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat
 from headrace.runtime.sampling.params import SamplingParams
+from tests.peak_memory import peak_bytes
 
 _LAST = 40  # tokens of a context that are generated
 
@@ -27,12 +24,4 @@ def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> 
     for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
         pass
     shape, entries = shape_to_run(loaded.checkpoint), held_bytes(loaded.network.cost.kv, context)
-    return loaded_weight_bytes(loaded.checkpoint, shape) + entries + working_memory(shape), _peak()
-
-
-def _peak() -> int:
-    """Return the peak in bytes. On Linux `ru_maxrss` would include the parent process's peak."""
-    if sys.platform == "darwin":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    return loaded_weight_bytes(loaded.checkpoint, shape) + entries + working_memory(shape), peak_bytes()

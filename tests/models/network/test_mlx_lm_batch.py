@@ -47,7 +47,7 @@ def requests(seed: int) -> list[Request]:
     return [
         Request(
             [draw.randrange(VOCAB) for _ in range(draw.choice([1, 2, 9, 30, 50]))],
-            max_tokens=draw.randrange(1, 3 * WINDOW),
+            max_tokens=draw.randrange(1, 2 * WINDOW),
             speculate="off",
             sampling=SamplingParams(temperature=0.8, seed=number) if number % 3 == 2 else SamplingParams(),
         )

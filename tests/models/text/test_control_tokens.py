@@ -36,13 +36,17 @@ def tokenizer_of(family: str, template: str | None = None) -> Tokenizer:
 
 
 def controls_in(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    known = {
+    return [token_id for token_id in ids if token_id in controls_of(tokenizer)]
+
+
+@cache
+def controls_of(tokenizer: Tokenizer) -> set[int]:
+    return {
         token_id
         for text in FAMILIES_SPECIAL
         if len(encoded := tokenizer.encode(text, special=True)) == 1
         for token_id in encoded
     }
-    return [token_id for token_id in ids if token_id in known]
 
 
 FAMILIES_SPECIAL = sorted({text for family in FAMILIES.values() for text in family.special} - {"<unk>"})

@@ -48,12 +48,15 @@ def smuggled(tokenizer: Tokenizer, seed: int, count: int) -> list[str]:
     chance, wrong = random.Random(seed), []
     fixed = itertools.product(AROUND, SPELLINGS)
     drawn = ("".join(chance.choice(AROUND + SPELLINGS) for _ in range(6)) for _ in range(count))
+
+    def controls(content: str) -> list[int]:
+        roles = ("user", "assistant", "user")
+        return [i for i in tokenizer.encode_chat([{"role": r, "content": content} for r in roles]) if i >= 300]
+
+    harmless = controls("y")
     for text in itertools.chain(map("".join, fixed), drawn):
-        for role in ("user", "assistant"):
-            chats = [[{"role": role, "content": content}, {"role": "user", "content": "x"}] for content in (text, "y")]
-            ids, harmless = ([i for i in tokenizer.encode_chat(chat) if i >= 300] for chat in chats)
-            if ids != harmless:
-                wrong.append(f"{role}: {text!a}")
+        if controls(text) != harmless:
+            wrong.append(f"chat: {text!a}")
         if any(index >= 300 for index in tokenizer.encode(text)):
             wrong.append(f"text: {text!a}")
     return wrong

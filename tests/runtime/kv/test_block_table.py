@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
             assert known[group] == {block for block in range(blocks.total) if blocks.indexed(block)}
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestTables = Machine.TestCase
 
 

@@ -142,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.windows != (None, None) or self.copied <= 2 * self.cache.capacity
 
 
-CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestKVCache = CacheMachine.TestCase
 
 
@@ -160,7 +160,7 @@ class WindowedMachine(CacheMachine):
         assert self.committed == 0 or self.cache.reachable(self.committed) == self.committed
 
 
-WindowedMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+WindowedMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestWindowedKVCache = WindowedMachine.TestCase
 
 

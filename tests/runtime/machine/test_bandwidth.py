@@ -170,7 +170,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON.map(json.dumps) | st.text())
 def test_a_broken_cache_file_reads_as_never_measured(home: Path, content: str) -> None:
     home.parent.mkdir(exist_ok=True)
