@@ -5,6 +5,7 @@ B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value 
 
 import mlx.core as mx
 
+from headrace.runtime.ops.passes import Phase
 from headrace.runtime.ops.weights import AttentionSpec, Projections
 
 
@@ -76,3 +77,19 @@ def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec
     if spec.softcap is not None:
         return _softcapped_attention(q, keys, values, masked, spec)
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks)
+
+
+def attend_heads(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None = None,
+    _phase: Phase | None = None,
+) -> mx.array:
+    """Attend with rotated queries (B, H, T, D) over K/V (B, Hkv, S, D) with a mask of SDPA -> (B, H, T, D).
+
+    The queries are the last T of S positions. Without a phase, T = 1 is a decode step.
+    """
+    return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask, sinks=sinks)

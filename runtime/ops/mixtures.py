@@ -23,3 +23,13 @@ def gathered(x: mx.array, stack: Weight, indices: mx.array, ordered: bool) -> mx
             sorted_indices=ordered,
         )
     return y if stack.bias is None else y + stack.bias[indices][:, None]
+
+
+def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) -> mx.array:
+    """Return products of rows with the matrices at their indices, of a stack of so many.
+
+    x (M, K); indices (...): M times as many, those of a row together -> (..., N).
+    """
+    chosen = indices.flatten()
+    rows = mx.repeat(x, chosen.size // max(1, x.shape[0]), axis=0)[:, None]  # (pairs, 1, K)
+    return gathered(rows, stack, chosen, ordered=False).reshape(*indices.shape, -1)

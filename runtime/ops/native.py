@@ -174,7 +174,19 @@ def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
 
 def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
     """Apply a gated linear unit to separate gate and up projections. (B, T, F) twice -> (B, T, F)."""
-    return reference.glu(gate, up, activation)
+    if gate.shape != up.shape or not _floats(gate, up):
+        return reference.glu(gate, up, activation)
+    return kernels.gated(gate, up, activation)
+
+
+def activate(x: mx.array, activation: str) -> mx.array:
+    """Apply "silu" or "gelu" by itself."""
+    return kernels.gated(x, None, activation) if _floats(x) else reference.activate(x, activation)
+
+
+def _floats(*arrays: mx.array | None) -> bool:
+    """Return whether all arrays are float32."""
+    return all(array is None or array.dtype == mx.float32 for array in arrays)
 
 
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
@@ -219,6 +231,48 @@ def attend(
     if plan is None:
         return reference.attend(qkv, keys, values, offset, spec, first)
     return kernels.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
+
+
+def attend_heads(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None = None,
+    phase: Phase | None = None,
+) -> mx.array:
+    """Attend with rotated queries over K/V, read in place, in one node; see the reference for shapes.
+
+    Masks other than causal ones run in prefill, where they are the same for all heads and not added to scores.
+    """
+    batch, _, length, dim = q.shape
+    decodes = length == 1 if phase is None else phase == "decode"
+    supported = q.dtype == mx.float32 and dim % 16 == 0 and keys.shape == values.shape and keys.dtype == values.dtype
+    visible = None
+    if isinstance(mask, mx.array):
+        visible = mask[None, None] if mask.ndim == 2 else mask
+        supported = supported and mask.dtype == mx.bool_ and visible.ndim == 4 and visible.shape[1] == 1
+        visible, decodes = mx.broadcast_to(visible, (batch, 1, length, keys.shape[2])) if supported else None, False
+    if not supported or (mask is None and length > 1):
+        fallbacks[f"attention: head sizes {dim} and {values.shape[-1]}, {q.dtype}, mask {type(mask).__name__}"] += 1
+        return reference.attend_heads(q, keys, values, scale, mask, sinks)
+    return kernels.attend_heads(q, keys, values, scale, not decodes, visible, sinks).transpose(0, 2, 1, 3)
+
+
+def recurrence(
+    q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array | None, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Update and read recurrent state, token by token, in one node; see the reference for shapes."""
+    if not _floats(q, k, v, decay, beta, state) or q.shape[-1] % 16:
+        fallbacks[f"recurrence: {q.dtype}, keys of {q.shape[-1]}"] += 1
+        return reference.recurrence(q, k, v, decay, beta, state)
+    return kernels.recurrence(q, k, v, decay, beta, state)
+
+
+def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+    """Convolve each channel by itself; see the reference for shapes."""
+    return kernels.convolve(x, weight, bias) if _floats(x, weight, bias) else reference.convolve(x, weight, bias)
 
 
 def pages(spec: AttentionSpec) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from headrace.runtime.ops import groups_of_16, stock_sampling
+from headrace.runtime.ops import attention as attention_parts
+from headrace.runtime.ops import groups_of_16, mixtures, recurrent, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED
 from headrace.runtime.ops.attention import attention, norm_and_rotate, split_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
@@ -26,6 +27,8 @@ from headrace.runtime.ops.weights import (
 )
 
 name = "reference"
+attend_heads, expert_linear = attention_parts.attend_heads, mixtures.expert_linear
+recurrence, convolve = recurrent.recurrence, recurrent.convolve
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
 
@@ -132,6 +135,11 @@ def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
     return (COMPILED if on_gpu() else ACTIVATIONS)[activation](gate, up)
 
 
+def activate(x: mx.array, activation: str) -> mx.array:
+    """Apply an activation of `glu` by itself."""
+    return ACTIVATIONS[activation](x, mx.array(1, x.dtype))
+
+
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
     """Apply RMSNorm, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F)."""
     gate, up = mx.split(norm_linear(x, norm, eps, w), 2, axis=-1)
@@ -159,16 +167,6 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     if order is not None:
         y = y[mx.argsort(order)]
     return x + (y.reshape(*chosen.shape, -1) * shares[..., None]).sum(axis=-2)
-
-
-def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) -> mx.array:
-    """Return products of rows with the matrices at their indices, of a stack of so many.
-
-    x (M, K); indices (...): M times as many, those of a row together -> (..., N).
-    """
-    chosen = indices.flatten()
-    rows = mx.repeat(x, chosen.size // max(1, x.shape[0]), axis=0)[:, None]  # (pairs, 1, K)
-    return gathered(rows, stack, chosen, ordered=False).reshape(*indices.shape, -1)
 
 
 def attend(

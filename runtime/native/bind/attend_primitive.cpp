@@ -41,6 +41,67 @@ class Attend : public Node {
   LayerBlocks blocks_;
 };
 
+// Inputs: q, keys, values, then mask and sinks where present.
+class AttendHeads : public Node {
+ public:
+  AttendHeads(mx::Stream stream, float scale, bool prefill, bool masked, bool sinks)
+      : Node(stream), scale_(scale), prefill_(prefill), masked_(masked), sinks_(sinks) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(allocated(out.nbytes()));
+    if (out.size() == 0) return;
+    const mx::array &keys = inputs[1], &values = inputs[2];
+    const bool in_place = entries_contiguous(keys) && entries_contiguous(values) && keys.strides() == values.strides();
+    const auto entries = int64_t{keys.shape(2)}, item = static_cast<int64_t>(keys.itemsize());
+    AttendCall call;
+    call.heads = inputs[0].shape(1);
+    call.kv_heads = keys.shape(1);
+    call.dim = keys.shape(3);
+    call.kv_type = type_of(keys.dtype());
+    call.rule = {scale_, 0.0f};
+    call.head_bytes = (in_place ? keys.strides(1) : entries * call.dim) * item;
+    call.out = out.data<float>();
+    const int64_t sequence_bytes = in_place ? keys.strides(0) * item : call.kv_heads * call.head_bytes;
+    const SequenceRows each{.count = out.shape(1), .offset = entries - out.shape(1),
+                            .phase = prefill_ ? Phase::prefill : Phase::decode};
+    std::vector<Rows> rows(inputs.begin(), inputs.end());
+    auto task = [call, each, sequence_bytes, entries, in_place, batch = out.shape(0), k = keys.data<char>(), v = values.data<char>(),
+                 masked = masked_, sinks = sinks_, rows = std::move(rows)]() mutable {
+      std::vector<char> copies[5];
+      const float* q = rows[0].read<float>(copies[0]);
+      const char* from = in_place ? k : rows[1].read<char>(copies[1]);
+      call.values_at = (in_place ? v : rows[2].read<char>(copies[2])) - from;
+      const uint8_t* visible = masked ? rows[3].read<uint8_t>(copies[3]) : nullptr;
+      if (sinks) call.sinks = rows.back().read<float>(copies[4]);
+      std::vector<SequenceRows> sequences(static_cast<size_t>(batch), each);
+      std::vector<std::vector<char*>> blocks(static_cast<size_t>(batch));
+      for (int64_t b = 0; b < batch; ++b) {
+        SequenceRows& own = sequences[static_cast<size_t>(b)];
+        std::vector<char*>& its = blocks[static_cast<size_t>(b)];
+        for (int64_t i = 0; i < entries; i += kBlock) {
+          its.push_back(const_cast<char*>(from) + b * sequence_bytes + i * call.dim * size_of(call.kv_type));
+        }
+        own.row = b * each.count;
+        own.blocks = its.data();
+        if (visible != nullptr) own.visible = visible + b * each.count * entries;
+      }
+      call.sequences = sequences.data();
+      call.count = batch;
+      run_attend_heads(Pool::shared(), best_kernels(), call, q);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceAttendHeads"; }
+
+ private:
+  static bool entries_contiguous(const mx::array& a) { return a.strides(3) == 1 && (a.strides(2) == a.shape(3) || a.shape(2) == 1); }
+
+  float scale_;
+  bool prefill_, masked_, sinks_;
+};
+
 void require(bool fits, const char* what) {
   if (!fits) throw std::invalid_argument(what);
 }
@@ -105,6 +166,29 @@ mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& v
   require_projections(qkv, call);
   const Phase phase = prefill ? Phase::prefill : Phase::decode;
   return attended(qkv, plan, contiguous_blocks(keys, values, call, qkv.shape(0), qkv.shape(1), offset, first, phase));
+}
+
+mx::array attend_heads(const mx::array& q, const mx::array& keys, const mx::array& values, float scale, bool prefill,
+                       const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks) {
+  require(q.ndim() == 4 && q.dtype() == mx::float32 && q.shape(3) > 0 && q.shape(3) % 16 == 0,
+          "queries must be (B, H, T, D) in float32, D a multiple of 16");
+  const int batch = q.shape(0), heads = q.shape(1), length = q.shape(2);
+  require(keys.ndim() == 4 && keys.shape() == values.shape() && keys.dtype() == values.dtype() && keys.shape(0) == batch &&
+              keys.shape(1) > 0 && heads % keys.shape(1) == 0 && keys.shape(2) >= length && keys.shape(3) == q.shape(3),
+          "keys and values must be (B, Hkv, S, D)");
+  type_of(keys.dtype());
+  std::vector<mx::array> inputs{q, keys, values};
+  if (mask.has_value()) {
+    require(prefill && mask->dtype() == mx::bool_ && mask->shape() == mx::Shape{batch, 1, length, keys.shape(2)},
+            "a mask must be (B, 1, T, S) bool, for prompt tokens");
+    inputs.push_back(*mask);
+  }
+  if (sinks.has_value()) {
+    require(sinks->shape() == mx::Shape{heads}, "sinks must be (H)");
+    inputs.push_back(mx::astype(*sinks, mx::float32, cpu_stream()));
+  }
+  auto node = std::make_shared<AttendHeads>(cpu_stream(), scale, prefill, mask.has_value(), sinks.has_value());
+  return mx::array({batch, length, heads, q.shape(3)}, mx::float32, std::move(node), std::move(inputs));
 }
 
 mx::array attend_pass(const mx::array& qkv, const std::shared_ptr<Pass>& pass, int group, int index,

@@ -16,6 +16,7 @@
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
+#include "recurrent_primitive.h"
 #include "sample_primitive.h"
 #include "weight_arena.h"
 
@@ -108,6 +109,11 @@ NB_MODULE(_native, m) {
         "firsts"_a = std::vector<int>(), "prefill"_a = true);
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0,
         "prefill"_a = true);
+  m.def("attend_heads", &hr::attend_heads, "q"_a, "keys"_a, "values"_a, "scale"_a, "prefill"_a, "mask"_a.none() = nb::none(),
+        "sinks"_a.none() = nb::none());
+  m.def("recurrence", &hr::recurrence, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a.none(), "state"_a);
+  m.def("convolve", &hr::convolve, "x"_a, "weight"_a, "bias"_a.none() = nb::none());
+  m.def("gated", &hr::gated, "gate"_a, "up"_a.none(), "activation"_a);
   m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a);
   m.def("attend_pass", &hr::attend_pass, "qkv"_a, "rows"_a, "group"_a, "index"_a, "plan"_a);
   m.def("cut_block", &hr::cut_block, "block"_a, "entries"_a, "packings"_a, "head_dim"_a);

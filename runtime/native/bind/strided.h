@@ -45,6 +45,11 @@ class Rows {
       std::memcpy(out, from, item_);
       return out + item_;
     }
+    if (axis + 1 == shape_.size() && strides_[axis] == 1) {
+      const size_t bytes = static_cast<size_t>(shape_[axis]) * item_;
+      std::memcpy(out, from, bytes);
+      return out + bytes;
+    }
     for (int64_t i = 0; i < shape_[axis]; ++i) {
       out = copy_axis(axis + 1, from + i * strides_[axis] * static_cast<int64_t>(item_), out);
     }

@@ -75,11 +75,17 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
       }
     }
   });
+  run_attend_heads(pool, kernels, call, q);
+}
+
+void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
+  pool.label(Work::attention);
   attend_decode(pool, kernels, call, q);
   const bool rounds = kernels.rounds_attention && (call.packed() || call.kv_type != Type::f32);
   for (int64_t i = 0; i < call.count; ++i) {
     const SequenceRows& rows = call.sequences[i];
-    if (rows.phase == Phase::prefill) (rounds ? attend_rounded : attend_prefill)(pool, kernels, call, rows, q);
+    const bool plain = !rounds || rows.visible != nullptr;
+    if (rows.phase == Phase::prefill) (plain ? attend_prefill : attend_rounded)(pool, kernels, call, rows, q);
   }
 }
 

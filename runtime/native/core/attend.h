@@ -28,6 +28,7 @@ struct SequenceRows {
   Phase phase = Phase::prefill;
   char* const* blocks = nullptr;  // i-th block: entries [i * kBlock, (i + 1) * kBlock)
   int64_t first = 0;              // first available entry
+  const uint8_t* visible = nullptr;  // (count, offset + count): the entries that a prefill row sees; nullptr: those up to its own
 };
 
 struct AttendCall {
@@ -54,6 +55,9 @@ struct AttendCall {
 };
 
 void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
+
+// The same for rotated queries q, (H, count, D) sequence by sequence, whose keys and values are in the cache.
+void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 
 // Attention after the cache is written and q rotated, (H, count, D) sequence by sequence: decode rows of all sequences; prefill
 // rows of one sequence; the same in integers, over half-precision K/V.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include "attend.h"
 #include "scratch.h"
@@ -74,6 +76,18 @@ void weigh(const Kernels& kernels, const Tile& tile, const HeadCache& kv, int64_
   }
 }
 
+// The range of entries [key, key + n) that a row sees; scores of hidden ones within it become -inf.
+std::pair<int64_t, int64_t> seen(const SequenceRows& sequence, int64_t t, int64_t key, int64_t n, float* scores) {
+  const uint8_t* visible = sequence.visible + t * (sequence.offset + sequence.count) + key;
+  int64_t lo = 0, hi = n;
+  while (lo < hi && visible[lo] == 0) ++lo;
+  while (hi > lo && visible[hi - 1] == 0) --hi;
+  for (int64_t i = lo; i < hi; ++i) {
+    if (visible[i] == 0) scores[i] = -std::numeric_limits<float>::infinity();
+  }
+  return {lo, hi};
+}
+
 void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceRows& sequence, const float* q, int64_t kv_head,
                  int64_t t0) {
   const int64_t shared = call.heads / call.kv_heads;
@@ -85,15 +99,19 @@ void attend_tile(const Kernels& kernels, const AttendCall& call, const SequenceR
   std::memset(tile.out, 0, static_cast<size_t>(rows * tile.dim_padded) * sizeof(float));
   for (int64_t r = 0; r < rows; ++r) tile.states[r] = first_state(call, kv_head * shared + r / queries, nullptr);
 
-  const int64_t position = sequence.offset + t0, last = position + queries;  // one past the last visible entry
+  const int64_t position = sequence.offset + t0;
+  const int64_t last = sequence.visible == nullptr ? position + queries : sequence.offset + sequence.count;  // one past the last entry
   for (int64_t key = first_met(call, sequence, position, kKeys), n = 0; key < last; key += n) {
     n = std::min(kKeys - key % kKeys, last - key);
     const Entries entries = entries_at(kernels, call, sequence, kv_head, key, n, kKeys);
     score(kernels, tile, entries.kv, first, sequence.count * call.dim, shared, queries, entries.begin, n);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t own = position + r % queries;
-      const int64_t lo = std::clamp<int64_t>(first_seen(call, own) - key, 0, n);
-      const int64_t hi = std::clamp<int64_t>(own + 1 - key, 0, n);
+      int64_t lo = std::clamp<int64_t>(first_seen(call, own) - key, 0, n);
+      int64_t hi = std::clamp<int64_t>(own + 1 - key, 0, n);
+      if (sequence.visible != nullptr) {
+        std::tie(lo, hi) = seen(sequence, t0 + r % queries, key, n, tile.scores + r * kKeys);
+      }
       const float factor =
           kernels.softmax_row(tile.scores + r * kKeys, kKeys, lo, hi, call.rule, &tile.states[r]);
       if (factor == 1.0f) continue;

@@ -112,6 +112,16 @@ struct EntryBlock {
   float* value_shares;     // (entries) 1 over that power
 };
 
+// One token of a head for a recurrence (core/recurrent.h): q, k (D), v, y (rows), decay (1 or D), beta (1) or nullptr.
+struct StateToken {
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* decay;
+  const float* beta;
+  float* y;
+};
+
 // Count and weight of the numbers above a limit.
 struct Share {
   float count;
@@ -159,7 +169,7 @@ struct Kernels {
   void (*gemm)(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t m, int64_t kc,
                bool accumulate);
 
-  // out = act(gate) * up over n values.
+  // out = act(gate) * up over n values; act(gate) if `up` is nullptr, never with Act::clamped.
   void (*gated)(const float* gate, const float* up, int64_t n, Act act, float* out);
 
   // Attend `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into separate states (count, queries) with
@@ -204,6 +214,13 @@ struct Kernels {
   // Conversions to and from stored K/V.
   void (*to_float)(const void* src, Type type, int64_t n, float* out);
   void (*from_float)(const float* src, int64_t n, Type type, void* out);
+
+  // Update `rows` rows of a head's state (rows, dim) with a token, and write their y; dim is a multiple of 16. per_key: `decay` has one
+  // factor for each of dim.
+  void (*recur)(const StateToken& token, int64_t dim, int64_t rows, bool per_key, float* state);
+
+  // out[c] = bias[c] + the sum over j < width of x[j][c] * weight[j][c]; bias may be nullptr.
+  void (*convolve)(const float* x, const float* weight, const float* bias, int64_t channels, int64_t width, float* out);
 
   // acc = acc * factor over n values.
   void (*rescale)(float* acc, float factor, int64_t n);

@@ -48,7 +48,7 @@ inline void gated(const float* gate, const float* up, int64_t n, Act act, float*
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;
     const vf g = load_first(gate + i, here);
-    const vf u = load_first(up + i, here);
+    const vf u = up == nullptr ? set1(1.0f) : load_first(up + i, here);
     store_first(out + i, act == Act::clamped ? clamped(g, u) : mul(act == Act::silu ? silu(g) : gelu(g), u), here);
   }
 }

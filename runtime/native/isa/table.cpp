@@ -5,6 +5,7 @@
 #include "gemm.h"
 #include "parts.h"
 #include "prepare.h"
+#include "recurrent.h"
 #include "sample.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -40,6 +41,8 @@ static constexpr Kernels kTable = {
     .share_above = share_above,
     .to_float = to_float,
     .from_float = from_float,
+    .recur = recur,
+    .convolve = convolve,
     .rescale = rescale,
 };
 

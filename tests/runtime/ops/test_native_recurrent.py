@@ -1,0 +1,111 @@
+"""Recurrent state, convolutions, activations and attention over given heads on the native kernels.
+
+Each against stock MLX on every instruction set of this machine, and against itself: a token has the same bits alone,
+with other sequences, and however its prompt is cut.
+"""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from headrace.runtime.ops import native, reference
+from tests.kernels import INSTRUCTION_SETS, on_instruction_set
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+
+B, T, HK, HV, DK, DV = 2, 5, 2, 4, 32, 37
+
+
+@pytest.fixture(params=INSTRUCTION_SETS, autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from on_instruction_set(request.param)
+
+
+def close(ours: mx.array, wanted: mx.array) -> bool:
+    assert ours.shape == wanted.shape
+    return bool((mx.abs(ours - wanted).max() <= 2e-5 * mx.abs(wanted).max()).item())
+
+
+def state_inputs(*, delta: bool, per_key: bool) -> list[mx.array | None]:
+    mx.random.seed(7)
+    q, k = (mx.random.normal((B, T, HK, DK)) * DK**-0.5 for _ in range(2))
+    decay = mx.random.uniform(0.5, 1.0, (B, T, HV, DK) if per_key else (B, T, HV))
+    beta = mx.random.uniform(0.0, 1.0, (B, T, HV)) if delta else None
+    return [q, k, mx.random.normal((B, T, HV, DV)), decay, beta, mx.random.normal((B, HV, DV, DK))]
+
+
+@pytest.mark.parametrize("per_key", [False, True], ids=["one decay", "one for each key"])
+@pytest.mark.parametrize("delta", [False, True], ids=["additive", "delta rule"])
+def test_recurrence(delta: bool, per_key: bool) -> None:
+    inputs = state_inputs(delta=delta, per_key=per_key)
+    wanted, ours = reference.recurrence(*inputs), native.recurrence(*inputs)
+    assert all(close(*pair) for pair in zip(ours, wanted, strict=True))
+
+    def part(sequence: slice, tokens: slice, state: mx.array) -> tuple[mx.array, mx.array]:
+        *rows, _ = [None if x is None else x[sequence, tokens] for x in inputs]
+        return native.recurrence(*rows, state)
+
+    for b in range(B):
+        own = slice(b, b + 1)
+        first, state = part(own, slice(0, 3), inputs[-1][own])
+        rest, state = part(own, slice(3, T), state)
+        assert mx.array_equal(mx.concatenate([first, rest], axis=1), ours[0][own])
+        assert mx.array_equal(state, ours[1][own])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("channels", [16, 83])
+def test_convolution(biased: bool, channels: int) -> None:
+    mx.random.seed(channels)
+    x, weight = mx.random.normal((B, T + 3, channels)), mx.random.normal((4, channels))
+    bias = mx.random.normal((channels,)) if biased else None
+    ours = native.convolve(x, weight, bias)
+    assert close(ours, reference.convolve(x, weight, bias))
+    assert mx.array_equal(native.convolve(x[1:, 2:6], weight, bias), ours[1:, 2:3])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_activations(activation: str) -> None:
+    x, up = mx.random.normal((2, 3, 19)) * 3, mx.random.normal((2, 3, 19))
+    assert close(native.activate(x, activation), reference.activate(x, activation))
+    assert close(native.glu(x, up, activation), reference.glu(x, up, activation))
+
+
+def heads(length: int, entries: int) -> list[mx.array]:
+    """Return queries, and K/V that are slices of buffers with more room."""
+    mx.random.seed(length)
+    q = mx.random.normal((B, length, 4, DK)).transpose(0, 2, 1, 3)
+    return [q, *(mx.random.normal((B, 2, entries + 9, DK))[:, :, :entries] for _ in range(2))]
+
+
+@pytest.mark.parametrize("sinks", [None, mx.array([0.3, -1.0, 2.0, 0.0])], ids=["plain", "sinks"])
+@pytest.mark.parametrize("phase", ["prefill", "decode", None])
+def test_causal_attention_over_heads(phase: str | None, sinks: mx.array | None) -> None:
+    for length, entries in ((1, 1), (1, 300), (3, 200), (70, 70), (50, 190)):
+        inputs = heads(length, entries)
+        mask = "causal" if length > 1 else None
+        ours, wanted = (ops.attend_heads(*inputs, 0.2, mask, sinks, phase) for ops in (native, reference))
+        assert close(ours, wanted)
+        alone = native.attend_heads(*(x[1:] for x in inputs), 0.2, mask, sinks, phase)
+        assert mx.array_equal(alone, ours[1:])
+
+
+def test_masked_attention_over_heads() -> None:
+    """Windows, holes, and masks that differ by sequence; every row sees its own entry."""
+    q, keys, values = heads(20, 150)
+    seen = mx.random.uniform(shape=(B, 1, 20, 150)) < 0.4
+    seen = seen | (mx.arange(150) == mx.arange(130, 150)[:, None])
+    window = mx.abs(mx.arange(150) - mx.arange(130, 150)[:, None]) < 40
+    for mask in (seen, seen[:1], window):
+        ours, wanted = (ops.attend_heads(q, keys, values, 0.2, mask) for ops in (native, reference))
+        assert close(ours, wanted)
+
+
+def test_other_calls_run_on_stock_mlx() -> None:
+    """Scores that are added, masks that differ by head, and values of another size."""
+    q, keys, values = heads(4, 10)
+    added, by_head = mx.random.normal((4, 10)), mx.ones((1, 4, 4, 10), mx.bool_)
+    for mask, v in ((added, values), (by_head, values), ("causal", values[..., :16])):
+        ours, wanted = (ops.attend_heads(q, keys, v, 0.2, mask) for ops in (native, reference))
+        assert mx.array_equal(ours, wanted)
