@@ -18,6 +18,7 @@ from headrace.models.network.mlx_lm_backend import MlxLmBackend, MlxLmPass
 from headrace.models.network.mlx_lm_batch import agrees, can_batch
 from headrace.models.network.mlx_lm_cache import MlxLmCache
 from headrace.models.network.mlx_lm_costs import layers_kv, measure
+from headrace.models.network.mlx_lm_functions import KernelFunctions
 from headrace.models.network.mlx_lm_kernels import exchange, stored_arrays
 from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
@@ -49,6 +50,7 @@ class MlxLmNetwork:
             quantize(self._model, requantize)
             stored = stored_arrays(self._model)
         self._kernels = None if kernels is None else (kernels, stored)  # held until the layers are exchanged
+        self._functions: KernelFunctions | None = None
         self.arrays = list(self._parameters().values())
         self.kv_format: KVFormat | None = None  # None: the class's own
         try:
@@ -75,6 +77,7 @@ class MlxLmNetwork:
         before = self._parameters()
         exchanged = exchange(self._model, stored, ops, self._fresh_parts)
         self.arrays = [*self._parameters().values(), *exchanged.arrays]
+        self._functions = exchanged.functions
         saved = sum(self._shares[name] * (before[name].nbytes - new) for name, new in exchanged.nbytes.items())
         self.cost = replace(self.cost, weight_bytes=self.cost.weight_bytes - round(saved))
         return self
@@ -130,6 +133,8 @@ class MlxLmNetwork:
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """x: tokens (B, T) -> logits (B, T, V)."""
         parts = cast(MlxLmPass, kv).parts
+        if self._functions is not None:
+            self._functions.phase = kv.rows[0].phase
         if len(kv.rows) > 1:
             together: mx.array = self._model(x.T, cache=parts)  # (N, 1) -> (N, 1, V)
             return together.swapaxes(0, 1)

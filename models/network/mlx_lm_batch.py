@@ -23,13 +23,18 @@ _HALF_TOLERANCE = 0.05  # the same for half-precision types
 
 
 class BatchedPart:
-    """One layer's caches of N sequences, for one token each. parts: mlx-lm's plain, quantized or rotating caches."""
+    """One layer's caches of N sequences, for one token each.
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    parts: mlx-lm's plain, quantized or rotating caches. hides: shared by the layers; not empty if a mask hides entries
+    of a sequence from its own token.
+    """
+
+    def __init__(self, parts: Sequence[Any], hides: list[bool]) -> None:
         self._parts = parts
         self._ends = [min(part.offset + 1, getattr(part, "max_size", part.offset + 1)) for part in parts]
         self.offset = mx.array([part.offset for part in parts])  # (N,)
         self.masked = False
+        self._hides = hides
         if hasattr(parts[0], "bits"):  # mlx-lm's attention tests for the attribute
             self.bits, self.group_size = parts[0].bits, parts[0].group_size
 
@@ -43,11 +48,21 @@ class BatchedPart:
         together: tuple[Any, Any] = tree_map(lambda *rows: mx.concatenate([_cut(row, longest) for row in rows]), *held)
         return together
 
+    def own_entries(self) -> list[tuple[mx.array, mx.array]] | None:
+        """Return each sequence's keys and values (1, Hkv, S, D); None if its token does not see all of them."""
+        if self._hides:
+            return None
+        return [
+            (part.keys[:, :, :end], part.values[:, :, :end]) for part, end in zip(self._parts, self._ends, strict=True)
+        ]
+
     def make_mask(self, tokens: int, window_size: int | None = None, return_array: bool = False) -> mx.array | None:
         """Return the mask (N, 1, 1, longest) of visible entries, or None if all are."""
         self.masked = True
         assert tokens == 1
         own = [part.make_mask(1, window_size=window_size, return_array=False) for part in self._parts]
+        if not all(mask is None for mask in own):
+            self._hides.append(True)
         longest = max(self._ends)
         if not return_array and all(mask is None for mask in own) and min(self._ends) == longest:
             return None
@@ -66,7 +81,8 @@ def _cut(rows: mx.array, length: int) -> mx.array:
 
 def batch_parts(sequences: Sequence[Sequence[Any]]) -> list[BatchedPart]:
     """Return the parts of several sequences, layer by layer."""
-    return [BatchedPart(parts) for parts in zip(*sequences, strict=True)]
+    hides: list[bool] = []
+    return [BatchedPart(parts, hides) for parts in zip(*sequences, strict=True)]
 
 
 def can_batch(model: Any, make_parts: Callable[[], list[Any]]) -> bool:

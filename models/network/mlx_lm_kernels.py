@@ -1,8 +1,9 @@
 """Exchange of the layers of an mlx-lm model for our CPU kernels, by module type.
 
 Projections, stacks of experts and embedding tables become modules that call `runtime.ops` with the weights in the types
-they are stored in; RMSNorm runs there, too. Everything else of a class stays stock MLX, and
-so does a layer of which the class reads the weights itself.
+they are stored in; RMSNorm and convolutions run there, too, and so do functions that classes call for attention,
+recurrent state and activations (`mlx_lm_functions`). Everything else of a class stays stock MLX, and so does a layer of
+which the class reads the weights itself.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -13,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from headrace.models.network.mlx_lm_functions import KernelFunctions
 from headrace.runtime.ops import Ops, Weight
 
 Stored = dict[str, dict[str, mx.array]]
@@ -65,15 +67,20 @@ def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list
     for path, module in model.named_modules():
         if type(module) is nn.RMSNorm:
             _put(model, path, _Norm(ops, module))
-    return Exchanged(arrays, nbytes)
+        elif type(module) is nn.Conv1d and _by_channel(module):
+            _put(model, path, _Convolution(ops, module))
+    functions = KernelFunctions(ops)
+    functions.bind(model)
+    return Exchanged(arrays, nbytes, functions)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """Arrays of the exchanged layers, and their bytes by the name of the parameter they were."""
+    """Arrays of the exchanged layers, their bytes by the name of the parameter they were, and functions."""
 
     arrays: list[mx.array]
     nbytes: Mapping[str, int]
+    functions: KernelFunctions
 
 
 class _OnKernels(nn.Module):  # type: ignore[misc]
@@ -132,6 +139,28 @@ class _Norm(nn.RMSNorm):  # type: ignore[misc]
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._ops.rms_norm(x, self.weight, self.eps)
+
+
+def _by_channel(conv: nn.Conv1d) -> bool:
+    """Return whether each channel is convolved by itself, without padding."""
+    channels, _, of_group = conv.weight.shape
+    settings = (conv.groups, of_group, conv.stride, conv.padding, conv.dilation)
+    return settings == (channels, 1, 1, 0, 1)
+
+
+class _Convolution(nn.Conv1d):  # type: ignore[misc]
+    """A convolution of each channel by itself on the kernels. Its weight stays readable."""
+
+    def __init__(self, ops: Ops, conv: nn.Conv1d) -> None:
+        nn.Module.__init__(self)
+        self.weight = conv.weight
+        if "bias" in conv:
+            self.bias = conv.bias
+        self.groups, self.stride, self.padding, self.dilation = conv.groups, 1, 0, 1
+        self._ops, self._turned = ops, mx.contiguous(conv.weight[..., 0].T)  # (width, C)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._ops.convolve(x, self._turned, self.get("bias"))
 
 
 class _Probe(nn.Module):  # type: ignore[misc]

@@ -139,3 +139,33 @@ def test_stacks_broadcast_rows_and_indices_as_the_class_does(shape: tuple[int, .
     wanted, ours = (layer(x, indices) for layer in (stock, _Experts(native, weight, 6)))
     assert ours.shape == wanted.shape
     assert mx.allclose(ours, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "lfm2", "granitemoehybrid", "olmoe"])
+def test_prompts_cut_anywhere_give_the_same_bits(tmp_path: Path, kind: str) -> None:
+    network = load(write(tmp_path, EVERY[kind]), requantize=QUARTER, kernels=native).use_kernels()
+    functions = network._functions
+    assert functions is not None
+    functions.phase = "prefill"
+
+    def last(*lengths: int) -> mx.array:
+        parts, begin = network._fresh_parts(), 0
+        for length in lengths:
+            rows = network._model(mx.array([PROMPT[begin : begin + length]]), cache=parts)
+            begin += length
+        return rows[:, -1]
+
+    whole = last(41)
+    assert all(mx.array_equal(last(*lengths), whole) for lengths in ((20, 21), (40, 1), (1, 1, 39)))
+
+
+def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
+    directory = write(tmp_path, EVERY["qwen3_5"])
+    stock, ours = load(directory), load(directory, kernels=native).use_kernels()
+    before = type(stock._model.layers[0].linear_attn)
+    after = type(ours._model.layers[0].linear_attn)
+    assert after is not before
+    assert issubclass(after, before)
+    names = ("gated_delta_update", "nn", "mx")
+    assert all(before.__call__.__globals__[name] is not after.__call__.__globals__[name] for name in names)
+    assert before.__call__.__globals__["nn"] is nn
