@@ -51,6 +51,9 @@ class Architecture:
     gemma: bool = False  # norm weights include the added 1
     any_head_dim: bool = True  # the model class allows head sizes other than width / heads
     wide_head_norms: bool = False  # attn_q_norm and attn_k_norm cover all heads together
+    partial_rope: bool = False  # a part of each head may turn
+    # Epsilon of the norms: its GGUF key, and its name in config.json.
+    epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
 
 
 _LLAMA = Architecture("llama", "LlamaForCausalLM", permuted=True)
@@ -75,7 +78,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attn_norm": "input_layernorm", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
             **_FFN_NORM, "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj",
         },
-        fused_up=True, any_head_dim=False,
+        fused_up=True, any_head_dim=False, partial_rope=True,
     ),
     "qwen2": _QWEN2,
     "qwen2vl": _QWEN2,  # text positions are equal in its three sections
@@ -111,6 +114,30 @@ ARCHITECTURES: dict[str, Architecture] = {
     "seed_oss": Architecture(
         "seed_oss", "SeedOssForCausalLM",
         {**_ATTENTION, "post_attention_norm": "post_attention_layernorm", **_FFN}, biased=QKV,
+    ),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", permuted=True),
+    "cohere2": Architecture(
+        "cohere2", "Cohere2ForCausalLM", {**_ATTENTION, **_FFN},
+        epsilon=("attention.layer_norm_epsilon", "layer_norm_eps"),
+    ),
+    "exaone4": Architecture(
+        "exaone4", "Exaone4ForCausalLM",
+        {
+            **{source: module for source, module in _ATTENTION.items() if source != "attn_norm"}, **_HEAD_NORMS,
+            "post_attention_norm": "post_attention_layernorm", **_FFN, "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
+    "glm4": Architecture(
+        "glm4", "Glm4ForCausalLM",
+        {
+            **_ATTENTION, "post_attention_norm": "post_self_attn_layernorm", **_FFN_NORM,
+            "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj", "post_ffw_norm": "post_mlp_layernorm",
+        },
+        fused_up=True, partial_rope=True,
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM",
+        {**_PLAIN, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     ),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM"),
     "gemma": Architecture("gemma", "GemmaForCausalLM", gemma=True),

@@ -19,6 +19,7 @@ Config = dict[str, Any]
 _WIDE_QUERY_SCALE = {"gemma2": 46, "gemma3": 62}
 _GEMMA3_PATTERN, _GEMMA3_LOCAL_BASE = 6, 10_000.0
 _GEMMA2_WINDOW = 4096
+_EXAONE4_WINDOWED = 64  # layers of the size with sliding windows
 
 # generation_config.json key: GGUF key.
 _SAMPLING = {
@@ -71,7 +72,7 @@ def model_config(
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer("{arch}.context_length", minimum=1),
-        "rms_norm_eps": metadata.positive("{arch}.attention.layer_norm_rms_epsilon"),
+        row.epsilon[1]: metadata.positive(f"{{arch}}.{row.epsilon[0]}"),
         "rope_theta": metadata.positive("{arch}.rope.freq_base", 10_000.0),
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -84,6 +85,8 @@ def model_config(
     elif scaling := rope_scaling(metadata, head_dim, config["rope_theta"], rope_factors):
         config["rope_scaling"] = scaling
     config |= _special_entries(metadata, config, tensors)
+    if row.model_type == "olmo2" and (window := metadata.integer("{arch}.attention.sliding_window", 0)):
+        config |= {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window}
     return config
 
 
@@ -103,7 +106,7 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) ->
             f"heads of {head_dim} are not supported in a {row.model_type} of {heads} and width {hidden}"
         )
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim, minimum=1, maximum=head_dim)
-    if rotated != head_dim and row.model_type != "phi3":
+    if rotated != head_dim and not row.partial_rope:
         raise UnsupportedModelError("RoPE over a part of the head is not supported")
     if rotated % 2:
         raise CheckpointError(f"a head size of {rotated} cannot be rotated")
@@ -141,6 +144,15 @@ def _special_entries(metadata: Metadata, config: Config, tensors: Collection[str
         return _gpt_oss(metadata, config)
     if kind == "ernie4_5":
         return {"use_bias": False}
+    if kind == "ministral3":
+        return _ministral(metadata, config)
+    if kind in ("cohere2", "exaone4"):
+        return _periodic(metadata, config)
+    if kind == "glm4":
+        share = config.get("partial_rotary_factor", 1.0)
+        return {"attention_bias": "blk.0.attn_q.bias" in tensors, "partial_rotary_factor": share}
+    if kind == "hunyuan_v1_dense":
+        return {"attention_bias": False, "use_qk_norm": True}
     if kind in ("gemma", "qwen3", "olmo2"):
         return {"attention_bias": False}
     return _gemma(metadata, config)
@@ -164,6 +176,34 @@ def _granite(metadata: Metadata, kind: str) -> Config:
         "logits_scaling": metadata.positive("{arch}.logit_scale"),
     }
     return config | (_experts(metadata, "num_local_experts") if kind == "granitemoe" else {})
+
+
+def _ministral(metadata: Metadata, config: Config) -> Config:
+    """Return the nested RoPE section that Ministral 3's class reads."""
+    yarn = config.pop("rope_scaling", None)
+    if yarn is None or yarn["rope_type"] != "yarn":
+        raise UnsupportedModelError("GGUF architecture 'mistral3' without YaRN is not supported")
+    return {
+        "rope_parameters": {
+            **yarn, "type": "yarn", "rope_theta": config["rope_theta"], "mscale": 1.0,
+            "mscale_all_dim": metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0),
+            "llama_4_scaling_beta": metadata.number("{arch}.attention.temperature_scale", 0.0),
+        }
+    }  # fmt: skip
+
+
+def _periodic(metadata: Metadata, config: Config) -> Config:
+    """Return the windows of Cohere 2 and EXAONE 4, of which every fourth layer sees everything.
+
+    llama.cpp gives a window to EXAONE 4 of 64 layers alone.
+    """
+    if config["model_type"] == "cohere2":
+        window = metadata.integer("{arch}.attention.sliding_window", minimum=1)
+        scale = metadata.positive("{arch}.logit_scale")
+        return {"attention_bias": False, "sliding_window": window, "sliding_window_pattern": 4, "logit_scale": scale}
+    if config["num_hidden_layers"] != _EXAONE4_WINDOWED:
+        return {"sliding_window": None, "sliding_window_pattern": None}
+    return {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
 
 
 def _gpt_oss(metadata: Metadata, config: Config) -> Config:

@@ -65,7 +65,8 @@ def _expected(name: str, config: dict[str, Any]) -> Iterable[Target]:
 
 
 def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[Target]:
-    stated = (_ATTENTION if config.get("attention_bias") else ()) + (_MLP if config.get("mlp_bias") else ())
+    attention = _ATTENTION[:3] if config["model_type"] == "glm4" else _ATTENTION
+    stated = (attention if config.get("attention_bias") else ()) + (_MLP if config.get("mlp_bias") else ())
     biased = architecture.biased or stated
     shapes = _shapes(architecture, config)
     for source, module in architecture.modules.items():

@@ -19,7 +19,7 @@ VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies
 }
 
 Weights = dict[str, np.ndarray]
-_PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe")  # rows of Q and K
+_PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe", "mistral3")  # rows of Q and K
 
 # Byte offsets of the float16 scales in a block.
 SCALES_AT = {
@@ -53,6 +53,11 @@ _LONG = {
     "rope.dimension_count": 12, "rope.scaling.original_context_length": 256,  # llama.cpp's least
     "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(256)),
 }  # fmt: skip
+
+_OLMO = (
+    *_QKV, "attn_output", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_gate", "ffn_up", "ffn_down",
+    "post_ffw_norm",
+)  # fmt: skip
 
 # name -> (GGUF architecture, what it adds to the base). Metadata keys get the architecture in front.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -132,10 +137,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": (
         "olmo2",
         {
-            "wide_norms": True, "kinds": (
-                *_QKV, "attn_output", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_gate", "ffn_up",
-                "ffn_down", "post_ffw_norm",
-            ),
+            "wide_norms": True, "kinds": _OLMO,
         },
     ),
     "seed_oss": (
@@ -146,6 +148,56 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie4_5": ("ernie4_5", {"tied": True}),
+    "olmo3": (
+        "olmo2",
+        {
+            "wide_norms": True, "layers": 4, "kinds": _OLMO, "metadata": {**_YARN, "attention.sliding_window": 12},
+        },
+    ),
+    "mistral3": (
+        "mistral3",
+        {
+            "head_dim": 32, "metadata": {
+                **_YARN, "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1,
+                "rope.scaling.original_context_length": 8,
+            },
+        },
+    ),
+    "cohere2": (
+        "cohere2",
+        {
+            "tied": True, "layers": 5, "epsilon": "layer_norm",
+            "kinds": ("attn_norm", *_QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+            "metadata": {"attention.sliding_window": 12, "logit_scale": 0.25},
+        },
+    ),
+    "exaone4": ("exaone4", {"kinds": _OLMO, "rope_factor": 8.0, "metadata": {"rope.freq_base": 5e5}}),
+    "glm4": (
+        "glm4",
+        {
+            "head_dim": 32, "biases": _QKV, "metadata": {"rope.dimension_count": 16}, "fused_up": True,
+            "kinds": (
+                "attn_norm", *_QKV, "attn_output", "post_attention_norm", "ffn_norm", "ffn_up", "ffn_down",
+                "post_ffw_norm",
+            ),
+            "names": {
+                "post_attention_norm": "model.layers.{}.post_self_attn_layernorm",
+                "pre_ffn_norm": "model.layers.{}.post_attention_layernorm",
+                "post_ffw_norm": "model.layers.{}.post_mlp_layernorm",
+            },
+            "sandwich": True,
+        },
+    ),
+    "hunyuan-dense": (
+        "hunyuan-dense",
+        {
+            "qk_norm": True, "head_dim": 32,
+            "names": {
+                "attn_q_norm": "model.layers.{}.self_attn.query_layernorm",
+                "attn_k_norm": "model.layers.{}.self_attn.key_layernorm",
+            },
+        },
+    ),
 }  # fmt: skip
 
 
@@ -218,7 +270,7 @@ def header(path: Path, variant: str, **changes: Any) -> gguf.GGUFWriter:
     writer.add_head_count_kv(shape["kv_heads"])
     writer.add_key_length(shape["head_dim"])
     writer.add_value_length(shape["head_dim"])
-    writer.add_layer_norm_rms_eps(1e-5)
+    (writer.add_layer_norm_eps if shape.get("epsilon") else writer.add_layer_norm_rms_eps)(1e-5)
     for key, value in shape["metadata"].items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{arch}.{key}", value)
@@ -297,10 +349,14 @@ def _hf_name(kind: str, layer: int | None, leaf: str, shape: dict[str, Any]) -> 
     follows, unless there is also a norm behind the attention half."""
     if kind == "ffn_norm":
         kind = "pre_ffn_norm" if shape["sandwich"] else "post_attention_norm"
-    if kind == "ffn_up" and "attn_qkv" in (shape["kinds"] or ()):
+    if kind == "ffn_up" and _fused_up(shape):
         kind = "ffn_gate_up"
     leaf = "sinks" if kind == "attn_sinks" else leaf
     return f"{shape['names'].get(kind, _HF_NAMES[kind]).format(layer)}.{leaf}"
+
+
+def _fused_up(shape: dict[str, Any]) -> bool:
+    return "attn_qkv" in (shape["kinds"] or ()) or bool(shape.get("fused_up"))
 
 
 def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
@@ -327,7 +383,7 @@ def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[in
         "ffn_down_shexp": (hidden, shared),
     }  # fmt: skip
     if shape["kinds"]:
-        if "attn_qkv" in shape["kinds"]:
+        if _fused_up(shape):
             every["ffn_up"] = (2 * inner, hidden)
         block = {kind: every[kind] for kind in shape["kinds"]}
     result: list[tuple[str, int | None, str, tuple[int, ...]]] = [("token_embd", None, "weight", (vocab, hidden))]
