@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,12 @@ from headrace.models.gguf.rope import LongFactors
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from headrace.models.gguf.tensors import Affine, is_quantized, to_affine, to_mxfp4, to_plain
 from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
-from headrace.models.gguf.vocabulary import read_vocabulary
+from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
+from headrace.models.text.vocabulary import Vocabulary
 from headrace.runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _LICENCE_KEYS = ("general.license", "general.license.name", "general.license.link")
 
@@ -44,6 +48,19 @@ class _ConversionLog:
             )
 
 
+@dataclass(frozen=True)
+class ConversionPlan:
+    """Contents of a GGUF's header in Hugging Face terms."""
+
+    container: Container
+    metadata: Metadata
+    vocabulary: Vocabulary
+    config: Config
+    targets: list[Target]
+    tokenizer: "Tokenizer"
+    special: SpecialIds
+
+
 def convert_gguf(
     source: Path,
     target: Path,
@@ -59,6 +76,26 @@ def convert_gguf(
     requantized. Raises CheckpointError for a broken or contradictory file, UnsupportedModelError for an unsupported
     architecture, tensor type or tokenizer. On an error, delete `target`.
     """
+    plan = read_plan(source)
+    container, metadata, config, special = plan.container, plan.metadata, plan.config, plan.special
+    sixteen = groups_of_16(config)
+    written = _write_weights(container, plan.targets, target / "model.safetensors", sixteen, progress)
+    config |= _quantization(written.settings)
+    config["torch_dtype"] = _half_type(metadata.architecture, written.types)
+    config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
+
+    save_tokenizer(plan.tokenizer, target / "tokenizer.json")
+    tokenizer_facts = tokenizer_config(plan.vocabulary, special, config["max_position_embeddings"])
+    _write_json(target / "tokenizer_config.json", tokenizer_facts)
+    if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+    _write_json(target / "generation_config.json", generation_config(metadata, special))
+    _write_json(target / "headrace.json", _origin(source, metadata, written, sha256))
+    _write_json(target / "config.json", config)
+
+
+def read_plan(source: Path) -> ConversionPlan:
+    """Return all that the header of a GGUF file decides. Raises as `convert_gguf`."""
     container = open_container(source)
     metadata = Metadata(container.metadata)
     vocabulary = read_vocabulary(metadata)
@@ -73,21 +110,7 @@ def convert_gguf(
     for each in wanted:
         _check_shape(container.tensors[each.source], each)
     tokenizer, special = build_tokenizer(metadata, vocabulary)
-
-    sixteen = groups_of_16(config)
-    written = _write_weights(container, wanted, target / "model.safetensors", sixteen, progress)
-    config |= _quantization(written.settings)
-    config["torch_dtype"] = _half_type(metadata.architecture, written.types)
-    config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
-
-    save_tokenizer(tokenizer, target / "tokenizer.json")
-    tokenizer_facts = tokenizer_config(vocabulary, special, config["max_position_embeddings"])
-    _write_json(target / "tokenizer_config.json", tokenizer_facts)
-    if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
-        (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
-    _write_json(target / "generation_config.json", generation_config(metadata, special))
-    _write_json(target / "headrace.json", _origin(source, metadata, written, sha256))
-    _write_json(target / "config.json", config)
+    return ConversionPlan(container, metadata, vocabulary, config, wanted, tokenizer, special)
 
 
 def _long_factors(container: Container) -> LongFactors | None:

@@ -45,17 +45,21 @@ BLOCKS = {
     "Q6_K": (256, 210),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
 }
 # Unsupported types: a common file type of about the same size to suggest.
 _INSTEAD = {
-    "IQ1": "Q2_K",
-    "IQ2": "Q2_K",
-    "IQ3": "Q3_K_M",
-    "TQ1": "Q2_K",
-    "TQ2": "Q2_K",
     "NVFP4": "Q4_K_M",
     "Q1_0": "Q2_K",
 }

@@ -26,6 +26,9 @@ _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS}|{_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 # Letters except a-z, then letters except A-Z: case in ASCII, any letter elsewhere.
 _NOT_LOWER, _NOT_UPPER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
@@ -38,6 +41,10 @@ _GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*(?:{_CONTRACTIONS})?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
 
 _BY_NAME = {
     "default": PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -46,13 +53,29 @@ _BY_NAME = {
     "llama-bpe": PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True),
     "smaug-bpe": PreTokenizer((_LLAMA3,)),
     "qwen2": PreTokenizer((_QWEN2,)),
+    "qwen35": PreTokenizer((_QWEN35,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
+    "falcon": PreTokenizer((r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")),
+    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
     "seed-coder": PreTokenizer((_SEED,)),
     "gpt-4o": PreTokenizer((_GPT4O,)),
 }
 _SAME_AS = {
     "phi-2": "gpt-2",
     "exaone4": "gpt-2",
+    "jina-v2-de": "gpt-2",
+    "gigachat": "gpt-2",
+    "glm4": "smaug-bpe",
+    "chatglm-bpe": "smaug-bpe",
+    "lfm2": "llama-bpe",
+    "falcon-h1": "llama-bpe",
+    "midm-2.0": "llama-bpe",
+    "a.x-4.0": "gpt-2",
+    "mellum": "gpt-2",
+    "hunyuan": "qwen2",
+    "kormo": "qwen2",
+    "hunyuan-dense": "deepseek-v3",
     "llama4": "gpt-4o",
     "mpt": "gpt-2",
     "olmo": "gpt-2",

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-# Equal in all Llama 3.1 to 3.3 models; only the factor differs (8 or 32).
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
+_LOW, _HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
 class LongFactors(NamedTuple):
@@ -64,14 +64,27 @@ def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]
     if len(factors) != head_dim // 2:
         raise CheckpointError(f"rope_freqs.weight has {len(factors)} factors for heads of size {head_dim}")
     factor = round(factors[-1], 4)  # the lowest frequency has the full factor
-    config: dict[str, Any] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
     if factor <= 1 or theta <= 1:
         raise UnsupportedModelError("rope_freqs.weight does not follow the Llama 3 formula")
+    config: dict[str, Any] = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": _trained_context(head_dim, theta, factors, factor),
+    }  # fmt: skip
     for index, given in enumerate(factors):
         expected = llama3_factor(2 * math.pi * theta ** (2 * index / head_dim), config)
         if abs(given - expected) > 1e-3 * expected:
             raise UnsupportedModelError("rope_freqs.weight does not follow the Llama 3 formula")
     return config
+
+
+def _trained_context(head_dim: int, theta: float, factors: list[float], factor: float) -> int:
+    """Return the original context that a factor between 1 and the full one follows from; 8192 if there is none."""
+    for index, given in enumerate(factors):
+        if 1.001 < given < 0.999 * factor:
+            smooth = (1 / given - 1 / factor) / (1 - 1 / factor)
+            turns = smooth * (_HIGH - _LOW) + _LOW
+            return round(turns * 2 * math.pi * float(theta ** (2 * index / head_dim)))
+    return _LLAMA3_CONTEXT
 
 
 def llama3_factor(wavelength: float, config: dict[str, Any]) -> float:

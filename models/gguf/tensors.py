@@ -3,8 +3,8 @@
 Most blocks are affine over 32 weights and keep their codes: the 8, 16 or 128 that Q4_0, Q5_0 and Q8_0 subtract becomes
 the bias. IQ4_NL, IQ4_XS and MXFP4 look up 4-bit codes in a table of integers, which become affine codes of 8 and 5
 bits. Q6_K is affine over 16 weights. In float32 all of them equal the reference dequantizer bit for bit, up to the sign
-of zero. Q2_K and Q3_K, and Q6_K without support for groups of 16, are requantized to 8 bits. Experts in MXFP4 become
-MLX's mode of that name, with the same bits in another order.
+of zero. Q2_K, Q3_K, IQ1, IQ2, IQ3 and TQ, and Q6_K without support for groups of 16, are requantized to 8 bits. Experts
+in MXFP4 become MLX's mode of that name, with the same bits in another order.
 
 Scales and biases are float16 if that is exact, since a decode step reads them all, and float32 otherwise.
 """
@@ -276,6 +276,9 @@ def _requantize(values: Floats) -> Unpacked:
     return codes, scale, bias, float(error)
 
 
+_REQUANTIZED = (
+    "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0",
+)  # fmt: skip
 # Unpacker, bits of a code and codes per group of each type.
 _UNPACK: dict[str, tuple[Callable[[Bytes], Unpacked], int, int]] = {
     "Q4_0": (_q4_0, 4, 32),
@@ -286,9 +289,8 @@ _UNPACK: dict[str, tuple[Callable[[Bytes], Unpacked], int, int]] = {
     "Q4_K": (_q4_k, 4, 32),
     "Q5_K": (_q5_k, 5, 32),
     "Q6_K": (_q6_k, 6, 16),
-    "Q2_K": (_requantized("Q2_K"), 8, 32),
-    "Q3_K": (_requantized("Q3_K"), 8, 32),
     "IQ4_NL": (_iq4_nl, 8, 32),
     "IQ4_XS": (_iq4_xs, 8, 32),
     "MXFP4": (_mxfp4, 5, 32),
+    **{kind: (_requantized(kind), 8, 32) for kind in _REQUANTIZED},
 }

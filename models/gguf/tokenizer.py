@@ -17,6 +17,8 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_NO_CHAT = "headrace runs language models that write text; look for an MLX or safetensors version of one"
+
 
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokenizer", SpecialIds]:
     """Return the tokenizer of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
@@ -29,7 +31,10 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokeni
         special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=True)
         tokenizer = _sentencepiece(metadata, vocabulary, special)
     else:
-        raise UnsupportedModelError(f"the tokenizer {model!r} is not supported")
+        raise UnsupportedModelError(
+            f"the tokenizer {model!r} is not supported",
+            hint=_NO_CHAT if model in ("bert", "t5", "rwkv", "plamo2") else None,
+        )
     add_tokens(tokenizer, vocabulary)
     _wrap(tokenizer, vocabulary, special)
     return tokenizer, special

@@ -123,10 +123,10 @@ def stored_name(file: Path, sha256: str) -> str:
 
 
 def _check_header(file: Path) -> None:
-    """Check the header before gigabytes are hashed."""
-    from headrace.models.gguf.container import open_container  # late: numpy
+    """Refuse a file that cannot be converted before gigabytes are hashed."""
+    from headrace.models.gguf.convert import read_plan  # late: numpy
 
-    open_container(file)
+    read_plan(file)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def raw_gguf(
 
 
 BIG = 2**63
-F32_TYPE, Q4_0_TYPE, IQ2_TYPE, I64_TYPE = 0, 2, 16, 27
+F32_TYPE, Q4_0_TYPE, NVFP4_TYPE, I64_TYPE = 0, 2, 40, 27
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "too short"),
@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "one key too many": (raw_gguf(counts=(0, 5)), "ends in the middle|unknown value type|appears twice"),
     "key length": (raw_gguf([struct.pack("<Q", BIG)]), "metadata key is"),
     "key not text": (raw_gguf([pair(b"\xff", U8, b"\0")]), "key is not plain text"),
-    "escape in a name": (raw_gguf(tensors=[(b"\x1b[2J", [8], IQ2_TYPE, 0)]), "name is not plain text"),
+    "escape in a name": (raw_gguf(tensors=[(b"\x1b[2J", [8], NVFP4_TYPE, 0)]), "name is not plain text"),
     "text length": (raw_gguf([pair(b"k", STRING, struct.pack("<Q", BIG))]), "ends in the middle of k"),
     "text not text": (raw_gguf([pair(b"k", STRING, text(b"\xff\xfe"))]), "unreadable GGUF metadata"),
     "value type": (raw_gguf([pair(b"k", 13, b"")]), "unknown value type 13"),
@@ -122,7 +122,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "truncated data": (raw_gguf(tensors=[(b"t", [64], F32_TYPE, 0)], data=255), "past the end"),
     "overlap": (raw_gguf(tensors=[(b"t", [16], F32_TYPE, 0), (b"u", [8], F32_TYPE, 32)]), "t and u overlap"),
     "duplicate tensor": (raw_gguf(tensors=[(b"t", [8], 0, 0), (b"t", [8], 0, 32)]), "same name"),
-    "tensor type": (raw_gguf(tensors=[(b"x.weight", [256], IQ2_TYPE, 0)]), "tensor x.weight is IQ2_XXS, which"),
+    "tensor type": (raw_gguf(tensors=[(b"x.weight", [256], NVFP4_TYPE, 0)]), "tensor x.weight is NVFP4, which"),
     "integer tensor": (raw_gguf(tensors=[(b"x", [8], I64_TYPE, 0)]), "tensor x is I64, which"),
     "unknown tensor type": (raw_gguf(tensors=[(b"x", [8], 777, 0)]), "tensor x is type 777, which"),
     "no architecture": (raw_gguf([]), "lacks general.architecture"),

@@ -22,7 +22,10 @@ from tests.corpus import NASTY
 from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
-PRE_TOKENIZERS = ("default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "tekken", "seed-coder", "gpt-4o")
+PRE_TOKENIZERS = (
+    "default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "tekken", "seed-coder", "gpt-4o",
+    "falcon", "deepseek-coder", "deepseek-v3",
+)  # fmt: skip
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept
 STEPS, SAID_NEXT, EDITED = 6, [3, 90, 17], [*PROMPT[:10], 5, 6, 11]

@@ -26,6 +26,8 @@ SCALES_AT = {
     "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q6_K": (208,),
     "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 
 _BASE: dict[str, Any] = {
@@ -308,6 +310,8 @@ def random_blocks(rng: np.random.Generator, kind: str, *dims: int) -> np.ndarray
     for start in SCALES_AT[kind]:
         scales = (rng.standard_normal(len(blocks)) * 1e-3).astype(np.float16)
         blocks[:, start : start + 2] = scales[:, None].view(np.uint8)
+    if kind == "IQ1_M":  # its scale is in the high bits of four numbers
+        blocks[:, 55] = blocks[:, 55] & 0x0F | 0x10
     if kind == "MXFP4":  # an exponent in its place
         blocks[:, 0] = rng.integers(112, 120, len(blocks))
     return blocks.reshape(*dims[:-1], -1)

@@ -113,11 +113,11 @@ def test_rope_scaling() -> None:
         config(rope__scaling__type="longrope")
 
 
-@pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama_3_parameters_are_recovered_from_the_factors(factor: float) -> None:
+@pytest.mark.parametrize(("factor", "context"), [(8.0, 8192), (32.0, 8192), (16.0, 4096), (8.0, 32768)])
+def test_llama_3_parameters_are_recovered_from_the_factors(factor: float, context: int) -> None:
     wanted = {
         "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
+        "original_max_position_embeddings": context,
     }  # fmt: skip
     wavelengths = [2 * 3.141592653589793 * 5e5 ** (2 * index / 64) for index in range(32)]
     factors = [llama3_factor(wavelength, wanted) for wavelength in wavelengths]

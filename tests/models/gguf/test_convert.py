@@ -139,7 +139,7 @@ def compare(logits: np.ndarray, variant: str) -> None:
     assert difference < TOLERANCE.get(variant, 5e-6)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *LATER])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ2_S", "TQ1_0", *LATER])
 def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama", matrices=kind, **LARGE)
     directory = convert(path)
@@ -155,7 +155,7 @@ def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path
         return
     dequantized = in_float32(ours, name, config["quantization"]["bits"])
     inexact = {row["name"]: row for row in read(directory, "headrace.json")["inexact_tensors"]}
-    if kind in ("Q2_K", "Q3_K"):
+    if kind in ("Q2_K", "Q3_K", "IQ2_S", "TQ1_0"):
         row = inexact["blk.0.ffn_down.weight"]
         assert (row["type"], row["became"]) == (kind, "affine 8-bit, group size 32")
         assert np.abs(dequantized - values).max() == pytest.approx(row["max_abs_error"], rel=1e-3)

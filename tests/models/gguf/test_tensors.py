@@ -16,7 +16,8 @@ ROWS, COLUMNS = 24, 512
 HALF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # whose scales take more than half precision
 EXACT = (*HALF, *WIDE)
-REQUANTIZED = ("Q2_K", "Q3_K", "Q6_K")  # the last where nothing reads groups of 16
+LOW = ("Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+REQUANTIZED = (*LOW, "IQ1_M", "Q6_K")  # the last where nothing reads groups of 16
 
 
 def raw(kind: str, data: np.ndarray, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> RawTensor:
@@ -144,7 +145,7 @@ def test_experts_are_one_matrix_above_the_other() -> None:
         np.testing.assert_array_equal(ours.reshape(ROWS, -1), getattr(flat, name))
 
 
-@pytest.mark.parametrize("kind", [*EXACT, "Q2_K", "Q3_K"])
+@pytest.mark.parametrize("kind", [*EXACT, *LOW])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_scales_that_are_not_finite_are_refused(kind: str, value: float) -> None:
     for start in SCALES_AT[kind]:
@@ -165,7 +166,7 @@ def test_plain_types_keep_their_bytes_and_refuse_nan(kind: str) -> None:
         to_plain(raw(kind, data))
 
 
-@pytest.mark.parametrize("kind", [*EXACT, "Q2_K", "Q3_K"])
+@pytest.mark.parametrize("kind", [*EXACT, *LOW])
 def test_quantized_vectors_become_their_exact_float32_values(kind: str) -> None:
     data = random_blocks(np.random.default_rng(0), kind, 1, COLUMNS)
     words, dtype = to_plain(raw(kind, data, (COLUMNS,)))

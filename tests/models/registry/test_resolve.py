@@ -15,7 +15,7 @@ from headrace.models.registry import catalog, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
 from headrace.models.registry.resolve import DEFAULT_MODEL, installed_name, resolve, stored_name
 from headrace.models.registry.store import Store
-from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UsageError
+from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
 from tests.checkpoints import header, shard, write
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
@@ -63,6 +63,19 @@ def test_local_gguf_is_converted_once(store: Store, gguf: Path, monkeypatch: pyt
     monkeypatch.setattr(import_gguf, "hash_file", not_again)
     monkeypatch.setattr(import_gguf, "convert", not_again)
     assert resolve(str(gguf), store=store) == first
+
+
+def test_a_gguf_that_cannot_be_converted_is_refused_before_it_is_hashed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("hashed")
+
+    path = write_gguf(tmp_path / "m.gguf", "llama")
+    path.write_bytes(path.read_bytes().replace(b"smollm", b"klingo"))  # its pre-tokenizer
+    monkeypatch.setattr(import_gguf, "hash_file", never)
+    with pytest.raises(UnsupportedModelError, match="klingo"):
+        resolve(str(path), store=store)
 
 
 def test_a_gguf_as_large_as_a_converted_one_is_hashed_once(
