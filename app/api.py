@@ -56,7 +56,7 @@ class OptionKeywords(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str] | None
     speculate: str | None
-    thinking: bool | None
+    thinking: bool | int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class Model:
 
         sampling: None means the model's own (`Model.sampling`); keywords such as `temperature` and `seed` go before it.
         stop: a text, or several, that end the answer and are left out of it. max_tokens: None means up to the context
-        limit. thinking: thinking of reasoning models, on or off where they allow it. Closing the iterator ends the
-        generation, as does `cancel`, which any thread may set, during prefill too.
+        limit. thinking: on or off, a level, or a budget in tokens, where the model allows it. Closing the iterator ends
+        the generation, as does `cancel`, which any thread may set, during prefill too.
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
         not fit, CheckpointError for a broken chat template, EngineError for a closed model. Iterating raises
         EngineError while another answer is open or on another thread, and NotEnoughMemoryError.

@@ -23,11 +23,13 @@ TextEvent = Part | Failed
 class Prompt:
     """A prompt as token ids.
 
-    opening: text of the answer that the chat template wrote. started: `time.perf_counter()` before the encoding.
+    opening: text of the answer that the chat template wrote. thinking: the prompt ends within a thinking section.
+    started: `time.perf_counter()` before the encoding.
     """
 
     ids: Sequence[int]
     opening: str = ""
+    thinking: bool = False
     started: float = field(default_factory=time.perf_counter)
     tokenize_s: float = 0.0
 

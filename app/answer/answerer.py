@@ -15,6 +15,7 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.thinking import Thinking
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
@@ -59,7 +60,7 @@ class Answerer:
         self._own_processes = own_processes
         self._running: dict[EngineSequence, Answer] = {}
 
-    def encode(self, prompt: str | Messages, *, thinking: bool | None = None) -> Prompt:
+    def encode(self, prompt: str | Messages, *, thinking: Thinking | None = None) -> Prompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 
         Raises UsageError, ContextLimitError and CheckpointError.
@@ -70,7 +71,7 @@ class Answerer:
         else:
             ids = self.chat_prompt.encode(prompt, thinking=thinking)
             opening = self.chat_prompt.opening(ids)
-        return Prompt(ids, opening, started, time.perf_counter() - started)
+        return Prompt(ids, opening, bool(opening), started, time.perf_counter() - started)
 
     def prepare(
         self,
@@ -93,6 +94,7 @@ class Answerer:
             logprobs=logprobs,
             cancel=CancelFlag() if cancel is None else cancel,
             speculate=self._speculation(options.speculate),
+            section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
         )
         return Answer(prompt, request, self.model.tokenizer, options.stop or (), self._own_processes)
 

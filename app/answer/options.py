@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from headrace.app.answer.value_types import Flag, LogitBias, Number, OneOf, Texts, ValueType, Whole, read_value
+from headrace.app.answer.value_types import (
+    LogitBias,
+    Number,
+    OneOf,
+    Texts,
+    ThinkingValue,
+    ValueType,
+    Whole,
+    read_value,
+)
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.params import MAX_MAGNITUDE, SEEDS, SamplingParams
 
@@ -70,7 +79,9 @@ class AnswerOptions:
     speculate: str | None = _option(
         OneOf(SPECULATE), "Source of draft tokens, off or ngram; same answer", default="ngram", example="ngram"
     )
-    thinking: bool | None = _option(Flag(), "Thinking on or off, where the model allows it", example=False)
+    thinking: bool | int | str | None = _option(
+        ThinkingValue(), "Thinking: on, off, a level, or a budget in tokens, where the model allows it", example=False
+    )
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from headrace.models.text.thinking import LEVELS, Thinking
 from headrace.runtime.errors import UsageError
 
 _BIAS = "an object of token ids and numbers"
@@ -101,6 +102,25 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingValue:
+    """On, off, a level, or a budget in tokens. `on` and `off` are read as true and false."""
+
+    def read(self, value: object) -> Thinking:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            if value in (*LEVELS, "on", "off"):
+                return value if value in LEVELS else value == "on"
+            value = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
+        if isinstance(value, Integral) and (tokens := int(value)) > 0:
+            return tokens
+        raise ValueError(str(self))
+
+    def __str__(self) -> str:
+        return f"on, off, {', '.join(LEVELS)} or a number of tokens"
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Any text."""
 
@@ -152,7 +172,7 @@ class LogitBias:
             raise ValueError(_BIAS) from None
 
 
-ValueType = Number | Whole | OneOf | Flag | Text | Texts | LogitBias
+ValueType = Number | Whole | OneOf | Flag | ThinkingValue | Text | Texts | LogitBias
 
 
 def read_value(kind: ValueType, name: str, value: object) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import Flag, OneOf, Texts, parse_value
+from headrace.app.answer.value_types import OneOf, Texts, ThinkingValue, parse_value
 from headrace.runtime.errors import UsageError
 
 _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the table's order
@@ -26,8 +26,8 @@ class Parameter:
 def _parameter(name: str) -> Parameter:
     row = OPTIONS[name]
     match row.kind:
-        case Flag():
-            return Parameter(name, row.help, "on, off or auto")
+        case ThinkingValue():
+            return Parameter(name, row.help, f"auto, {row.kind}")
         case OneOf(names):
             return Parameter(name, row.help, " or ".join(names))
         case Texts():
@@ -46,7 +46,7 @@ def read_parameter(name: str, text: str) -> Any:
     if parameter is None:
         raise UsageError(f"parameter {name!r}: not found", "one of " + ", ".join(_BY_NAME))
     text, kind = text.strip(), OPTIONS[parameter.name].kind
-    if text in ("", "default") or (text == "auto" and isinstance(kind, Flag)):
+    if text in ("", "default") or (text == "auto" and isinstance(kind, ThinkingValue)):
         return None
     try:
         value = parse_value(kind, text)

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import Flag, LogitBias, OneOf, Texts, Whole, read_value
+from headrace.app.answer.value_types import LogitBias, OneOf, Texts, ThinkingValue, Whole, read_value
 from headrace.app.config.kv_option import KV_NAMES
+from headrace.models.text.thinking import LEVELS
 from headrace.runtime.errors import UsageError
 
 Command = Callable[..., Any]
@@ -36,8 +37,8 @@ def answer_option(name: str) -> Callable[[Command], Command]:
     declared = (row.short, flag) if row.short else (flag,)
     help = f"{row.help} [{row.default}]." if row.default else f"{row.help}."
     match row.kind:
-        case Flag():
-            return click.option(f"{flag}/--no-{flag.removeprefix('--')}", default=None, help=help)
+        case ThinkingValue():
+            return click.option(*declared, metavar="|".join(("off", "on", *LEVELS, "N")), help=help)
         case Texts() | LogitBias():
             metavar = "ID=VALUE" if isinstance(row.kind, LogitBias) else "TEXT"
             return click.option(*declared, multiple=True, metavar=metavar, help=f"{help} Repeatable.")

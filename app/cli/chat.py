@@ -35,14 +35,15 @@ class ChatOptions:
     context: int | None
     kv: str | None
     speculate: str | None
+    thinking: str | None
     draft: str | None
     plain: bool
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The options that are kept with the session, as it stores them. Raises UsageError that names the flag."""
-        given = {"temperature": self.temperature, "seed": self.seed, "speculate": self.speculate}
-        return read_options(given).stored()
+        names = ("temperature", "seed", "speculate", "thinking")
+        return read_options({name: getattr(self, name) for name in names}).stored()
 
 
 @click.command()
@@ -67,13 +68,14 @@ class ChatOptions:
 )
 @kv_option
 @answer_option("speculate")
+@answer_option("thinking")
 @draft_option
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
 def chat(**options: Any) -> int:
     """Chat in the terminal and watch the decode loop.
 
-    F1 shows all keys and commands. -s, -t and --seed are kept with the session. New sessions start from the settings
-    file, whose path `headrace paths` shows. HEADRACE_MODEL overrides its model, and -m overrides both.
+    F1 shows all keys and commands. -s, -t, --seed and --thinking are kept with the session. New sessions start from the
+    settings file, whose path `headrace paths` shows. HEADRACE_MODEL overrides its model, and -m overrides both.
     """
     # textual draws on standard error on every Unix.
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):

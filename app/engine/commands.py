@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.models.text.thinking import Thinking
 
 _UNSET = AnswerOptions()
 
@@ -57,7 +58,7 @@ class PrefetchPrompt:
     """
 
     messages: Sequence[Mapping[str, str]]
-    thinking: bool | None = None
+    thinking: Thinking | None = None
     id: int = 0
     count_only: bool = False
     files: Sequence[str] = ()

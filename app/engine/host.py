@@ -25,6 +25,7 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
+from headrace.models.text.thinking import split_thinking
 from headrace.runtime import ops
 from headrace.runtime.engine import request
 from headrace.runtime.engine.request import CancelFlag, Finished
@@ -147,7 +148,8 @@ class EngineHost:
             return
         tokenized = time.monotonic()
         opening = "" if command.continue_text else self._answerer.chat_prompt.opening(ids)
-        answer = self._answerer.prepare(Prompt(ids, opening), command.options, cancel=cancel)
+        thinking = bool(opening) or split_thinking(command.continue_text).is_open
+        answer = self._answerer.prepare(Prompt(ids, opening, thinking), command.options, cancel=cancel)
         self._disk_cache.load(ids)
         sequence = self._answerer.submit(answer)
         outbox = Outbox(command, send, opening)

@@ -8,10 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
+from headrace.models.text.thinking import CLOSE, OPEN, Thinking, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+from headrace.runtime.sampling.section_limit import SectionLimit
 
 _TAGS = re.compile(f"({OPEN}|{CLOSE})")
+_EFFORT = "reasoning_effort"  # takes a level: GPT-OSS, Mistral Small 4
+_BUDGET = "thinking_budget"
 # Variables that turn thinking on or off in one family's template or another, and both values.
 _SWITCHES: dict[str, tuple[Any, Any]] = {
     "enable_thinking": (True, False),  # Qwen, GLM, SmolLM3, Gemma 4, Nemotron
@@ -34,18 +38,19 @@ class ChatPrompt:
         self.thinks = self.thinks or tokenizer.thinking_form is not None
         sources = " ".join(template.sources.values()) if template is not None else ""
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
+        self._has_levels = re.search(rf"\b{_EFFORT}\b", sources) is not None
+        self._off_level = self._has_levels and re.search(r"""["']none["']""", sources) is not None
 
     def encode(
-        self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: bool | None = None
+        self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: Thinking | None = None
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of `answer`.
 
-        thinking: on or off, where the template has a switch; None leaves it undefined. Raises what
+        thinking: on or off, where the template has a switch, a level, or a budget, which `section_limit` enforces; None
+        leaves it undefined. Raises UsageError for a level or budget that the model does not know, and what
         `Tokenizer.encode_chat` raises.
         """
-        variables: dict[str, Any] = {}
-        if thinking is not None:
-            variables = {name: _SWITCHES[name][0 if thinking else 1] for name in self._switches}
+        variables = {} if thinking is None else self._variables(thinking)
         form = self._tokenizer.thinking_form
         prompt = self._tokenizer.encode_chat(_with_thinking_fields(messages) if self.thinks else messages, **variables)
         if not answer:
@@ -64,6 +69,29 @@ class ChatPrompt:
         return prompt + [
             token for part in parts for token in self._tokenizer.encode(part, special=part in (OPEN, CLOSE))
         ]
+
+    def section_limit(self, thinking: Thinking | None, *, is_open: bool) -> SectionLimit | None:
+        """Return the limit on the thinking section; None if `thinking` is no budget. is_open: the prompt begins it."""
+        if thinking is None or isinstance(thinking, bool | str):
+            return None
+        form = self._tokenizer.thinking_form
+        opening, closing = (OPEN, CLOSE) if form is None else (form.opening, form.closing)
+        ids = [tuple(self._tokenizer.encode(text, special=True)) for text in (opening, closing)]
+        return SectionLimit(thinking, () if is_open else ids[0], ids[1])
+
+    def _variables(self, thinking: Thinking) -> dict[str, Any]:
+        """Return the template's variables for a kind of thinking. Raises UsageError for one that it does not know."""
+        variables = {name: _SWITCHES[name][0 if thinking else 1] for name in self._switches}
+        if isinstance(thinking, bool):
+            return variables or ({_EFFORT: "none"} if self._off_level and not thinking else {})
+        if isinstance(thinking, str):
+            if not self._has_levels:
+                known = "on, off and a number of tokens" if self.thinks else "on and off, without effect"
+                raise UsageError(f"thinking {thinking}: the model's template has no levels; it takes {known}")
+            return variables | {_EFFORT: thinking}
+        if not self.thinks:
+            raise UsageError(f"thinking {thinking}: the model has no thinking section that could be ended")
+        return variables | ({_BUDGET: thinking} if _BUDGET in variables else {})
 
     def opening(self, prompt: Sequence[int]) -> str:
         """Return the part of the answer that the template has written: an opening tag, or nothing."""

@@ -7,6 +7,9 @@ whole text so far.
 from dataclasses import dataclass
 
 OPEN, CLOSE = "<think>", "</think>"
+LEVELS = ("low", "medium", "high")
+Thinking = bool | int | str
+"""Thinking on or off, its budget in tokens, or one of LEVELS."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,11 @@ class InFlightBatch:
 
     @property
     def decides(self) -> bool:
-        """True if its tokens are needed to schedule the next pass: draft tokens or their proposers depend on them."""
+        """True if its tokens are needed to schedule the next pass: draft tokens, proposers or forced tokens depend."""
         return any(
-            chunk.draft_tokens or ((proposer := chunk.sequence.proposer) is not None and proposer.needs_all_tokens)
+            chunk.draft_tokens
+            or ((proposer := chunk.sequence.proposer) is not None and proposer.needs_all_tokens)
+            or chunk.sequence.may_force(1)
             for chunk in self.chunks
         )
 

@@ -79,7 +79,7 @@ def _unread(sequence: Sequenced) -> int:
 def _first_chance(sequence: Sequenced) -> float:
     """Return the first draft token's chance of acceptance, the highest of all; 0 without a proposer."""
     proposer = sequence.proposer
-    if proposer is None or not sequence.output_count or sequence.remaining <= 1:
+    if proposer is None or not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2):
         return 0.0
     if proposer.needs_all_tokens and _unread(sequence):
         return 0.0

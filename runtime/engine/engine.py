@@ -197,6 +197,9 @@ class Engine:
             self._commit(before, events)
             before = None
         chunks = self._drafting.add(self._scheduler.plan(), self._scheduler.extend)
+        for chunk in chunks:
+            if chunk.chooses:
+                chunk.sequence.force_next()
         self.kv.evict()
         self._in_flight = start(self.network, self.kv, chunks, before) if chunks else None
         if decided and self._in_flight is not None:

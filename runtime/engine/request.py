@@ -11,6 +11,7 @@ from typing import Literal
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.sampling.section_limit import SectionLimit
 from headrace.runtime.speculation.proposer import Speculation
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -45,6 +46,7 @@ class Request:
     logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
     cancel: CancelFlag = field(default_factory=CancelFlag)
     speculate: Speculation = "ngram"  # proposer of draft tokens; the answer does not depend on it
+    section: SectionLimit | None = None  # whose end is forced
 
     def check(self, vocab_size: int, context_limit: int) -> None:
         """Raise UsageError for malformed values, ContextLimitError for a prompt longer than the context limit."""

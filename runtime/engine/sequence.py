@@ -12,6 +12,7 @@ from headrace.runtime.engine.request import PrefillProgress, Request
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.sampling.sampler import Sampler
+from headrace.runtime.sampling.section_limit import SectionLimit
 from headrace.runtime.speculation.proposer import Proposer
 
 State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
@@ -45,9 +46,11 @@ class Sequence:
     proposer: Proposer | None = None
     draft_entries: int = 0  # draft tokens of the in-flight pass: its last entries
     stop_id: int | None = None  # ended the turn; `Finished` follows in the next step
+    section: SectionLimit | None = field(init=False)  # until it is over
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.section = self.request.section
         steps = self.limit - self.prefill_end
         most = self.request.max_tokens
         self.max_output = steps if most is None else min(steps, most)
@@ -75,6 +78,20 @@ class Sequence:
             return 0
         fed = 0 if self.cache is None else self.cache.length - self.prefill_end
         return self.max_output - max(fed, len(self.tokens) - len(self.request.prompt))
+
+    def may_force(self, more: int) -> bool:
+        """Return whether the token behind the next `more` output tokens may be forced."""
+        return self.section is not None and self.section.due(len(self.tokens) - len(self.request.prompt) + more)
+
+    def force_next(self) -> None:
+        """Have the sampler choose the token that has to follow, if any. All tokens have to be known where one may."""
+        sampler = self.sampler
+        if self.section is None or sampler is None or not self.may_force(0):
+            return
+        output = self.tokens[len(self.request.prompt) :]
+        if self.section.over(output):
+            self.section = None
+        sampler.force(None if self.section is None else self.section.forced(output))
 
     @property
     def is_cancelled(self) -> bool:

@@ -1,6 +1,7 @@
 """Sampling stages, from logits to token ids.
 
     logits
+      -> forced token            all others are excluded (`runtime.sampling.section_limit`)
       -> logit bias              added as it is
       -> repetition penalty      divides positive, multiplies negative logits of seen tokens (arXiv:1909.05858)
       -> presence, frequency     subtract once per seen token, and once per occurrence (the OpenAI API's definition;
@@ -44,8 +45,8 @@ class Sampler:
         self._bias = _bias_row(params.logit_bias, vocab_size)
         penalises = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         self._states: list[tuple[int, mx.array | None]] = []  # key and counts after each row
-        self.adjusts = self._bias is not None or penalises
-        self.plain = params.greedy and not self.adjusts
+        self._forced: int | None = None
+        self._changes = self._bias is not None or penalises
         self.rule = SampleRule()
         if not params.greedy:
             top_k, top_p = min(params.top_k, vocab_size), max(params.top_p, MIN_TOP_P)
@@ -60,6 +61,20 @@ class Sampler:
     def __call__(self, logits: mx.array) -> mx.array:
         """logits (1, V) -> chosen token id (1,) uint32."""
         return choose([self], logits)
+
+    @property
+    def adjusts(self) -> bool:
+        """True if `adjust` changes logits."""
+        return self._changes or self._forced is not None
+
+    @property
+    def plain(self) -> bool:
+        """True if the token with the highest logit is chosen."""
+        return self._params.greedy and not self.adjusts
+
+    def force(self, token: int | None) -> None:
+        """Choose `token`, whatever the logits are, until the next call; None: choose by the logits."""
+        self._forced = token
 
     def begin(self, draft: Sequence[int] = ()) -> list[int]:
         """Return the random keys of the next token and of the one behind each draft token."""
@@ -78,6 +93,8 @@ class Sampler:
     def adjust(self, logits: mx.array) -> mx.array:
         """Apply bias and penalties to the rows begun. logits (N, V) -> (N, V) float32."""
         logits = logits.astype(mx.float32)
+        if self._forced is not None:
+            return mx.where(mx.arange(logits.shape[-1]) == self._forced, mx.zeros_like(logits), -mx.inf)
         if self._bias is not None:
             logits = logits + self._bias
         counts = [counts for _, counts in self._states if counts is not None]

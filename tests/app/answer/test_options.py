@@ -15,7 +15,7 @@ from headrace.runtime.errors import UsageError
     [
         ("temperature", -1), ("temperature", float("nan")), ("temperature", True), ("temperature", 10**400),
         ("top_k", -1), ("top_k", 1.5), ("top_p", 0), ("min_p", 1.1), ("repetition_penalty", 0), ("seed", 2**64),
-        ("max_tokens", 0), ("stop", [""]), ("stop", [1]), ("thinking", 1), ("speculate", "draft"),
+        ("max_tokens", 0), ("stop", [""]), ("stop", [1]), ("thinking", 0), ("speculate", "draft"),
         ("logit_bias", {"x": 1}), ("logit_bias", {3: float("nan")}), ("logit_bias", [1]),
     ],
 )  # fmt: skip
@@ -66,3 +66,14 @@ def test_the_source_of_the_temperature_is_told() -> None:
     assert sampling_source({"options": none, "settings": none}, {"do_sample": False}) == "model"
     assert sampling_source({"options": none, "settings": warm}, {"temperature": 0.2}) == "settings"
     assert sampling_source({"options": warm, "session": warm}, {}) == "options"
+
+
+def test_thinking_is_a_switch_a_level_or_a_budget() -> None:
+    read = OPTIONS["thinking"].kind.read
+    assert [read(value) for value in (True, "on", False, "off")] == [True, True, False, False]
+    assert [read(value) for value in ("low", "medium", "high")] == ["low", "medium", "high"]
+    assert [read(value) for value in (1, "1", 4096)] == [1, 1, 4096]
+    assert read(1) is not True
+    for value in ("most", "0", "-1", "1.5", "", 1.5, -3, None, [1]):
+        with pytest.raises(ValueError, match=r"on, off, low, medium, high or a number of tokens"):
+            read(value)

@@ -228,10 +228,24 @@ def test_a_template_is_told_whether_to_think(tmp_path: Path, home: Path) -> None
     template.write_text(template.read_text() + "{% if enable_thinking is false %}<think></think>{% endif %}")
     asked, off, on = (
         document("hi", "-m", str(thinker), "-n", "1", *option, home=home)["prompt_tokens"]
-        for option in ([], ["--no-thinking"], ["--thinking"])
+        for option in ([], ["--thinking", "off"], ["--thinking", "on"])
     )
     assert on == asked == off - len("<think></think>")
-    assert headrace("run", "hi", "--raw", "--thinking", home=home).returncode == 2
+    assert headrace("run", "hi", "--raw", "--thinking", "on", home=home).returncode == 2
+
+
+def test_thinking_ends_with_its_budget(tmp_path: Path, home: Path) -> None:
+    thinker = write_chat_model(tmp_path / "thinker")
+    template = thinker / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}")
+    letter = ["--logit-bias", "66=1000"]  # nothing but c
+    answer = document("hi", "-m", str(thinker), "-n", "40", "--thinking", "7", *letter, home=home)
+    assert answer["text"].startswith(f"{'c' * 7}</think>cc")
+    refused = headrace("run", "hi", "-m", thinker, "--thinking", "high", home=home)
+    assert refused.returncode == 2
+    assert "thinking high: the model's template has no levels" in refused.stderr
+    for value in ("maximal", "0", "-1", "1.5"):
+        assert "--thinking must be" in headrace("run", "hi", f"--thinking={value}", home=home).stderr
 
 
 def test_bytes_that_are_no_text_are_refused(model: Path, home: Path) -> None:

@@ -41,7 +41,7 @@ from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
 from tests.damaged import install_damaged
 from tests.patience import PATIENCE_S
-from tests.tiny_chat import IM_END
+from tests.tiny_chat import IM_END, write_chat_model
 
 E = TypeVar("E")
 HELLO = [{"role": "user", "content": "hello"}]
@@ -448,3 +448,18 @@ def test_a_loop_is_reported_once(ready: EngineClient) -> None:
     ready.submit(Generate(1, HELLO, AnswerOptions(temperature=0, max_tokens=600, logit_bias={7: 1000})))
     until(ready, Done, seen)
     assert [event for event in seen if isinstance(event, Repeats)] == [Repeats(1)]
+
+
+def test_thinking_ends_with_its_budget_also_in_a_continued_answer(client: EngineClient, tmp_path: Path) -> None:
+    template = write_chat_model(tmp_path / "thinker") / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}")
+    client.start(ModelSpec(str(tmp_path / "thinker")))
+    until(client, Ready)
+    options = AnswerOptions(temperature=0, max_tokens=20, thinking=5, logit_bias={66: 1000})  # nothing but c
+    for number, before, answer in ((1, "", "<think>\nccccc</think>ccc"), (2, "<think>\nx", "ccccc</think>ccc")):
+        seen: list[Event] = []
+        client.submit(Generate(number, HELLO, options, continue_text=before))
+        until(client, Done, seen)
+        assert said(seen).startswith(answer)
+    client.submit(Generate(3, HELLO, AnswerOptions(thinking="high")))
+    assert "thinking high" in until(client, Failed).message

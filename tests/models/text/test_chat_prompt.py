@@ -6,6 +6,8 @@ import pytest
 
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+from headrace.runtime.sampling.section_limit import SectionLimit
 from tests.families import FAMILIES, write_family
 
 ASK = [{"role": "user", "content": "What is <think> for?"}]
@@ -112,6 +114,8 @@ def test_an_answer_of_a_model_that_does_not_think_stays_whole(tmp_path: Path) ->
         ("{{ thinking_mode }}", "enabled", "disabled"),
         ("{{ thinking_option }}", "on", "off"),
         ("{{ thinking_budget }}", "-1", "0"),
+        ("{{ reasoning_effort }}{# one of 'none', 'high' #}", "", "none"),
+        ("{{ reasoning_effort }}", "", ""),
         ("{{ rethinking }}", "", ""),
     ],
 )
@@ -121,3 +125,44 @@ def test_each_template_is_switched_by_its_own_variable(tmp_path: Path, written: 
     prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
     rendered = [encoder.decode(prompts.encode(ASK, thinking=thinking)) for thinking in (True, False, None)]
     assert rendered == [f"{on}.", f"{off}.", "."]
+
+
+@pytest.mark.parametrize(
+    ("written", "level", "budget"),
+    [
+        ("{{ reasoning_effort }}", "high.", "."),
+        ("{{ enable_thinking }}{{ reasoning_effort }}", "Truehigh.", "True."),
+        ("{{ thinking_budget }}", None, "300."),
+        ("{{ thinking_mode }}", None, "enabled."),
+        ("", None, "."),
+    ],
+)
+def test_levels_and_budgets_in_each_templates_words(
+    tmp_path: Path, written: str, level: str | None, budget: str
+) -> None:
+    encoder = tokenizer(tmp_path, "qwen3")
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(written + "{# </think> #}.")
+    prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
+    assert encoder.decode(prompts.encode(ASK, thinking=300)) == budget
+    if level is not None:
+        assert encoder.decode(prompts.encode(ASK, thinking="high")) == level
+    else:
+        with pytest.raises(UsageError, match="thinking high: the model's template has no levels"):
+            prompts.encode(ASK, thinking="high")
+
+
+def test_a_budget_needs_a_thinking_section(tmp_path: Path) -> None:
+    prompts = ChatPrompt(tokenizer(tmp_path, "chatml"))
+    for thinking in (300, "low"):
+        with pytest.raises(UsageError, match=f"thinking {thinking}: "):
+            prompts.encode(ASK, thinking=thinking)
+
+
+def test_a_budget_limits_the_section(tmp_path: Path) -> None:
+    encoder = tokenizer(tmp_path, "qwen3")
+    prompts = ChatPrompt(encoder)
+    opening, closing = (tuple(encoder.encode(tag, special=True)) for tag in ("<think>", "</think>"))
+    assert prompts.section_limit(9, is_open=False) == SectionLimit(9, opening, closing)
+    assert prompts.section_limit(9, is_open=True) == SectionLimit(9, (), closing)
+    for thinking in (True, False, None, "low"):
+        assert prompts.section_limit(thinking, is_open=True) is None

@@ -1,0 +1,54 @@
+"""Limit on a section of the output, such as thinking: after a number of tokens its end is forced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_HEAD = 8  # output tokens that may come before the section begins
+
+
+@dataclass(frozen=True, slots=True)
+class SectionLimit:
+    """Force the tokens `close` once the section has `budget` tokens, unless they came before.
+
+    open: tokens that begin the section, among the first of the output; empty if the prompt begins it.
+    """
+
+    budget: int
+    open: tuple[int, ...]
+    close: tuple[int, ...]
+
+    def due(self, output: int) -> bool:
+        """Return whether a token behind `output` output tokens may be forced."""
+        return output >= self.budget
+
+    def over(self, output: Sequence[int]) -> bool:
+        """Return whether no token of the section will follow: it has ended, or did not begin."""
+        start = self._start(output)
+        if start is None:
+            return len(output) >= _HEAD + len(self.open)
+        return _find(output, self.close, start) is not None
+
+    def forced(self, output: Sequence[int]) -> int | None:
+        """Return the token that has to follow the output; None for any."""
+        start = self._start(output)
+        if start is None or len(output) - start < self.budget or self.over(output):
+            return None
+        begun = (n for n in range(len(self.close) - 1, 0, -1) if _ends_with(output, self.close[:n], start))
+        return self.close[next(begun, 0)]
+
+    def _start(self, output: Sequence[int]) -> int | None:
+        """Return the place behind the tokens that begin the section; None without them."""
+        if not self.open:
+            return 0
+        found = _find(output[: _HEAD + len(self.open)], self.open, 0)
+        return None if found is None else found + len(self.open)
+
+
+def _find(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> int | None:
+    """Return the first place of `wanted` at or behind `start`."""
+    places = range(start, len(tokens) - len(wanted) + 1)
+    return next((place for place in places if tuple(tokens[place : place + len(wanted)]) == wanted), None)
+
+
+def _ends_with(tokens: Sequence[int], wanted: tuple[int, ...], start: int) -> bool:
+    return len(tokens) - start >= len(wanted) and tuple(tokens[-len(wanted) :]) == wanted
