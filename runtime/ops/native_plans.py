@@ -23,6 +23,7 @@ __all__ = [
     "layer_plan",
     "missing",
     "native_pass",
+    "norms_all_heads",
     "packings",
     "prepared_matrix",
 ]
@@ -74,7 +75,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     plan = attention_plan(layer.attention)
     if None in matrices or plan is None or layer.mlp_post_norm is not None:
         return None
-    if layer.input_norm is None or layer.mlp_norm is None:
+    if layer.input_norm is None or layer.mlp_norm is None or norms_all_heads(layer.attention):
         return None
     if len(matrices) != (4 if layer.mixture is None else 2) or (layer.mixture is not None and experts is None):
         return None
@@ -115,16 +116,16 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     if key in _plans:
         return _plans[key]
     plan = None
-    together = spec.q_norm is not None and spec.q_norm.size != spec.head_dim
-    if spec.head_dim % 16 == 0 and not together:
+    together = norms_all_heads(spec)
+    if spec.head_dim % 16 == 0:
         plan = kernels.AttentionPlan(
             spec.heads,
             spec.kv_heads,
             spec.head_dim,
             spec.scale,
             None if spec.rope is None else _rope(spec.rope),
-            spec.q_norm,
-            spec.k_norm,
+            None if together else spec.q_norm,
+            None if together else spec.k_norm,
             spec.norm_eps,
             spec.window,
             spec.softcap,
@@ -133,6 +134,11 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     _plans[key] = plan
     weakref.finalize(spec, _plans.pop, key, None)
     return plan
+
+
+def norms_all_heads(spec: AttentionSpec) -> bool:
+    """Return whether queries and keys are normalized over all heads, which plans leave to their caller."""
+    return spec.q_norm is not None and spec.q_norm.size != spec.head_dim
 
 
 def _rope(rope: Rope) -> "kernels.Rope":
