@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -51,13 +52,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+gc.disable()  # collecting tests only adds objects
+
+
 def pytest_collection_finish() -> None:
     """Exempt modules and collected tests, a million objects, from all further garbage collections."""
     gc.freeze()
+    gc.enable()
 
 
 # What is fetched stays here, so that only the first run of the suite fetches.
 TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache_dir("headrace-tests", appauthor=False))
+
+
+@pytest.fixture(autouse=True)
+def _random_values_are_the_same() -> None:
+    """Seed the generators of Python and MLX, whose own seed is the time. Imports neither MLX nor anything else."""
+    random.seed(1)
+    if (mlx := sys.modules.get("mlx.core")) is not None:
+        mlx.random.seed(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -65,11 +65,16 @@ def same(network: Decoder, ours: list[Any], theirs: list[Any]) -> None:
         assert [token for token, _ in ours] == [token for token, _ in theirs]
 
 
+WRONG = [(), (0,), (1, 7, 8, 30), tuple(range(0, SAYS, 3)), tuple(range(SAYS))]
+
+
 @pytest.mark.parametrize("way", range(len(SAMPLINGS)))
-@pytest.mark.parametrize("wrong", [(), (0,), (1, 7, 8, 30), tuple(range(0, SAYS, 3)), tuple(range(SAYS))])
+@pytest.mark.parametrize("wrong", WRONG)
 def test_speculation_leaves_output_unchanged(
     network: Decoder, expected: list[list[Any]], way: int, wrong: tuple[int, ...]
 ) -> None:
+    if network._ops is reference and native.status().available and (way + WRONG.index(wrong)) % 2:
+        pytest.skip("every pair on the native kernels, half of them on stock MLX")
     tokens = [token for token, _ in expected[way]]
     (events,) = run(speculating(network), [asked(SAMPLINGS[way])], [oracle(PROMPT, tokens, frozenset(wrong))])
     same(network, said(events), expected[way])
