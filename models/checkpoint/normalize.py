@@ -8,10 +8,17 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from headrace.models.checkpoint.config_types import check_types
+from headrace.models.checkpoint.newer_keys import add_older_keys, wrapped
 from headrace.runtime.errors import CheckpointError
 
 # model_type -> an equivalent one.
-_FAMILIES = {"ministral": "mistral"}
+_FAMILIES = {
+    "ministral": "mistral",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "gemma4_unified_text": "gemma4_text",
+    "hunyuan_v1_moe": "hunyuan",
+}
 
 # older key -> equivalent newer key, by model_type ("": all families).
 _RENAMES: dict[str, dict[str, str]] = {
@@ -31,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 4096},
 }
 # Families whose older configs always have head_dim.
-_STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe")
+_STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe", "falcon_h1")
 # Other names of the maximum context, and transformers' defaults for nested sections without it.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
 _CONTEXTS = {"gemma3_text": 131072, "gemma2": 8192, "gemma": 8192, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
@@ -78,8 +85,10 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
         if isinstance(kind := text.get("model_type"), str):
             for key, value in _NESTED_DEFAULTS.get(kind, {}).items():
                 text.setdefault(key, result.get(key) or value)
-        result["text_config"] = _section(text)
-    return _tied(_section(result), tensors)
+        result["text_config"] = text = _section(text)
+        if str(result.get("model_type")).startswith("gemma4") and "vocab_size" in text:
+            result.setdefault("vocab_size", text["vocab_size"])  # its class takes no other
+    return wrapped(_tied(_section(result), tensors))
 
 
 def _is_deep(value: Any) -> bool:
@@ -97,7 +106,8 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return config
-    config["model_type"] = kind = _FAMILIES.get(kind, kind)
+    stated, kind = kind, _FAMILIES.get(kind, kind)
+    config["model_type"] = kind
     _unnest_rope(config)
     for key, default in _DEFAULTS.get(kind, {}).items():
         if config.get(key) is None:
@@ -116,6 +126,7 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
         config["head_dim"] = hidden // max(heads, 1)
     if kind.startswith("minimax") and kind in ("minimax", "minimax_m2"):
         _minimax(config)
+    add_older_keys(config, stated)
     _layer_kinds(config, kind)
     _context(config, kind)
     return config
@@ -148,7 +159,7 @@ def _unnest_rope(config: dict[str, Any]) -> None:
 
 
 def _minimax(config: dict[str, Any]) -> None:
-    share, width = config.get("partial_rotary_factor"), config.get("head_dim")
+    share, width = config.get("partial_rotary_factor") or 1.0, config.get("head_dim")
     if isinstance(share, int | float) and type(width) is int:
         config.setdefault("rotary_dim", int(share * width))
     config.setdefault("shared_intermediate_size", 0)
@@ -162,9 +173,10 @@ def _layer_kinds(config: dict[str, Any], kind: str) -> None:
         expected = ["full_attention" if (i + 1) % period == 0 else attention[0] for i in range(len(attention))]
         older = {"qwen3_next": "full_attention_interval", "gemma3_text": "sliding_window_pattern"}
         older |= {"cohere2": "sliding_window_pattern"}
+        older |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "full_attention_interval")
         if kind in older and attention == expected:
             config.setdefault(older[kind], period)
-        elif kind in ("qwen3_next", "cohere2"):
+        elif kind in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "cohere2"):
             raise CheckpointError("config.json: layer_types must be periodic for this family")
     if isinstance(mlp, list) and kind in ("glm4_moe_lite", "exaone_moe", "glm_moe_dsa"):
         dense = next((i for i, entry in enumerate(mlp) if entry != "dense"), len(mlp))
@@ -190,10 +202,11 @@ def _context(config: dict[str, Any], kind: str) -> None:
 
 
 def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
-    """State untied embeddings if the config does not and the checkpoint has an output head."""
+    """State untied embeddings if the checkpoint has an output head, and the outer config does not tie them."""
+    head = any(name.endswith("lm_head.weight") for name in tensors)
+    tied = config.get("tie_word_embeddings")
     for section in (config, config.get("text_config")):
-        head = any(name.endswith("lm_head.weight") for name in tensors)
-        if isinstance(section, dict) and section.get("tie_word_embeddings") is None and head:
+        if head and isinstance(section, dict) and (section.get("tie_word_embeddings") is None or tied is False):
             section["tie_word_embeddings"] = False
     return config
 

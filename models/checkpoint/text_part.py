@@ -13,12 +13,16 @@ from headrace.models.checkpoint.tensor_info import TensorInfo
 
 # model_type of checkpoints whose text part is an ordinary decoder that gets images as embeddings. For all others the
 # `text_config` is not used as the model.
-_NESTING = ("gemma3", "mistral3", "pixtral", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_NESTING = (
+    "gemma3", "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava",
+    "video_llava", "video_llama_3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lfm2_vl", "internvl", "idefics2", "idefics3",
+    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5",
+)  # fmt: skip
 # model_type of the text part -> family with the same layers. Text positions are equal on all axes of multimodal
 # rotation, so it equals ordinary rotation.
 _FAMILIES = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2", "qwen2_vl_text": "qwen2"}
 # Prefixes of the layers, the most specific first, and of the output projection.
-_BODIES = ("language_model.model.", "model.language_model.", "model.")
+BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
 # Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization")
@@ -55,11 +59,11 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     if config is checkpoint.config:
         same = {name: name for name in checkpoint.tensors}
         return TextPart(config, checkpoint.tensors, same, {})
-    body = next((body for body in _BODIES if f"{body}embed_tokens.weight" in checkpoint.tensors), "model.")
+    body = next((body for body in BODIES if f"{body}embed_tokens.weight" in checkpoint.tensors), "model.")
     stored: dict[str, str] = {}
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
-        ours = _text_name(name, body)
+        ours = text_name(name, body)
         if ours is None:
             ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
         else:
@@ -84,10 +88,10 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(module: str) -> str:
-    return next((ours for body in _BODIES if (ours := _text_name(f"{module}.", body)) is not None), f"{module}.")[:-1]
+    return next((ours for body in BODIES if (ours := text_name(f"{module}.", body)) is not None), f"{module}.")[:-1]
 
 
-def _text_name(name: str, body: str) -> str | None:
+def text_name(name: str, body: str) -> str | None:
     """Return a stored tensor's name in a text-only model; None for a tensor of another part."""
     for head in _HEADS:
         if name.startswith(head):

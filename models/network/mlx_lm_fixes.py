@@ -1,6 +1,6 @@
 """Corrections of mlx-lm classes that answer otherwise than the model they are named for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -17,8 +17,18 @@ _BIAS = ".e_score_correction_bias"
 def fix(model: Any, checkpoint: Checkpoint) -> None:
     """Correct a loaded model. Raises UnsupportedModelError if the checkpoint lacks what that takes."""
     _fix_rotated_share(model, checkpoint.config)
-    if checkpoint.config.get("model_type") == "ernie4_5_moe":
+    kind = checkpoint.config.get("model_type")
+    if kind == "ernie4_5_moe":
         _correct_experts(model, checkpoint)
+    if kind == "jamba":
+        _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
+    if kind == "hunyuan" and "use_cla" in checkpoint.config and not checkpoint.config["use_cla"]:
+        _weigh_experts(model, lambda layer: layer.mlp, normalized=True)
+    if kind == "falcon_h1":
+        _scale_keys(model, checkpoint.config)
+    if kind == "minicpm3" and model.args.tie_word_embeddings:  # its class divides only the scores of a head of its own
+        norm = model.model.norm
+        norm.weight = norm.weight * (model.args.dim_model_base / model.args.hidden_size)
 
 
 def _fix_rotated_share(model: Any, config: Mapping[str, Any]) -> None:
@@ -26,6 +36,43 @@ def _fix_rotated_share(model: Any, config: Mapping[str, Any]) -> None:
     if config.get("model_type") == "glm":
         for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
             module.dims = int(module.dims * config.get("partial_rotary_factor", 0.5))
+
+
+def _weigh_experts(model: Any, mixture: Callable[[Any], Any], *, normalized: bool) -> None:
+    """Weigh experts by the softmax over all of them, normalized over the chosen or not: their classes do otherwise."""
+    for layer in model.layers:
+        if hasattr(block := mixture(layer), "switch_mlp"):
+            block.__class__ = _weighing_class(type(block), normalized)  # type: ignore[arg-type]
+
+
+@cache
+def _weighing_class(stock: Any, normalized: bool) -> Any:
+    class Weighing(stock):  # type: ignore[misc]
+        def __call__(self, x: mx.array) -> mx.array:
+            """Return the output of the chosen experts. x: (batch, length, width)."""
+            logits = (self.router if "router" in self else self.gate)(x)
+            count = self.num_experts_per_tok if hasattr(self, "num_experts_per_tok") else self.top_k
+            shares = mx.softmax(logits, axis=-1, precise=True)
+            chosen = mx.argpartition(-shares, kth=count - 1, axis=-1)[..., :count]
+            shares = mx.take_along_axis(shares, chosen, axis=-1)
+            if normalized:
+                shares = shares / shares.sum(axis=-1, keepdims=True)
+            result: mx.array = (self.switch_mlp(x, chosen) * shares[..., None].astype(x.dtype)).sum(axis=-2)
+            return result + self.shared_mlp(x) if "shared_mlp" in self else result
+
+    return Weighing
+
+
+def _scale_keys(model: Any, config: Mapping[str, Any]) -> None:
+    """Apply Falcon-H1's multipliers of keys and values, which its class omits when it folds the others in."""
+    inputs = float(config.get("attention_in_multiplier") or 1.0)
+    keys = float(config.get("key_multiplier") or 1.0)
+    for layer in model.layers:
+        for projection, factor in ((layer.self_attn.k_proj, keys), (layer.self_attn.v_proj, inputs)):
+            scaled = ("scales", "biases") if "scales" in projection else ("weight",)
+            for part in (*scaled, "bias") if projection is layer.self_attn.k_proj else scaled:
+                if part in projection and factor != 1.0:
+                    projection[part] = projection[part] * factor
 
 
 def _correct_experts(model: Any, checkpoint: Checkpoint) -> None:

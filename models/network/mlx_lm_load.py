@@ -6,6 +6,7 @@ represent exactly stay packed, except experts, which classes stack. Groups of 16
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.network.mlx_lm_classes import classes, known_config
 from headrace.models.network.mlx_lm_fixes import fix
 from headrace.models.network.mlx_lm_kernels import Stored, stored_arrays
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -33,9 +35,11 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType) -> tuple[Any, Stored]:
     """
     _refuse_what_classes_ignore(checkpoint.config)
     try:
+        checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
         stock = checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device)
         fix(model, checkpoint)
+        _refuse_ignored_windows(model, checkpoint.config)
         stored = stored_arrays(model)
         if device == mx.DeviceType.cpu:
             model.set_dtype(mx.float32)  # see models/network/dtypes.py
@@ -55,15 +59,15 @@ def of_config(config: Mapping[str, Any]) -> Any:
 
     Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
-    from mlx_lm.utils import _get_classes
-
     _refuse_what_classes_ignore(config)
     section = config.get("quantization") or config.get("quantization_config")
     section = section if isinstance(section, Mapping) and section.get("bits") else None
     dtype = mx.float32 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else mx.bfloat16
     try:
-        model_class, arguments = _get_classes(dict(config))
+        config = known_config(config)
+        model_class, arguments = classes(config)
         model = model_class(arguments.from_dict(dict(config)))
+        _refuse_ignored_windows(model, config)
         model.set_dtype(dtype)
         if section is not None:
             _quantize_as_stated(model, section)
@@ -101,6 +105,21 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
 
 
+def _refuse_ignored_windows(model: Any, config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError if all layers attend through a window, and the class keeps every entry for all."""
+    from mlx_lm.models.cache import KVCache
+
+    text = config.get("text_config", config)
+    window, longest, kinds = (text.get(key) for key in ("sliding_window", "max_position_embeddings", "layer_types"))
+    slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
+    if not slides or not isinstance(window, int) or window >= (longest or window + 1):
+        return
+    if all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
+        raise UnsupportedModelError(
+            f"config.json: {config.get('model_type')} with a sliding window of {window} tokens is not supported"
+        )
+
+
 def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:
     """Return the error for the exception of an mlx-lm class on the checkpoint `name`."""
     if isinstance(error, CheckpointError):
@@ -131,18 +150,24 @@ def quantize(model: Any, kind: Quantization) -> None:
 def _from_files(checkpoint: Checkpoint) -> Any:
     from mlx_lm.utils import load_model
 
-    return load_model(checkpoint.path, lazy=True, strict=True, model_config=checkpoint.config, trust_remote_code=False)[
-        0
-    ]
+    model, _ = load_model(
+        checkpoint.path,
+        lazy=True,
+        strict=True,
+        model_config=checkpoint.config,
+        get_model_classes=classes,
+        trust_remote_code=False,
+    )
+    return model
 
 
 def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
-    from mlx_lm.utils import _get_classes, infer_quant_config
+    from mlx_lm.utils import infer_quant_config
 
     config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
     if isinstance(text := config.get("text_config"), Mapping):
         config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
-    model_class, arguments = _get_classes(config)
+    model_class, arguments = classes(config)
     model = model_class(arguments.from_dict(config))
     arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
     genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}

@@ -26,7 +26,7 @@ def weight(name: str, shape: list[int]) -> NDArray[np.float32]:
     noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if len(shape) > 1:
         return noise * np.float32(shape[-1] ** -0.5)
-    return np.float32(0.1) * noise + np.float32(0.0 if name.endswith("bias") else 1.0)
+    return np.asarray(np.float32(0.1) * noise + np.float32(0.0 if name.endswith("bias") else 1.0))
 
 
 def record(cases: dict[str, dict[str, Any]]) -> None:

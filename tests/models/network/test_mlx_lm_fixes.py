@@ -1,4 +1,4 @@
-"""ERNIE 4.5's mixture, which mlx-lm's class routes without the router's corrections."""
+"""Corrections of mlx-lm's classes, and refusals of settings that they would ignore."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network import mlx_lm_load
-from headrace.runtime.errors import UnsupportedModelError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 EXPERTS, CHOSEN = 8, 2
 CONFIG = {
@@ -94,3 +95,19 @@ def test_without_corrections_to_add_the_class_answers_the_same(tmp_path: Path) -
 def test_a_conversion_that_lost_the_corrections_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="layer 1"):
         load(tmp_path / "a", None)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "starcoder2"])
+def test_windows_that_a_class_ignores_are_refused(kind: str) -> None:
+    config = {**CONFIG, "model_type": kind, "num_local_experts": 2, "num_experts_per_tok": 1, "norm_epsilon": 1e-5}
+    assert mlx_lm_load.of_config(config).layers
+    assert mlx_lm_load.of_config({**config, "sliding_window": 256}).layers  # never reached
+    with pytest.raises(UnsupportedModelError, match="window of 8"):
+        mlx_lm_load.of_config({**config, "sliding_window": 8})
+
+
+@pytest.mark.parametrize("entry", [{"1": {"head_dim": 8}}, {"0": {"intermediate_size": 3}}, {"0": 3}])
+def test_settings_of_single_layers_that_no_key_expresses_are_refused(entry: dict) -> None:
+    config = {"model_type": "gemma4_text", "layer_types": ["sliding_attention", "sliding_attention"]}
+    with pytest.raises(CheckpointError, match="per_layer_config"):
+        normalized({**config, "per_layer_config": entry})
