@@ -122,6 +122,8 @@ def _line_chat(
             run_line_chat(chat)
         finally:
             chat.close()
+    if store.unsaved is not None and not store.save_again():
+        say(f"headrace: {store.unsaved}", err=True)
     return 0
 
 
@@ -153,7 +155,7 @@ def _screen_chat(
         app.run(mouse=settings.screen.mouse)
     finally:
         app.state.close()
-    if store.unsaved is not None:
+    if store.unsaved is not None and not store.save_again():
         say(f"headrace: {store.unsaved}", err=True)
     elif (left := app.state.conversation.session).draft:
         say(f"headrace: unsent text kept; `headrace chat --resume {left.id}` shows it again", err=True)

@@ -1,0 +1,77 @@
+"""Sessions kept in memory after a full disk are written back to their file."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headrace.app.sessions import store as stores
+from headrace.app.sessions.store import SessionStore
+from headrace.runtime.errors import SessionError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+def texts(store: SessionStore, session: str) -> list[str]:
+    return [message.content for message in store.branch(session)]
+
+
+def test_what_was_kept_in_memory_is_written_back_beside_other_changes(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        old = store.create(title="old").id
+        untouched = store.create(title="untouched").id
+        store.add(untouched, None, "user", "as it was")
+        question = store.add(old, None, "user", "one")
+        answer = store.begin_answer(old, question.id, "m")
+        store.grow(answer.id, "half ")
+        dropped = store.add(old, None, "user", "dropped")
+        store.activate(answer)
+        store.go_unsaved()
+        with closing(SessionStore(path)) as other:  # another process takes the next ids
+            theirs = other.add(untouched, other.branch(untouched)[-1].id, "user", "added elsewhere")
+        store.grow(answer.id, "done")
+        store.finish(answer.id, "stop")
+        store.remove(dropped)
+        store.activate(answer)
+        follow = store.add(old, answer.id, "user", "two")
+        assert follow.id == theirs.id
+        new = store.create(title="new", system="Be brief.").id
+        store.add(new, None, "user", "three")
+        store.set_prompt_from(old, follow.id, "a summary")
+        assert store.save_again()
+        assert store.unsaved is None
+    with closing(SessionStore(path)) as store:
+        assert texts(store, old) == ["one", "half done", "two"]
+        assert store.message(answer.id).finish_reason == "stop"
+        assert not store.message(answer.id).partial
+        assert [message.content for message in store.messages(old)] == ["one", "half done", "two"]
+        session = store.session(old)
+        assert (session.prompt_from, session.summary) == (session.active_leaf, "a summary")
+        assert texts(store, untouched) == ["as it was", "added elsewhere"]
+        assert (texts(store, new), store.session(new).system) == (["three"], "Be brief.")
+
+
+def test_a_disk_that_is_still_full_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(SessionStore(path)) as store:
+        session = store.create().id
+        store.add(session, None, "user", "one")
+        assert not store.save_again()  # everything is saved
+        store.go_unsaved()
+        store.add(session, store.branch(session)[-1].id, "user", "two")
+
+        def full(*_arguments: object) -> None:
+            raise SessionError("full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stores, "write_back", full)
+            assert not store.save_again()
+        assert store.unsaved is not None
+        with closing(SessionStore(path)) as other:
+            assert texts(other, session) == ["one"]
+        assert texts(store, session) == ["one", "two"]
+        assert store.save_again()
+    with closing(SessionStore(path)) as other:
+        assert texts(other, session) == ["one", "two"]
