@@ -13,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
+from textual.reactive import Reactive
 from textual.theme import Theme
 
 from headrace.app.config.settings import Settings, save_setting
@@ -28,7 +29,7 @@ from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.textual_overrides.background import BackgroundColour
 from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, TerminalDriver
-from headrace.app.tui.themes import DARK, LIGHT, own_variables, terminal_theme, theme_for_background
+from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme, theme_for_background
 from headrace.runtime.errors import HeadraceError
 
 
@@ -38,6 +39,7 @@ class HeadraceApp(App[None]):
     CSS_PATH = "headrace.tcss"
     TITLE = "headrace"
     COMMANDS: ClassVar = {AppCommands}
+    theme: Reactive[str] = Reactive(terminal_theme)  # from the first frame on: a change would style every widget again
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
@@ -80,6 +82,10 @@ class HeadraceApp(App[None]):
 
     # -- life ------------------------------------------------------------------------------------------------------
 
+    def get_theme(self, theme_name: str) -> Theme | None:
+        """Find the themes of headrace before they are registered, too: textual asks while it is constructed."""
+        return OWN_THEMES.get(theme_name) or super().get_theme(theme_name)
+
     def get_css_variables(self) -> dict[str, str]:
         return {**super().get_css_variables(), **own_variables(self.current_theme)}
 
@@ -109,7 +115,7 @@ class HeadraceApp(App[None]):
             await super().on_event(event)
 
     async def on_mount(self) -> None:
-        for theme in (DARK, LIGHT):
+        for theme in OWN_THEMES.values():
             self.register_theme(theme)
         wanted = self.settings.screen.theme
         self.theme = self._theme_at_start = wanted if wanted in self.available_themes else terminal_theme()

@@ -96,6 +96,8 @@ LIGHT = Theme(
     },
 )
 
+OWN_THEMES = {theme.name: theme for theme in (DARK, LIGHT)}
+
 
 def terminal_theme() -> str:
     """Return the theme for the background in COLORFGBG (foreground;background, 0 to 15), else the dark one."""
