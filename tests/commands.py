@@ -121,10 +121,10 @@ def serve(number: int) -> None:
 
     for name in _IMPORTED:
         importlib.import_module(name)
-    from headrace.runtime.machine import bandwidth
+    from tests.steady import measure_bandwidth_briefly
 
     gc.freeze()  # a collection in a fork would copy the pages of all of these objects
-    bandwidth._CPU_SIZE, bandwidth._SECONDS, bandwidth._SHORT_S = (8 << 20, 8 << 20), 0.02, 0.02
+    measure_bandwidth_briefly()
     with socket.socket(fileno=number) as requests:
         while True:
             message, descriptors, _, _ = socket.recv_fds(requests, 16, 4)

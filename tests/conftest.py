@@ -82,6 +82,13 @@ def _terminals_tell_their_size() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _bandwidth_is_measured_briefly() -> None:
+    from tests.steady import measure_bandwidth_briefly
+
+    measure_bandwidth_briefly()
+
+
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """Return the default model's directory, installed as by a user."""

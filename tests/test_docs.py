@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from headrace.app.bench.compare.documents import compare_documents
 from headrace.app.cli.bench import bench
 from headrace.app.cli.run import run
-from headrace.runtime.machine import bandwidth
 from tests.app.cli.test_bench import LLAMA_BENCH
 from tests.test_house import ROOT
 from tests.tiny_chat import write_chat_model
@@ -49,7 +48,6 @@ def check(rows: Rows, node: dict[str, Any], own_section: tuple[str, ...] = ()) -
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
     return write_chat_model(tmp_path / "tiny")
 
 

@@ -24,7 +24,6 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import EngineError, UsageError
-from headrace.runtime.machine import bandwidth
 from tests.tiny import load_decoder, write_model
 from tests.tiny_chat import write_chat_model
 
@@ -40,7 +39,6 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
     return write_chat_model(tmp_path / "tiny")
 
 

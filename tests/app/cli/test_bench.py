@@ -16,7 +16,6 @@ from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
-from headrace.runtime.machine import bandwidth
 from tests.damaged import install_damaged
 from tests.patience import PATIENCE_S
 from tests.tiny import config_of
@@ -33,7 +32,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))  # that it is read, not how well it is timed
 
 
 def run(*arguments: str) -> Result:

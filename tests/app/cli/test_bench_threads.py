@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.cli.bench import bench
 from headrace.runtime.errors import UsageError
-from headrace.runtime.machine import bandwidth
 from headrace.runtime.ops import native
 from tests.conftest import TEST_HOME
 from tests.tiny_chat import write_chat_model
@@ -73,7 +72,6 @@ class LlamaPromptLookupDecoding:
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A comparison of a tiny model with the fake."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
     (tmp_path / "fake" / "llama_cpp").mkdir(parents=True)
     (tmp_path / "fake" / "llama_cpp" / "__init__.py").write_text(FAKE)
     (tmp_path / "fake" / "llama_cpp" / "llama_speculative.py").write_text(FAKE_LOOKUP)

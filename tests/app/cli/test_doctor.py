@@ -17,7 +17,7 @@ from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.versions import own_source, shadowed
 from headrace.models.registry.store import Store
-from headrace.runtime.machine import bandwidth, peaks
+from headrace.runtime.machine import peaks
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
@@ -192,8 +192,6 @@ def test_a_mac_says_which_bandwidth_is_which() -> None:
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    monkeypatch.setattr(bandwidth, "_SECONDS", 1e-9)
-    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
     return tmp_path
 
 

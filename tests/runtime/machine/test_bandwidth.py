@@ -20,9 +20,7 @@ from headrace.runtime.ops import native
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
     # What a pass is made of, not how well it is timed: two passes over a small array do.
-    monkeypatch.setattr(bandwidth, "_SECONDS", 1e-9)
     monkeypatch.setattr(bandwidth, "_MIN_PASSES", 2)
-    monkeypatch.setattr(bandwidth, "_CPU_SIZE", (8 << 20, 8 << 20))
     monkeypatch.setattr(bandwidth, "_GPU_SIZE", (1 << 18, 1 << 18))  # the CPU may be slow at 4 bits
     return tmp_path / "cache" / "bandwidth.json"
 
