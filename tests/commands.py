@@ -38,9 +38,13 @@ def headrace(
     home: Path | None = None,
     stdin: bytes = b"",
     code: int | None = None,
+    fork: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run headrace to its end. Raises AssertionError if it exits with another code than `code`."""
+    """Run headrace to its end. Raises AssertionError if it exits with another code than `code`.
+
+    fork: also with other variables of those read at the start; the first command with these has to import everything.
+    """
     command = [*map(str, arguments)]
     variables = {**os.environ, **environment}
     if home is not None:
@@ -49,8 +53,10 @@ def headrace(
         given.write(stdin)
         given.seek(0)
         files = (given, out, errors)
-        if sys.platform == "linux" and _at_start(variables) == _at_start(_first_environment()):
-            returned = _starter().run(command, variables, [file.fileno() for file in files])
+        read_at_start = _at_start(variables)
+        if sys.platform == "linux" and (fork or read_at_start == _at_start(_first_environment())):
+            starter = _starter(frozenset(read_at_start.items()))
+            returned = starter.run(command, variables, [file.fileno() for file in files])
         else:
             returned = subprocess.run(
                 [*HEADRACE, *command], stdin=given, stdout=out, stderr=errors, env=variables, timeout=PATIENCE_S
@@ -73,14 +79,15 @@ def _first_environment() -> dict[str, str]:
 
 
 @functools.cache
-def _starter() -> "_Starter":
-    return _Starter()
+def _starter(read_at_start: frozenset[tuple[str, str]]) -> "_Starter":
+    return _Starter(dict(read_at_start))
 
 
 class _Starter:
     """The process that forks one command at a time. It ends with its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_at_start: Mapping[str, str]) -> None:
+        others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_START)}
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -88,7 +95,7 @@ class _Starter:
                 [sys.executable, "-c", f"from tests.commands import serve; serve({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 cwd=Path(__file__).parents[1],
-                env={**_first_environment(), "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
+                env={**others, **read_at_start, "OPENBLAS_NUM_THREADS": "1"},  # no thread before a fork
             )
         atexit.register(self._end)
 

@@ -20,6 +20,7 @@ from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError
 from tests.checkpoints import CONFIG, header, shard, write
+from tests.commands import headrace
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
 from tests.patience import PATIENCE_S
@@ -28,16 +29,23 @@ from tests.tiny import write_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
 MODEL = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": shard(header()), "tokenizer.json": b"{}"}
+NO_HUB = "http://127.0.0.1:9"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="module")
+def empty_hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hub cache of tests without a hub: one, so that their commands are forks of one process."""
+    return tmp_path_factory.mktemp("hub")
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_hub_cache: Path) -> Path:
     """An empty HEADRACE_HOME and hub cache for the processes a test starts."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HOME", str(empty_hub_cache))
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", NO_HUB)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
     isolate_pip(monkeypatch)
@@ -50,22 +58,22 @@ def store(home: Path) -> Store:
 
 
 @pytest.fixture
-def hub(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def hub(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     assert store.list() == []
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
 
 
 @pytest.fixture
-def run(store: Store) -> Run:
+def run(store: Store, empty_hub_cache: Path) -> Run:
     """`headrace models ...` on the store of this test, which starts empty."""
     assert store.list() == []
+    assert list(empty_hub_cache.iterdir()) == []
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "headrace", "models", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
-        assert done.returncode == code, done.stderr
+        done = headrace("models", *arguments, code=code, fork=os.environ["HF_ENDPOINT"] == NO_HUB)
         assert "Traceback" not in done.stderr
         return done
 
