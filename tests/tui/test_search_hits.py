@@ -127,7 +127,7 @@ def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Pat
             await it.write(command)
             delete_elsewhere(home, deleted)
             await it.press(key)
-            assert f"there is no session {deleted}" in it.text()
+            await it.until(lambda deleted=deleted: f"there is no session {deleted}" in it.text())
             assert ("no sessions yet" if command == "/sessions" else "nothing found") in it.text()
             assert isinstance(it.app.screen, SessionsScreen)
             assert it.state.conversation.session.id == here
@@ -143,7 +143,7 @@ def test_the_open_session_deleted_elsewhere_is_said_too(play, home: Path) -> Non
         await it.press("f4")
         delete_elsewhere(home, deleted)
         await it.press("enter")
-        assert f"there is no session {deleted}" in it.text()
+        await it.until(lambda: f"there is no session {deleted}" in it.text())
         assert "no sessions yet" in it.text()
 
     play(scenario)
@@ -189,7 +189,7 @@ def test_deleted_while_the_new_name_is_typed(play, home: Path) -> None:
         delete_elsewhere(home, deleted)
         it.app.screen.query_one(Input).value = "Too late"
         await it.press("enter")
-        assert f"there is no session {deleted}" in it.text()
+        await it.until(lambda: f"there is no session {deleted}" in it.text())
         assert "no sessions yet" in it.text()
 
     play(scenario)
