@@ -134,6 +134,7 @@ def layers(
     firsts: Sequence[int] = (),
     prefill: bool = True,
 ) -> mx.array: ...
+def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array: ...
 def attend_heads(
     q: mx.array,
     keys: mx.array,

@@ -13,7 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from headrace.models.network.mlx_lm_batch import BatchedPart
-from headrace.runtime.ops import Ops, Phase
+from headrace.runtime.ops import Ops, Phase, Rope
+
+_MOST_ROPES = 64  # of a model
 
 
 class KernelFunctions:
@@ -22,6 +24,7 @@ class KernelFunctions:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.phase: Phase | None = None
+        self._ropes: dict[Any, Rope] = {}  # by settings, or by the id of periods, which they hold
 
     def bind(self, model: Any) -> None:
         """Give every module of an mlx-lm model a class whose methods call these functions."""
@@ -39,7 +42,7 @@ class KernelFunctions:
         """Return replacements of functions and modules by the id of the original."""
         from mlx_lm.models import activations, base, gated_delta, ssm
 
-        fast = _module(mx.fast, rms_norm=self.rms_norm)
+        fast = _module(mx.fast, rms_norm=self.rms_norm, rope=self.rope)
         return {
             id(base.scaled_dot_product_attention): self.attention,
             id(gated_delta.gated_delta_update): self.gated_delta_update,
@@ -120,6 +123,35 @@ class KernelFunctions:
         if weight is None or options:
             return mx.fast.rms_norm(x, weight, eps, **options)
         return self._ops.rms_norm(x, weight, eps)
+
+    def rope(
+        self,
+        x: mx.array,
+        dims: int,
+        *,
+        base: float | None = None,
+        scale: float = 1.0,
+        offset: int | mx.array = 0,
+        freqs: mx.array | None = None,
+        **options: Any,
+    ) -> mx.array:
+        """Rotate heads as `mx.fast.rope` does."""
+        supported = x.ndim == 4 and not any(options.values()) and (freqs is None or scale == 1.0)
+        if isinstance(offset, int) and supported and (rope := self._rope(dims, base, scale, freqs)) is not None:
+            return self._ops.rotate_heads(x, rope, offset)
+        return mx.fast.rope(x, dims, base=base, scale=scale, offset=offset, freqs=freqs, **options)
+
+    def _rope(self, dims: int, base: float | None, scale: float, freqs: mx.array | None) -> Rope | None:
+        """Return the rotation, shared by the layers; None if a class makes new ones all the time."""
+        key = (dims, base, scale) if freqs is None else id(freqs)
+        if key not in self._ropes:
+            if len(self._ropes) >= _MOST_ROPES:
+                return None
+            if freqs is None:
+                assert base is not None
+                freqs = mx.array([base ** (2 * i / dims) / scale for i in range(dims // 2)], mx.float32)
+            self._ropes[key] = Rope(dims, freqs)
+        return self._ropes[key]
 
     def swiglu(self, gate: mx.array, x: mx.array) -> mx.array:
         return self._ops.glu(gate, x, "silu")

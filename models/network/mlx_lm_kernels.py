@@ -64,12 +64,14 @@ def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list
                 if array is not None:
                     nbytes[f"{path}.{part}"] = array.nbytes
         _put(model, path, made[id(module)])
+    functions = KernelFunctions(ops)
     for path, module in model.named_modules():
         if type(module) is nn.RMSNorm:
             _put(model, path, _Norm(ops, module))
+        elif type(module) is nn.RoPE:
+            _put(model, path, _Rotation(functions, module))
         elif type(module) is nn.Conv1d and _by_channel(module):
             _put(model, path, _Convolution(ops, module))
-    functions = KernelFunctions(ops)
     functions.bind(model)
     return Exchanged(arrays, nbytes, functions)
 
@@ -139,6 +141,18 @@ class _Norm(nn.RMSNorm):  # type: ignore[misc]
 
     def __call__(self, x: mx.array) -> mx.array:
         return self._ops.rms_norm(x, self.weight, self.eps)
+
+
+class _Rotation(nn.RoPE):  # type: ignore[misc]
+    """Rotary position embedding on the kernels."""
+
+    def __init__(self, functions: KernelFunctions, rope: nn.RoPE) -> None:
+        super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
+        self._functions = functions
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        settings = {"traditional": self.traditional, "base": self.base, "scale": self.scale}
+        return self._functions.rope(x, self.dims, **settings, offset=offset)
 
 
 def _by_channel(conv: nn.Conv1d) -> bool:

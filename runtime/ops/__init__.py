@@ -76,6 +76,7 @@ class Ops(Protocol):
         first: int = 0,
         phase: Phase = "prefill",
     ) -> tuple[mx.array, mx.array, mx.array]: ...
+    def rotate_heads(self, x: mx.array, rope: Rope, offset: int) -> mx.array: ...
     def attend_heads(
         self,
         q: mx.array,

@@ -6,7 +6,7 @@ B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value 
 import mlx.core as mx
 
 from headrace.runtime.ops.passes import Phase
-from headrace.runtime.ops.weights import AttentionSpec, Projections
+from headrace.runtime.ops.weights import AttentionSpec, Projections, Rope
 
 
 def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
@@ -77,6 +77,11 @@ def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec
     if spec.softcap is not None:
         return _softcapped_attention(q, keys, values, masked, spec)
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks)
+
+
+def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array:
+    """Rotate heads (B, heads, T, D) at positions [offset, offset + T); `amplitude` does not apply."""
+    return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
 
 
 def attend_heads(

@@ -21,6 +21,7 @@ from headrace.runtime.ops.native_plans import (
     layer_plan,
     missing,
     native_pass,
+    native_rope,
     norms_all_heads,
     packings,
     prepared_matrix,
@@ -32,6 +33,7 @@ from headrace.runtime.ops.weights import (
     LayerWeights,
     Mixture,
     Projections,
+    Rope,
     SampleRule,
     Weight,
 )
@@ -232,6 +234,13 @@ def attend(
     if plan is None:
         return reference.attend(qkv, keys, values, offset, spec, first)
     return kernels.attend(qkv, keys, values, offset, plan, first, phase == "prefill"), keys, values
+
+
+def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array:
+    """Rotate heads at their positions, in one node; see the reference for shapes."""
+    if not _floats(x) or x.ndim != 4:
+        return reference.rotate_heads(x, rope, offset)
+    return kernels.rotate_heads(x, native_rope(rope), offset)
 
 
 def attend_heads(

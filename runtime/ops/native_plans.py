@@ -23,6 +23,7 @@ __all__ = [
     "layer_plan",
     "missing",
     "native_pass",
+    "native_rope",
     "norms_all_heads",
     "packings",
     "prepared_matrix",
@@ -123,7 +124,7 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
             spec.kv_heads,
             spec.head_dim,
             spec.scale,
-            None if spec.rope is None else _rope(spec.rope),
+            None if spec.rope is None else native_rope(spec.rope),
             None if together else spec.q_norm,
             None if together else spec.k_norm,
             spec.norm_eps,
@@ -141,7 +142,8 @@ def norms_all_heads(spec: AttentionSpec) -> bool:
     return spec.q_norm is not None and spec.q_norm.size != spec.head_dim
 
 
-def _rope(rope: Rope) -> "kernels.Rope":
+def native_rope(rope: Rope) -> "kernels.Rope":
+    """Return the rotation in the kernels' form."""
     key = id(rope)
     if key not in _ropes:
         _ropes[key] = kernels.make_rope(rope.periods, rope.amplitude)

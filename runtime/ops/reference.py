@@ -27,7 +27,8 @@ from headrace.runtime.ops.weights import (
 )
 
 name = "reference"
-attend_heads, expert_linear = attention_parts.attend_heads, mixtures.expert_linear
+attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
+expert_linear = mixtures.expert_linear
 recurrence, convolve = recurrent.recurrence, recurrent.convolve
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 

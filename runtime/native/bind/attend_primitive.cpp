@@ -102,6 +102,37 @@ class AttendHeads : public Node {
   bool prefill_, masked_, sinks_;
 };
 
+class RotateHeads : public Node {
+ public:
+  RotateHeads(mx::Stream stream, std::shared_ptr<Rope> rope, int64_t offset)
+      : Node(stream), rope_(std::move(rope)), offset_(offset) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(allocated(out.nbytes()));
+    if (out.size() == 0) return;
+    RotateCall call;
+    call.tokens = out.shape(2);
+    call.count = int64_t{out.shape(0)} * out.shape(1);
+    call.dim = out.shape(3);
+    call.offset = offset_;
+    call.out = out.data<float>();
+    auto task = [call, rope = rope_, x = Rows(inputs[0])]() mutable {
+      std::vector<char> copy;
+      call.x = x.read<float>(copy);
+      call.rope = rope.get();
+      run_rotate(Pool::shared(), call);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceRotateHeads"; }
+
+ private:
+  std::shared_ptr<Rope> rope_;
+  int64_t offset_;
+};
+
 void require(bool fits, const char* what) {
   if (!fits) throw std::invalid_argument(what);
 }
@@ -166,6 +197,12 @@ mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& v
   require_projections(qkv, call);
   const Phase phase = prefill ? Phase::prefill : Phase::decode;
   return attended(qkv, plan, contiguous_blocks(keys, values, call, qkv.shape(0), qkv.shape(1), offset, first, phase));
+}
+
+mx::array rotate_heads(const mx::array& x, const std::shared_ptr<Rope>& rope, int offset) {
+  require(x.ndim() == 4 && x.dtype() == mx::float32 && x.shape(3) >= rope->dims() && offset >= 0,
+          "heads must be (B, H, T, D) in float32, as wide as what turns, at positions from 0 on");
+  return mx::array(x.shape(), mx::float32, std::make_shared<RotateHeads>(cpu_stream(), rope, offset), {x});
 }
 
 mx::array attend_heads(const mx::array& q, const mx::array& keys, const mx::array& values, float scale, bool prefill,

@@ -41,6 +41,9 @@ mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& v
 mx::array attend_pass(const mx::array& qkv, const std::shared_ptr<Pass>& pass, int group, int index,
                       const std::shared_ptr<AttentionPlan>& plan);
 
+// Heads x (B, H, T, D) float32, rotated at positions [offset, offset + T) -> the same shape. Throws std::invalid_argument for others.
+mx::array rotate_heads(const mx::array& x, const std::shared_ptr<Rope>& rope, int offset);
+
 // Attention of rotated queries q (B, H, T, D) float32, the last of S positions, over keys and values (B, Hkv, S, D), read in place if
 // entries are contiguous -> (B, T, H, D) float32. mask: (B, 1, T, S) bool of visible entries, in prefill only; causal without. sinks (H).
 // Throws std::invalid_argument for shapes and types that do not fit.

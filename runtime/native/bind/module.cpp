@@ -109,6 +109,7 @@ NB_MODULE(_native, m) {
         "firsts"_a = std::vector<int>(), "prefill"_a = true);
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0,
         "prefill"_a = true);
+  m.def("rotate_heads", &hr::rotate_heads, "x"_a, "rope"_a, "offset"_a);
   m.def("attend_heads", &hr::attend_heads, "q"_a, "keys"_a, "values"_a, "scale"_a, "prefill"_a, "mask"_a.none() = nb::none(),
         "sinks"_a.none() = nb::none());
   m.def("recurrence", &hr::recurrence, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a.none(), "state"_a);

@@ -78,6 +78,22 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
   run_attend_heads(pool, kernels, call, q);
 }
 
+void run_rotate(Pool& pool, const RotateCall& call) {
+  const auto table = call.rope->table({{call.offset, call.tokens}});
+  const int64_t rows = call.count * call.tokens, step = std::max<int64_t>(1, kTaskFloats / call.dim);
+  pool.label(Work::attention);
+  pool.run((rows + step - 1) / step, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const int64_t end = std::min(rows, (tasks.index() + 1) * step);
+      for (int64_t i = tasks.index() * step; i < end; ++i) {
+        float* head = call.out + i * call.dim;
+        std::memcpy(head, call.x + i * call.dim, static_cast<size_t>(call.dim) * sizeof(float));
+        call.rope->rotate(*table, i % call.tokens, head);
+      }
+    }
+  });
+}
+
 void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
   pool.label(Work::attention);
   attend_decode(pool, kernels, call, q);

@@ -59,6 +59,16 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call);
 // The same for rotated queries q, (H, count, D) sequence by sequence, whose keys and values are in the cache.
 void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);
 
+// Rotate rows x (count, T, D) at positions [offset, offset + T) to out.
+struct RotateCall {
+  const float* x = nullptr;
+  int64_t count = 0, tokens = 0, dim = 0, offset = 0;
+  Rope* rope = nullptr;
+  float* out = nullptr;
+};
+
+void run_rotate(Pool& pool, const RotateCall& call);
+
 // Attention after the cache is written and q rotated, (H, count, D) sequence by sequence: decode rows of all sequences; prefill
 // rows of one sequence; the same in integers, over half-precision K/V.
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q);

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.ops import native, reference
+from headrace.runtime.ops import Rope, native, reference
 from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -100,6 +100,14 @@ def test_masked_attention_over_heads() -> None:
     for mask in (seen, seen[:1], window):
         ours, wanted = (ops.attend_heads(q, keys, values, 0.2, mask) for ops in (native, reference))
         assert close(ours, wanted)
+
+
+def test_rotation_of_heads() -> None:
+    x = heads(7, 7)[0]
+    for rope in (Rope(DK, 1e4 ** mx.linspace(0, 0.9, DK // 2)), Rope(16, mx.array([1.0, 3, 9, 27, 81, 90, 91, 92]))):
+        ours, wanted = (ops.rotate_heads(x, rope, 5) for ops in (native, reference))
+        assert close(ours, wanted)
+        assert mx.array_equal(native.rotate_heads(x[:, :, 4:], rope, 9), ours[:, :, 4:])
 
 
 def test_other_calls_run_on_stock_mlx() -> None:
