@@ -9,7 +9,7 @@ from typing import Any
 from headrace.app.answer.repetition import Repetition
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
+from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.telemetry import StepRecord, in_milliseconds
@@ -53,6 +53,8 @@ class Answer:
         self.prompt = prompt
         self.request = request
         self.steps: list[Step] = []
+        self.chunks: list[tuple[float, int]] = []
+        """Prefill chunks: end in seconds from the start, prompt tokens computed by then."""
         self.finished: Finished | None = None
         self.ttft_s: float | None = None
         self.e2e_s = 0.0
@@ -66,6 +68,8 @@ class Answer:
     def take(self, event: Event) -> Part:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""
         part = self._text.part(event)
+        if isinstance(part, PrefillProgress):
+            self.chunks.append((time.perf_counter() - self.prompt.started, part.done))
         if isinstance(part, TextChunk | Completed):
             if part.text:
                 self._pieces.append(part.text)

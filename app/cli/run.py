@@ -3,6 +3,8 @@
 Standard output has the sanitised answer alone, or with --json one document; everything else goes to standard error.
 """
 
+from pathlib import Path
+
 import click
 
 from headrace.app.cli.answer_options import answer_options, as_object, kv_option
@@ -50,6 +52,12 @@ from headrace.app.cli.run_arguments import RunArguments
 @click.option("--logprobs", type=click.IntRange(0, 100), metavar="N", help="With --json: the N best of every token.")
 @click.option("--stats", is_flag=True, help="All figures of the answer, on standard error.")
 @click.option("--explain", is_flag=True, help="Bytes of a token, the machine's limit and the speed, in words.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Trace-event file of prefill and steps (Perfetto).",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Answer and errors only: no progress, no closing line.")
 @as_object(RunArguments)
 def run(arguments: RunArguments) -> int:

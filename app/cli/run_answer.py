@@ -104,7 +104,7 @@ def _one_answer(
         except ContextLimitError as error:
             error.hint = _context_hint(answerer, session)
             raise
-    if arguments.as_json or arguments.stats or arguments.explain or (sys.stderr.isatty() and not arguments.quiet):
+    if arguments.reported or (sys.stderr.isatty() and not arguments.quiet):
         from headrace.app.cli.run_figures import make_report  # imported only if it is printed
         from headrace.app.cli.run_report import print_report
 

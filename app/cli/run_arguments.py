@@ -1,8 +1,10 @@
 """Arguments of `headrace run`, and combinations of them that are refused."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
 
 DEFAULT_GROUP_SIZE = 64
@@ -34,6 +36,7 @@ class RunArguments:
     logprobs: int | None
     stats: bool
     explain: bool
+    trace: Path | None
     quiet: bool
 
     @property
@@ -46,10 +49,17 @@ class RunArguments:
         """True to store the answer as a conversation; None for the settings' choice."""
         return False if self.raw or self.samples is not None else self.save
 
+    @property
+    def reported(self) -> bool:
+        """True if the command line asks for a report of any form."""
+        return self.as_json or self.stats or self.explain or self.trace is not None
+
     def check(self) -> None:
         """Raises UsageError for arguments that exclude each other."""
         report = self.with_steps or self.logprobs is not None
         figures = self.stats or self.explain
+        if self.trace is not None:
+            check_output(self.trace, "--trace")
         rules = (
             (report and not self.as_json, "--steps and --logprobs need --json"),
             (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
@@ -57,8 +67,8 @@ class RunArguments:
             (self.go_on and self.resume is not None, "-c is --resume last: give one of them"),
             (
                 self.samples is not None
-                and (self.session is not None or self.save or report or self.stats or self.explain),
-                "--samples excludes -c, --resume, --save, --stats, --explain, --steps and --logprobs",
+                and (self.session is not None or self.save or report or figures or self.trace is not None),
+                "--samples excludes -c, --resume, --save, --stats, --explain, --trace, --steps and --logprobs",
             ),
             (
                 self.raw and (self.system or self.options.thinking is not None),

@@ -4,6 +4,7 @@ All three show the same figures under the same names (defined in `runtime.metric
 from shapes and latencies, not read from a hardware counter.
 """
 
+import json
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -16,8 +17,10 @@ from headrace.app.cli.json_output import print_json
 from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.cli.run_figures import RunReport
 from headrace.app.cli.say import say
+from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import may_style
+from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
 from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
 from headrace.runtime.metrics.units import format_bytes
 
@@ -37,6 +40,21 @@ def print_report(report: RunReport, arguments: RunArguments) -> None:
         click.echo(click.style(line, dim=True) if may_style(sys.stderr) else line, err=True)
     if arguments.explain:
         say(sentence(report.figures), err=True)
+    if arguments.trace is not None:
+        write_output(arguments.trace, json.dumps(run_trace(report)) + "\n")
+
+
+def run_trace(report: RunReport) -> dict[str, Any]:
+    """Return the trace-event document of the answer."""
+    answer, summary = report.answer, report.summary
+    tokenized = answer.prompt.tokenize_s
+    admitted = tokenized + summary.queue_s
+    before = [Span("tokenize", 0.0, tokenized), Span("wait", tokenized, admitted)]
+    start = admitted + summary.prefill_s
+    chunks = [(min(start, max(admitted, end)), done) for end, done in answer.chunks]
+    spans = [span for span in [*before, *prefill_spans(admitted, chunks)] if span.end_s > span.start_s]
+    about = {"model": report.model.name, "device": report.machine.device_name, **report.versions}
+    return trace([TracedSequence("answer", spans, start, answer.records)], report.mbu_base_gb_s, about)
 
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:

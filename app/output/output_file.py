@@ -10,6 +10,16 @@ from headrace.runtime.errors import HeadraceError, UsageError
 _DISK = frozenset([errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG])  # not the command line's fault
 
 
+def check_output(path: Path, option: str) -> None:
+    """Raise UsageError for a path of `option` that cannot be written; called before minutes of work."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a directory", "give a file name")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option} {path} cannot be written")
+
+
 def write_output(path: Path, text: str) -> None:
     """Write UTF-8 text by replacement; in place only for devices and in folders that cannot be written.
 

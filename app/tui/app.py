@@ -191,6 +191,11 @@ class HeadraceApp(App[None]):
     def action_export_metrics(self) -> None:
         self.state.export_metrics()
 
+    def action_export_trace(self, only_frozen: bool = False) -> None:
+        """Write a trace-event file. A letter may be meant as text, unless the figures are frozen."""
+        if self.state.frozen is not None or not only_frozen:
+            self.state.export_trace()
+
     def action_decode_view(self) -> None:
         if not isinstance(self.screen, DecodeScreen):
             frozen = self.state.frozen is not None

@@ -1,9 +1,12 @@
 """The decode view of F2: its sentence, its help, and frozen figures."""
 
+import json
+
 from textual.content import Content
 
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.speed import SentenceLines
+from headrace.runtime.config.paths import data_dir
 from headrace.runtime.machine.load import Load
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
@@ -29,8 +32,15 @@ def test_sentence_help_and_freeze(play) -> None:
         await it.press("f7")
         assert "❚❚ frozen, F7 continues" in it.text()
         assert it.app.screen.has_class("-frozen")
+        await it.press("x")
+        (written,) = (data_dir() / "exports").glob("trace-*.json")
+        events = json.loads(written.read_text())["traceEvents"]
+        assert sum(event.get("cat") == "decode" for event in events) == 20
+        written.unlink()
         await it.press("f7")
         assert "frozen" not in it.text()
+        await it.press("x")  # a letter of somebody who types
+        assert list((data_dir() / "exports").iterdir()) == []
         for key in ("question_mark", "f1"):
             await it.press(key)
             text = it.text()

@@ -1,6 +1,5 @@
 """`--report`: a run as one self-contained HTML page with plots, without scripts or fetched parts."""
 
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from headrace.app.bench.show.formats import circumstances, label, mbu_cell
 from headrace.app.bench.show.intervals import interval, spread
 from headrace.app.output.document import Document
 from headrace.app.output.figures import speed_text
+from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -55,13 +55,7 @@ def check_report_path(path: Path) -> None:
     """Raise UsageError if no page could be drawn or written; called before a run, which takes minutes."""
     if find_spec("matplotlib") is None:
         raise UsageError("--report draws with matplotlib, which is not installed", "`pip install matplotlib`")
-    folder = path.parent
-    if path.is_dir():
-        raise UsageError(f"--report {path} is a directory", "give a file name such as report.html")
-    if not folder.is_dir():
-        raise UsageError(f"--report {path}: no directory {folder}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"--report {path} cannot be written")
+    check_output(path, "--report")
 
 
 def html(document: Document) -> str:

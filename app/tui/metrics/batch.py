@@ -32,9 +32,17 @@ class Row:
     prefill_total: int = 0
     reused: int = 0
     tokens: int = 0
+    ttft_s: float | None = None
+    records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     _decoding_s: float = 0.0
     _decoded: int = 0
+
+    @property
+    def dropped_s(self) -> float:
+        """Seconds of decode steps that `records` no longer has."""
+        kept = sum(record.latency_s for record in self.records if record.index)
+        return max(0.0, self._decoding_s - kept)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -47,6 +55,7 @@ class Row:
     def stepped(self, records: Iterable[StepRecord]) -> None:
         """Add steps; the first one's latency is not between tokens."""
         for record in records:
+            self.records.append(record)
             self.tokens += record.tokens
             if record.index:
                 self.latencies_s.extend([record.latency_s / record.tokens] * record.tokens)
@@ -130,8 +139,10 @@ class BatchMetrics:
                 row.phase, row.prefill_done, row.prefill_total = "prefill", event.done, event.total
                 row.reused = event.reused
             case Delta():
-                self._rows[event.id].phase = "decode"
-                self._stepped(self._rows[event.id], event.records)
+                row = self._rows[event.id]
+                row.phase = "decode"
+                row.ttft_s = event.ttft_s if row.ttft_s is None else row.ttft_s
+                self._stepped(row, event.records)
             case Done():
                 row = self._rows[event.id]
                 row.phase = "stopped" if event.reason == "cancelled" else "done"

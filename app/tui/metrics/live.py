@@ -214,6 +214,11 @@ class LiveMetrics:
         return self._turn.tokens_per_second
 
     @property
+    def decoding_s(self) -> float:
+        """Seconds of all steps of the turn but the first."""
+        return self._turn.seconds
+
+    @property
     def steps_rate(self) -> float | None:
         """Steps per second over the turn: below tokens per second with accepted draft tokens."""
         return self._turn.steps_per_second

@@ -16,11 +16,13 @@ from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.events import PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
+from headrace.app.output.trace_file import trace
 from headrace.app.sessions.records import Draft, Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.input.clipboard import copy_with_tool
 from headrace.app.tui.metrics.feed import stored_turns, use_model
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.traced import traced
 from headrace.app.tui.widgets.status_bar import Status
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.config.replace_file import replace_file
@@ -220,9 +222,22 @@ class ChatState:
 
     def export_metrics(self) -> None:
         """Write the shown metrics to a JSON file in the data folder."""
-        path = data_dir() / "exports" / time.strftime("decode-%Y%m%d-%H%M%S.json")
+        self._export("decode", json.dumps(self.shown_metrics.document(), indent=2))
+
+    def export_trace(self) -> None:
+        """Write a trace-event file of the latest turn to the data folder."""
+        metrics = self.shown_metrics
+        sequences = traced(metrics)
+        if not sequences:
+            self.notify("no steps yet: nothing to trace", problem=True)
+            return
+        about = {"model": metrics.model.name, "device": metrics.machine.name}
+        self._export("trace", json.dumps(trace(sequences, metrics.figures.memory_gb_s, about)))
+
+    def _export(self, kind: str, text: str) -> None:
+        path = data_dir() / "exports" / time.strftime(f"{kind}-%Y%m%d-%H%M%S.json")
         try:
-            replace_file(path, json.dumps(self.shown_metrics.document(), indent=2) + "\n")
+            replace_file(path, text + "\n")
         except OSError as error:
             self.notify(f"cannot write {path}: {error.strerror}", problem=True)
         else:

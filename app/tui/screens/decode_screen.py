@@ -42,6 +42,8 @@ class DecodeScreen(Screen[None]):
         Binding("f7", "app.freeze", "Freeze", key_display="F7"),
         Binding("question_mark", "app.show_keys", "Figures explained", key_display="?", show=False),
         Binding("ctrl+e", "app.export_metrics", "Export JSON"),
+        Binding("ctrl+x", "app.export_trace", "Trace"),
+        Binding("x", "app.export_trace(True)", "Trace, when frozen", show=False),
         Binding("left", "cursor(-1)", "Step back", key_display="←"),
         Binding("right", "cursor(1)", "Step on", key_display="→"),
         Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.sentence import sentence
 from headrace.app.cli.run_figures import RunReport
-from headrace.app.cli.run_report import document, summary_line, table
+from headrace.app.cli.run_report import document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
@@ -133,6 +133,14 @@ def test_the_sentence_has_the_figures_of_the_steps() -> None:
     assert said["explanation"] == sentence(figures)
     assert "2.0 tokens" in said["explanation"]
     assert "No speed yet" in document(finished([(0.01, 1)], "length", False), with_steps=False)["explanation"]
+
+
+def test_the_trace_has_the_steps_and_their_latencies() -> None:
+    found = finished([(0.5, 1), (0.004, 3), (0.006, 1)], "length", False)
+    events = [event for event in run_trace(found)["traceEvents"] if event.get("cat") == "decode"]
+    said = document(found, with_steps=True)["steps"]
+    assert [event["dur"] for event in events] == pytest.approx([step["latency_s"] * 1e6 for step in said], rel=1e-5)
+    assert events[0]["ts"] == pytest.approx((found.summary.queue_s + found.summary.prefill_s) * 1e6)
 
 
 def test_a_busy_machine_has_no_mbu() -> None:

@@ -1,0 +1,117 @@
+"""Trace-event files of answers, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+The JSON object form of the "Trace Event Format": complete events (X) with microseconds, counters (C), names (M). One
+process; each sequence has a track, and one more with its draft tokens. A step's parts are computed: its bytes at the
+memory bandwidth, and the rest.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from headrace.runtime.metrics.telemetry import StepRecord
+
+_PID = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named time before decoding, in seconds from the request. tokens: computed prompt tokens, if any."""
+
+    name: str
+    start_s: float
+    end_s: float
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSequence:
+    """One sequence. steps_from_s: start of the first of `steps`, in seconds from the request."""
+
+    name: str
+    before: Sequence[Span]
+    steps_from_s: float
+    steps: Sequence[StepRecord]
+
+
+def prefill_spans(start_s: float, chunks: Sequence[tuple[float, int]]) -> list[Span]:
+    """Return a span for each chunk. chunks: (end in seconds, tokens computed by then), in order."""
+    ends = [(start_s, 0), *chunks]
+    return [
+        Span("prefill chunk", begin, end, done - before)
+        for (begin, before), (end, done) in pairwise(ends)
+        if done > before
+    ]
+
+
+def trace(sequences: Sequence[TracedSequence], memory_gb_s: float | None, about: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON document. memory_gb_s: for the parts of steps; None leaves them out. about: model, machine."""
+    events: list[dict[str, Any]] = [_named("process_name", 0, "headrace")]
+    for number, sequence in enumerate(sequences):
+        track = 2 * number + 1
+        events.append(_named("thread_name", track, sequence.name))
+        for span in sequence.before:
+            arguments = {} if span.tokens is None else {"tokens": span.tokens}
+            events.append(_slice(span.name, "prefill", track, _ns(span.start_s), _ns(span.end_s), arguments))
+        if any(step.proposed for step in sequence.steps):
+            events.append(_named("thread_name", track + 1, f"{sequence.name}: draft tokens"))
+        events += _steps(sequence, track, memory_gb_s)
+    note = "bytes and parts of steps are computed from shapes and measured bandwidth, not read from a counter"
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**about, "note": note}}
+
+
+def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> Iterator[dict[str, Any]]:
+    start_s = sequence.steps_from_s
+    for step in sequence.steps:
+        start, end = _ns(start_s), _ns(start_s + step.latency_s)
+        start_s += step.latency_s
+        yield _slice(f"step {step.index}", "decode", track, start, end, _arguments(step))
+        for name, begin, stop in _parts(step, start, end, memory_gb_s):
+            yield _slice(name, "computed", track, begin, stop, {})
+        if step.proposed:
+            drafts = {"proposed": step.proposed, "accepted": step.accepted, "source": step.source or ""}
+            name = f"{step.accepted} of {step.proposed} accepted"
+            yield _slice(name, "draft", track + 1, start, end, drafts)
+        yield _event("C", f"context, {sequence.name}", end, track, {"tokens": step.context})
+
+
+def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) -> list[tuple[str, int, int]]:
+    """Return (name, start, end) of a step's parts, which fill it; reading is at most the whole step."""
+    if not memory_gb_s or end <= start:
+        return []
+    nbytes = step.kv_bytes_read + step.kv_bytes_written
+    reading = min(end - start, round(step.step_bytes / memory_gb_s))  # 1 byte / (GB/s) is 1 ns
+    weights = start + round(reading * step.weight_bytes / step.step_bytes) if step.step_bytes else start
+    found = [("read weights", start, weights), ("read and write K/V", weights, start + reading if nbytes else weights)]
+    return [part for part in [*found, ("not reading", start + reading, end)] if part[2] > part[1]]
+
+
+def _arguments(step: StepRecord) -> dict[str, Any]:
+    return {
+        "context": step.context,
+        "tokens": step.tokens,
+        "batch": step.batch,
+        "weight_bytes": step.weight_bytes,
+        "kv_bytes_read": step.kv_bytes_read,
+        "kv_bytes_written": step.kv_bytes_written,
+        "achieved_gb_s": step.achieved_gb_s,
+    }
+
+
+def _slice(name: str, category: str, track: int, start: int, end: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    end = max(start, end)
+    return {**_event("X", name, start, track, arguments), "cat": category, "dur": (end - start) / 1000}
+
+
+def _named(kind: str, track: int, name: str) -> dict[str, Any]:
+    return _event("M", kind, 0, track, {"name": name})
+
+
+def _event(phase: str, name: str, at: int, track: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return an event. at: nanoseconds; the file has microseconds."""
+    return {"ph": phase, "name": name, "ts": at / 1000, "pid": _PID, "tid": track, "args": arguments}
+
+
+def _ns(seconds: float) -> int:
+    return round(max(0.0, seconds) * 1e9)
