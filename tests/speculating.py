@@ -18,6 +18,9 @@ class Always(Controller):
     def choose(self, chances: Sequence[Sequence[float]], _cost_s: float = 0.0) -> list[int]:
         return [len(own) for own in chances]
 
+    def excess(self, _sequences: int, _count: int) -> float:
+        return -1e6  # a dry run pays before anything is compared
+
 
 class Scripted:
     """Proposes the result of `draft(tokens so far, count)`."""

@@ -1,7 +1,8 @@
 """Draft tokens of the next pass: proposed per sequence, counted by the controller.
 
 If a sequence's newest token is not read yet, its proposer drafts from the tokens before: the first draft token stands
-for the unread one. Proposers are updated only when draft tokens may pay.
+for the unread one. Proposers are updated only when draft tokens may pay. Draft tokens of a sequence with a `DryRun` are
+verified while the dry run pays, else only compared with its output.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +43,17 @@ class Drafting:
         chances = [
             _chances(chunk.sequence) if chance else () for chunk, chance in zip(chunks, first_chances, strict=True)
         ]
+        verified = [_is_verified(chunk.sequence) for chunk in chunks]
+        if not all(verified):
+            self._dry_run(chunks, [() if paid else own for own, paid in zip(chances, verified, strict=True)])
+            chances = [own if paid else () for own, paid in zip(chances, verified, strict=True)]
+            if not any(chances):
+                return chunks
         counts = self.controller.choose(chances, cost_s)
+        costs = self._costs_of(counts)
         return [
-            self._with(chunk, count, extend) if count else chunk for chunk, count in zip(chunks, counts, strict=True)
+            self._with(chunk, count, cost, extend) if count else chunk
+            for chunk, count, cost in zip(chunks, counts, costs, strict=True)
         ]
 
     def keep(self) -> None:
@@ -53,27 +62,63 @@ class Drafting:
             self._kept = self.controller.passes
             self._costs.save(self.controller.measured)
 
-    def _with(self, chunk: ScheduledChunk, count: int, extend: Extend) -> ScheduledChunk:
-        """Return a chunk with its draft tokens. A proposer that raises is dropped."""
-        sequence = chunk.sequence
+    def _with(self, chunk: ScheduledChunk, count: int, cost: float, extend: Extend) -> ScheduledChunk:
+        """Return a chunk with its draft tokens."""
+        sequence, proposer = chunk.sequence, chunk.sequence.proposer
+        draft_tokens = self._propose(sequence, count)
+        if proposer is None or not draft_tokens:
+            return chunk
+        extended = extend(chunk, draft_tokens, proposer.source)
+        if sequence.dry_run is not None and extended.draft_tokens:
+            sequence.dry_run.start(_next_position(sequence), draft_tokens, cost)
+        return extended
+
+    def _dry_run(self, chunks: list[ScheduledChunk], chances: list[Sequence[float]]) -> None:
+        """Start dry runs of the draft tokens that would be verified."""
+        counts = self.controller.choose(chances)
+        for chunk, count, cost in zip(chunks, counts, self._costs_of(counts), strict=True):
+            sequence = chunk.sequence
+            if count and sequence.dry_run is not None and not sequence.dry_run.pending:
+                sequence.dry_run.start(_next_position(sequence), self._propose(sequence, count), cost)
+
+    def _costs_of(self, counts: Sequence[int]) -> list[float]:
+        """Return each sequence's share of the cost of draft tokens, in passes that give it one token each."""
+        sequences, total = len(counts), sum(counts)
+        excess = self.controller.excess(sequences, total) if total else 0.0
+        return [sequences * excess * count / max(total, 1) for count in counts]
+
+    def _propose(self, sequence: Sequenced, count: int) -> tuple[int, ...]:
+        """Return draft tokens. A proposer that raises is dropped."""
         proposer, unread = sequence.proposer, _unread(sequence)
         if proposer is None:
-            return chunk
+            return ()
         try:
             draft_tokens = tuple(proposer.propose(count + unread)[unread : count + unread])
         except Exception:
             sequence.proposer = None
-            return chunk
+            return ()
         for place, token in enumerate(draft_tokens):
             if not 0 <= token < self._vocab_size:
-                draft_tokens = draft_tokens[:place]
-                break
-        return extend(chunk, draft_tokens, proposer.source)
+                return draft_tokens[:place]
+        return draft_tokens
 
 
 def _unread(sequence: Sequenced) -> int:
     """Return the tokens that the in-flight pass chooses, 0 or 1."""
     return int(sequence.kv.length >= len(sequence.tokens))
+
+
+def _next_position(sequence: Sequenced) -> int:
+    """Return the position of the next draft token."""
+    return len(sequence.tokens) + _unread(sequence)
+
+
+def _is_verified(sequence: Sequenced) -> bool:
+    """Return whether the sequence's draft tokens are verified, and not only compared with its output."""
+    if sequence.dry_run is None:
+        return True
+    sequence.dry_run.update(sequence.tokens)
+    return sequence.dry_run.pays
 
 
 def _first_chance(sequence: Sequenced) -> float:

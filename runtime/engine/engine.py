@@ -36,6 +36,7 @@ from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_erro
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
+from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Proposer
@@ -294,8 +295,8 @@ class Engine:
         """Acquire a sequence's cache."""
         sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
         sequence.marks = cache.needs_marks and (self._keeps or (self._is_reusable and self.kv.pool is None))
-        if self.kv.rolls_back and not cache.needs_marks:
-            sequence.proposer = sequence.proposer or self._proposer(sequence)
+        if self.kv.rolls_back and not cache.needs_marks and sequence.proposer is None:
+            sequence.proposer = self._proposer(sequence)
         if not sequence.served:
             sequence.served = True
             sequence.reused = sequence.reported = cache.committed
@@ -311,6 +312,7 @@ class Engine:
     def _proposer(self, sequence: Sequence) -> Proposer | None:
         match sequence.request.speculate:
             case "ngram":
+                sequence.dry_run = DryRun()
                 return NGram(sampled=sequence.request.sampling.temperature > 0)
             case "draft":
                 assert self._draft is not None

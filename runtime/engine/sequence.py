@@ -13,6 +13,7 @@ from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.sampling.section_limit import SectionLimit
+from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.proposer import Proposer
 
 State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
@@ -44,6 +45,7 @@ class Sequence:
     cancelled: bool = False
     failed: bool = False  # its cache is invalid
     proposer: Proposer | None = None
+    dry_run: DryRun | None = None  # None: draft tokens are verified at once
     draft_entries: int = 0  # draft tokens of the in-flight pass: its last entries
     stop_id: int | None = None  # ended the turn; `Finished` follows in the next step
     section: SectionLimit | None = field(init=False)  # until it is over

@@ -167,6 +167,11 @@ class Controller:
             counts[row] += 1
         return counts
 
+    def excess(self, sequences: int, count: int) -> float:
+        """Return the cost of `count` draft tokens in a pass, relative to a pass without."""
+        ratios = self._curve(sequences).ratios
+        return ratios[min((at for at in ratios if at >= count), default=max(ratios))] - 1
+
     @property
     def measured(self) -> Costs:
         """Measured costs of passes with draft tokens."""

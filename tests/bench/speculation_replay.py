@@ -23,6 +23,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.controller import MAX_DRAFT_PER_PASS, Controller
+from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.proposer import MAX_DRAFT
 
@@ -65,7 +66,7 @@ class _Sequence:
     """A sequence with a known answer, its tokens so far, and its proposer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], sampled: bool) -> None:
-        self.proposer = NGram(sampled=sampled)
+        self.proposer, self.dry_run = NGram(sampled=sampled), DryRun()
         self._tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
 
     @property
@@ -81,6 +82,17 @@ class _Sequence:
         if first:
             return list(self.proposer.chances(1))
         return list(accumulate(self.proposer.chances(most + unread), mul))[unread:]
+
+    def start_dry_run(self, count: int, unread: int, cost: float) -> None:
+        """Compare so many draft tokens with the output, verified or not."""
+        if count and not self.dry_run.pending:
+            draft = self.proposer.propose(count + unread)[unread:]
+            self.dry_run.start(len(self._tokens) + unread, draft, cost)
+
+    def is_verified(self) -> bool:
+        """Return whether draft tokens are verified, and not only compared with the output."""
+        self.dry_run.update(self._tokens)
+        return self.dry_run.pays
 
     def right(self, unread: int) -> int:
         """Return the number of draft tokens behind the unread token that will be accepted."""
@@ -106,7 +118,15 @@ def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int) -
     firsts = [max(sequence.chances_of(unread, first=True), default=0.0) for sequence in running]
     if not controller.pays(len(running), max(firsts)):
         return none
-    return controller.choose([sequence.chances_of(unread) for sequence in running])
+    chances = [sequence.chances_of(unread) for sequence in running]
+    verified = [sequence.is_verified() for sequence in running]
+    counts = none
+    for paid in (False, True):
+        counts = controller.choose([own if it is paid else () for own, it in zip(chances, verified, strict=True)])
+        for sequence, count in zip(running, counts, strict=True):
+            excess = controller.excess(len(running), sum(counts)) if count else 0.0
+            sequence.start_dry_run(count, unread, len(running) * excess * count / max(1, sum(counts)))
+    return counts
 
 
 def _best(accepted: Sequence[int], cost: Cost) -> list[int]:

@@ -1,0 +1,48 @@
+"""Dry runs of a sequence's draft tokens: compared with its output before passes verify them.
+
+The gain is counted in passes without draft tokens: 1 for every draft token that equals the output, minus the excess
+cost of the pass that verifies, or would verify, the draft. Draft tokens are verified while the gain is positive. A dry
+run costs no pass, and passes stay queued ahead, so a text without repetition decodes as without speculation.
+"""
+
+from collections.abc import Sequence
+
+_MIN_GAIN = 0.5  # passes, to begin verifying
+_MAX_GAIN = 6.0  # passes: a text that stops repeating itself loses no more
+_MAX_LOSS = 2.0  # passes that a dry run has to make up for
+
+
+class DryRun:
+    """Gain of one sequence's draft tokens, verified or not. Drafts are compared one after the other."""
+
+    def __init__(self) -> None:
+        self._gain = 0.0
+        self._draft: Sequence[int] = ()  # not compared yet
+        self._at = 0  # its position
+        self._cost = 0.0
+
+    @property
+    def pays(self) -> bool:
+        """True if the next draft tokens are to be verified."""
+        return self._gain >= _MIN_GAIN
+
+    @property
+    def pending(self) -> bool:
+        """True if the output does not decide yet on the newest draft."""
+        return bool(self._draft)
+
+    def start(self, position: int, draft: Sequence[int], cost: float) -> None:
+        """Start to compare a draft from this position. cost: excess cost of its pass, in passes without a draft."""
+        self._draft, self._at, self._cost = draft, position, cost
+
+    def update(self, tokens: Sequence[int]) -> None:
+        """Compare the draft with all tokens of prompt and answer. It ends early, once it gained enough."""
+        if not self._draft:
+            return
+        came = tokens[self._at : self._at + len(self._draft)]
+        differing = (at for at, (token, draft) in enumerate(zip(came, self._draft, strict=False)) if token != draft)
+        right = next(differing, len(came))
+        gain = self._gain + right - self._cost
+        if right < len(came) or right == len(self._draft) or gain >= _MIN_GAIN:
+            self._gain = max(-_MAX_LOSS, min(_MAX_GAIN, gain))
+            self._draft = ()

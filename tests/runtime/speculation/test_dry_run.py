@@ -1,0 +1,95 @@
+"""Dry runs: draft tokens are compared with the output before passes verify them."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
+from headrace.runtime.speculation.controller import Controller
+from headrace.runtime.speculation.dry_run import DryRun
+from tests.bench.speculation_replay import COSTS, read_costs, replay
+from tests.speculating import oracle
+from tests.tiny import load_decoder, write_model
+from tests.watched import split
+
+
+class Recorded(Controller):
+    """Controller of a machine with fixed pass times, whatever the clock says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drafts: list[int] = []
+        self.ahead: list[bool] = []
+
+    def record(self, sequences: int, count: int, _seconds: float, *, ahead: bool) -> None:
+        self.drafts.append(count)
+        self.ahead.append(ahead)
+        super().record(sequences, count, 0.01 * (1 + 0.05 * count), ahead=ahead)
+
+
+def test_accepted_draft_tokens_open_a_dry_run_early() -> None:
+    dry_run = DryRun()
+    dry_run.start(2, (5, 6, 7), 0.4)
+    dry_run.update([1, 2])
+    assert (dry_run.pays, dry_run.pending) == (False, True)
+    dry_run.update([1, 2, 5])
+    assert (dry_run.pays, dry_run.pending) == (True, False)
+
+
+def test_rejected_draft_tokens_close_it() -> None:
+    dry_run = DryRun()
+    dry_run.start(0, (5, 6), 0.5)
+    dry_run.update([5, 6])
+    assert dry_run.pays
+    for _ in range(2):
+        dry_run.start(2, (8, 9), 0.9)
+        dry_run.update([5, 6, 7])
+    assert not dry_run.pays
+
+
+def test_a_long_success_hides_few_losses() -> None:
+    dry_run = DryRun()
+    dry_run.start(0, range(100), 1.0)
+    dry_run.update(list(range(100)))
+    losses = 0
+    while dry_run.pays:
+        dry_run.start(100, (1,), 1.0)
+        dry_run.update([*range(100), 0])
+        losses += 1
+    assert losses == 6
+
+
+def test_rejected_drafts_cost_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposer that is always sure and always wrong: all passes are queued ahead, none has a draft."""
+    network = load_decoder(write_model(tmp_path / "model", "llama"))
+    engine = Engine(network, context_limit=128)
+    controller = engine._drafting.controller = Recorded()
+    request = Request([3, 1, 4, 1, 5], 40)
+    plain, _ = split(list(engine.generate(replace(request, speculate="off"))))
+    for wrong in (frozenset(range(40)), frozenset[int]()):
+        monkeypatch.setattr(
+            "headrace.runtime.engine.engine.NGram",
+            lambda *, sampled, wrong=wrong: oracle(request.prompt, plain, wrong),  # noqa: ARG005  # always the same
+        )
+        controller.drafts.clear()
+        controller.ahead.clear()
+        assert split(list(engine.generate(request)))[0] == plain
+        assert any(controller.drafts) == (not wrong)
+        assert all(controller.ahead[1:]) == bool(wrong)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_text_of_repeated_pairs_loses_nothing(sampled: bool) -> None:
+    draw = random.Random(1)
+    prompt = [draw.randrange(30) for _ in range(400)]
+    answer = [draw.randrange(30) for _ in range(120)]
+    assert replay([(prompt, answer)], read_costs(COSTS), sampled=sampled) > 0.99
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_copy_gains(sampled: bool) -> None:
+    text = list(range(100, 220))
+    assert replay([([*text, 1, 2], text)], read_costs(COSTS), sampled=sampled) > 2
