@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.content import Content
 
-from headrace.app.tui.decode.axes import decades, labels, marked, ticks
+from headrace.app.tui.decode.axes import decades, even_ticks, labels, marked, ticks
 from headrace.app.tui.decode.bandwidth import BandwidthSection
 from headrace.app.tui.decode.braille import bars, dotted
 from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
@@ -43,6 +43,21 @@ def test_ticks_are_round_few_and_within(span: tuple[float, float], most: int) ->
         power = 10.0 ** math.floor(math.log10(step * 1.001))
         rounding = 1e-6 * step + 4 * math.ulp(high)  # of the difference of two numbers far from zero
         assert min(abs(step - digit * power) for digit in (1, 2, 5)) <= rounding
+
+
+@given(st.floats(1e-6, 1e9), st.integers(1, 40), st.integers(2, 4))
+def test_even_ticks_are_round_and_equally_far_apart(high: float, rows: int, apart: int) -> None:
+    top, found = even_ticks(high, rows, apart)
+    lines, values = [line for line, _ in found], [value for _, value in found]
+    assert high <= top * (1 + 1e-9) <= 2.5 * high
+    assert lines[0] == values[0] == 0
+    assert lines[-1] < rows
+    assert len({b - a for a, b in pairwise(lines)}) <= 1
+    assert all(line >= apart for line in lines[1:])
+    for line, value in found:
+        assert value / top * rows == pytest.approx(line)
+    if len(values) > 1:
+        assert round(values[1] / 10.0 ** math.floor(math.log10(values[1] * 1.001))) in (1, 2, 5)
 
 
 def test_ticks_of_nothing() -> None:
@@ -92,12 +107,12 @@ STEADY = [0.010] * 99 + [0.012]
 
 
 def test_the_latency_chart_has_round_ticks_on_both_axes() -> None:
-    lines = _lines([0.010] * 97 + [0.030] * 3, 250, 44, 9)
-    assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == ["30", "20", "0"]  # 10 is where p50 is
-    assert lines[-1].split() == ["╵180", "╵200", "╵220", "╵240"]
-    assert all(len(line) == 44 for line in lines)
+    lines = _lines([0.010] * 97 + [0.030] * 3, 250, 47, 9)
+    assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == ["30", "20", "10", "0"]
+    assert lines[-1].split() == ["step", "╵180", "╵200", "╵220", "╵240"]
+    assert all(len(line) == 47 for line in lines)
     for tick in (180, 200, 220, 240):  # two steps a cell, the newest rightmost
-        assert lines[-1].index(f"╵{tick}") == 43 - (250 - tick) // 2
+        assert lines[-1].index(f"╵{tick}") == 46 - (250 - tick) // 2
 
 
 def test_a_bar_that_goes_on_above_the_chart_is_marked() -> None:
@@ -117,8 +132,9 @@ def test_the_percentiles_stand_in_the_chart() -> None:
 
 
 def test_the_axis_takes_no_more_room_than_its_labels() -> None:
-    assert latency_chart(STEADY, _of(STEADY), 100, 60, 9).left == 4
-    assert latency_chart([0.0001] * 50, _of([0.0001]), 50, 60, 9).left == 5
+    assert latency_chart(STEADY, _of(STEADY), 100, 60, 9).left == 4 + len("10") + 1
+    assert latency_chart([0.0001] * 50, _of([0.0001]), 50, 60, 9).left == 4 + len("0.05") + 1
+    assert latency_chart([5e4] * 50, _of([5e4]), 50, 20, 9).left == 2  # too narrow for any
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=2, max_size=400), st.integers(24, 80), st.integers(9, 20))
@@ -131,7 +147,7 @@ def test_the_percentiles_drawn_are_those_written(latencies: list[float], width: 
     assert lines[-1].split()[:2] == ["p50", _milliseconds(of.p50)]
     assert metrics.document()["itl_ms"]["p50"] == of.p50 * 1e3
     chart = lines[1:-2]
-    top = of.p99 * HEADROOM
+    top = even_ticks(of.p99 * HEADROOM * 1e3, len(chart), 2)[0] / 1e3
     for name, value in (("p50", of.p50), ("p95", of.p95)):
         rows = [row for row, line in enumerate(chart) if line.lstrip().startswith(name)]
         height_of = 4 * (len(chart) - 1 - rows[0]) if rows else 0  # p50 covers p95 in the same line
@@ -343,7 +359,7 @@ def test_guesses_that_are_right_bring_the_end_of_the_context_closer() -> None:
     rate, peak = guessed.history.token_gb_s or 0, guessed.machine.measured_gb_s or 0
     assert expected_rate(COST, rate, 120) == pytest.approx(guessed.rate_average, rel=0.05)
     chart = context_chart(COST, peak, 4 * peak, [], 512, 40, 8)  # beyond the roofline, and on the chart
-    assert any(cell not in " ⠁⠂⠄⡀⠈⠐⠠⢀" for line in chart[:1] for cell in line.plain.partition("│")[2])
+    assert any(cell not in " ⠁⠂⠄⡀⠈⠐⠠⢀" for line in chart[:2] for cell in line.plain.partition("│")[2])
 
 
 def test_the_legend_leaves_out_what_does_not_fit() -> None:

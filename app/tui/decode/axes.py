@@ -21,6 +21,18 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     return [place * step for place in range(first, last + 1)]
 
 
+def even_ticks(high: float, rows: int, apart: int) -> tuple[float, list[tuple[int, float]]]:
+    """Return the top of an axis from zero over `rows` lines, and its ticks: (line, from the lowest up; round value).
+
+    The top is at least `high`, and such that ticks are equally many lines apart, at least `apart`.
+    """
+    if not (rows > apart and 0 < high < math.inf):
+        return high, [(0, 0.0)]
+    scales = [(tick_step(high * lines / rows, 1), lines) for lines in range(apart, min(2 * apart + 1, rows - 1) + 1)]
+    step, lines = min(scales, key=lambda scale: scale[0] * rows / scale[1])
+    return step * rows / lines, [(line, line // lines * step) for line in range(0, rows, lines)]
+
+
 def decades(low: float, high: float, most: int) -> list[float]:
     """Powers of ten from `low` to `high`, every one or, where those are too many, every second, third ..."""
     if most < 1 or not 0 < low <= high:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.tui.decode.axes import labels, marked, ticks
+from headrace.app.tui.decode.axes import even_ticks, labels, marked, ticks
 from headrace.app.tui.decode.braille import Canvas
 from headrace.app.tui.decode.layers import layered
 from headrace.app.tui.metrics.history import BUCKET
@@ -21,7 +21,7 @@ _STEPS = 64  # of the measured bandwidth, of which one can be seen
 _FULL = 1.05  # the chart reaches this far above its highest value
 _AHEAD = 4  # the chart reaches this many times as far as the context has
 _LEAST_SPAN = 2048
-_ROWS_A_TICK, _CELLS_A_TICK = 1.5, 9
+_ROWS_A_TICK, _CELLS_A_TICK = 2, 9
 
 
 class ContextSpeedSection(Section):
@@ -72,10 +72,10 @@ def context_chart(
     rows = height - 1
     highest = max(peak_gb_s, achieved_gb_s or 0.0)  # accepted draft tokens exceed the peak
     top = max([expected_rate(cost, highest, 0), *(rate for _, rate in measured)]) * _FULL
-    places = ticks(0.0, top, max(1, int(rows / _ROWS_A_TICK)))
+    top, places = even_ticks(top, rows, _ROWS_A_TICK)
     names = [""] * rows
-    for value, label in zip(places, labels(places), strict=True):
-        names[_row(value, top, rows)] = label
+    for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
+        names[rows - 1 - line] = label
     left = max(len(name) for name in names) + 1
     room = width - left
     layers = [

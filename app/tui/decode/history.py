@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.tui.decode.axes import labels, ticks
+from headrace.app.tui.decode.axes import even_ticks, labels
 from headrace.app.tui.decode.braille import bars, dots_of
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section
 from headrace.runtime.metrics.telemetry import mbu
 
 _FULL = 1.05  # a chart reaches this far above its highest bar
-_ROWS_A_TICK = 1.5
+_ROWS_A_TICK = 2
 _ROWS_A_WHOLE_TICK = 2.0  # nearer, their distances would differ by a half
 _LEAST = 12  # cells that a chart can be read in
 
@@ -52,12 +52,13 @@ def bar_chart(
     if whole:
         most = max(1, int((height - 1) / _ROWS_A_WHOLE_TICK))
         count = next(count for count in range(min(most, int(top)), 0, -1) if top % count == 0)
-        places = [top / count * place for place in range(count + 1)]
+        values = [top / count * place for place in range(count + 1)]
+        places = [(max(0, dots_of(value, top, height) - 1) // 4, value) for value in values]
     else:
-        places = ticks(0.0, top, max(1, int(height / _ROWS_A_TICK)))
+        top, places = even_ticks(top, height, _ROWS_A_TICK if height > 2 * _ROWS_A_TICK else 1)
     names = [""] * height
-    for value, label in zip(places, labels(places), strict=True):
-        names[height - 1 - max(0, dots_of(value, top, height) - 1) // 4] = label
+    for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
+        names[height - 1 - line] = label
     left = max(len(name), *(len(label) for label in names)) + 1
     if name:
         names[0] = name
