@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import mlx.core as mx
-import numpy as np
 
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
@@ -96,12 +95,16 @@ def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[t
 def _bytes(pool: BlockPool, group: int, block: int | None, entries: int) -> bytes | None:
     if block is None:
         return None
+    import numpy as np  # late: runs without stored blocks start without it
+
     held = mx.contiguous(pool.storage.read_alone(group, block, entries))
     return np.array(held.view(mx.uint8), copy=False).tobytes()
 
 
 def _entries(pool: BlockPool, group: int, stored: bytes | None, entries: int) -> mx.array | None:
     """Return stored bytes as `PagedArrays.read` returned them; None if missing or of another size."""
+    import numpy as np  # late: as above
+
     storage = pool.storage
     if stored is None or group >= len(storage.windows):
         return None

@@ -347,8 +347,7 @@ class LiveMetrics:
     def frozen(self) -> "LiveMetrics":
         """Return a copy that later events do not change."""
         copy = LiveMetrics()
-        copy.__dict__.update(self.__dict__)
-        copy._turn = replace(self._turn)
+        copy.__dict__.update(self.__dict__, _turn=replace(self._turn))
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
         copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
         copy.turns = list(self.turns)

@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": ("chat", "--help"),
     "completion": ("completion", "bash"),
     "doctor": ("doctor",),
+    "explain": ("explain", "mbu"),
     "fit": ("fit",),
     "list": ("list",),
     "models": ("models", "list"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -47,8 +48,9 @@ def check(document: dict[str, Any]) -> dict[tuple[int, str], list[dict[str, Any]
             assert after["ts"] >= end(before) - 1e-3
     for (track, category), events in slices.items():
         if category == "computed":  # parts fill their step
+            starts = [part["ts"] for part in events]
             for step in slices[track, "decode"]:
-                inside = [part for part in events if step["ts"] <= part["ts"] < end(step) - 5e-4]
+                inside = events[bisect_left(starts, step["ts"]) : bisect_left(starts, end(step) - 5e-4)]
                 assert all(end(part) <= end(step) + 1e-3 for part in inside)
                 if step["dur"] > 0:
                     assert math.isclose(sum(part["dur"] for part in inside), step["dur"], abs_tol=1e-2)
