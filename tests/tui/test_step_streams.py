@@ -120,3 +120,19 @@ def test_several_sequences(streams: list[list[tuple[float, int, int, int]]], mac
     assert math.isclose(totals.steps, sum(1 / one.batch for one in rows), abs_tol=1e-9)
     assert math.isclose(totals.seconds, math.fsum(one.latency_s / one.batch for one in rows), abs_tol=1e-9)
     assert totals.rows == len(rows)
+
+
+def test_an_answer_beside_others_has_a_speed_of_its_own() -> None:
+    """Each step's time is the answer's own, however many sequences share the pass; all of a batch share it."""
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    steps = [replace(record(n, 20 + n, batch=2), latency_s=0.01) for n in range(50)]
+    metrics.stepped(steps)
+    assert metrics.rate_average == pytest.approx(100)
+    assert metrics.rate_now == pytest.approx(100)
+    metrics.begin_batch([1, 2])
+    for generation in (1, 2):
+        metrics.handle_batch_event(Delta(generation, "x", steps, ttft_s=0.2))
+    totals = metrics.totals
+    assert (totals.steps, totals.tokens, totals.seconds) == pytest.approx((49, 98, 0.49))

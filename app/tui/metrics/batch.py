@@ -157,7 +157,7 @@ class BatchMetrics:
             self.weight_bytes = record.weight_bytes
             self._weights_read += record.weight_bytes / max(1, record.batch)
             self._said += record.tokens
-            self.totals.add(record, self._cost)
+            self.totals.add(record, self._cost, whole_batch=True)
 
     def _served(self, served: BatchStatus) -> None:
         for generation, state in served.states.items():

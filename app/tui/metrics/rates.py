@@ -11,7 +11,7 @@ NOW_S = 1.0  # the span of current rates
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over decode steps. A pass of several sequences counts once: each of its records adds its part.
+    """Sums over the decode steps of one sequence, or of all sequences of a batch.
 
     The first step of an answer is left out, since its latency is not between tokens.
     """
@@ -26,11 +26,11 @@ class StepTotals:
     proposed: int = 0
     accepted: int = 0
 
-    def add(self, record: StepRecord, cost: StepCost | None = None) -> None:
-        """Add a step. cost: for its FLOPs."""
+    def add(self, record: StepRecord, cost: StepCost | None = None, *, whole_batch: bool = False) -> None:
+        """Add a step. cost: for its FLOPs. whole_batch: each sequence's record of a pass is added, as a part of it."""
         if record.index == 0:
             return
-        batch = max(1, record.batch)
+        batch = max(1, record.batch) if whole_batch else 1
         self.steps += 1 / batch if batch > 1 else 1
         self.rows += 1
         self.tokens += record.tokens
