@@ -76,7 +76,7 @@ class Report:
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Gather all facts. Measures the memory bandwidth on request, or if it is unknown (about a second)."""
-    from headrace.runtime.machine import bandwidth, hardware, memory, peaks
+    from headrace.runtime.machine import bandwidth, hardware, memory
 
     found = versions(PACKAGES)
     states = {"settings": settings_state(), "sessions": sessions_state(), "models": models_state()}
@@ -86,8 +86,9 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     kernels: dict[str, str] = {}
     try:
         host = hardware.machine()
-        now = bandwidth.measure_peak(progress, host) if calibrate or peaks.cached_peak(host) is None else None
-        peak = peaks.cached_peak(host) or now
+        if calibrate:
+            bandwidth.measure_peak(progress, host)
+        peak = bandwidth.known_peak(host, progress)
         from headrace.runtime import ops
 
         kernels = ops.describe()
@@ -181,9 +182,11 @@ def _speed(report: Report) -> list[Finding]:
     if report.power.throttled or report.power.thermal_pressure == "moderate":
         what = "hot and throttled" if report.power.throttled else "warm and may be slowed down"
         found.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
-    nominal = report.machine.nominal_bandwidth if report.machine else None
-    if nominal and report.peak and report.peak.bytes_per_second < nominal / 2:
-        what = f"memory bandwidth: {format_rate(report.peak.bytes_per_second)} measured, under half of nominal"
+    nominal, peak = report.machine.nominal_bandwidth if report.machine else None, report.peak
+    low = "under half of nominal" if nominal and peak and peak.bytes_per_second < nominal / 2 else ""
+    if peak and (low or peak.busy):
+        low = low or "while other programs used the CPU"
+        what = f"memory bandwidth: {format_rate(peak.bytes_per_second)} measured, {low}"
         found.append(Finding("advice", what, "close other programs, then run `headrace doctor --calibrate`"))
     return found
 

@@ -23,7 +23,8 @@ USABLE_SHARE = 0.75
 class Target:
     """A machine to predict for. bandwidth: bytes per second. memory: bytes for weights and cache.
 
-    flops: peak FLOP/s of matrix products; None is unknown and limits nothing.
+    flops: peak FLOP/s of matrix products; None is unknown and limits nothing. chip: the name of this machine's.
+    busy: other programs slowed the measurement.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Target:
     fit: MeasuredFit | None = None
     measured: bool = False  # bandwidth and FLOP/s measured here, not the vendor's
     flops: float | None = None
+    chip: str = ""
+    busy: bool = False
 
 
 Bound = Literal["weights", "K/V", "compute"]
@@ -67,7 +70,7 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     flops = batch * cost.step_flops(context)
     computing = flops / target.flops if target.flops else 0.0
     least = max((weights + kv) / target.bandwidth, computing)
-    seconds = step_seconds(shape, target, assumed, weights + kv, batch)
+    seconds = step_seconds(shape, target, assumed, weights + kv)
     if seconds is not None:  # the roofline is an upper bound
         seconds = max(seconds, least)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
@@ -98,20 +101,18 @@ def verifying_seconds(
     cost, rows = shape.cost, 1 + drafts
     nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + rows * cost.kv_bytes_written()
     more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
-    seconds = step_seconds(shape, target, assumed, nbytes, rows)
+    seconds = step_seconds(shape, target, assumed, nbytes)
     least = nbytes / target.bandwidth
     return (least + more, False) if seconds is None else (max(seconds, least) + more, True)
 
 
-def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float, rows: int = 1) -> float | None:
-    """Return the expected time of a step of `rows` rows that moves `nbytes`, from this machine's fit or published
-    constants.
-    """
+def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes: float) -> float | None:
+    """Return the expected time of a step that moves `nbytes`, from this machine's fit or published constants."""
     if target.fit is not None:
         return target.fit.seconds(nbytes)
     if not target.apple:
         return None
-    return assumed.seconds(nbytes, shape.layers, target.bandwidth, shape.expert_bytes(rows))
+    return assumed.seconds(nbytes, shape.layers, target.chip or target.name, target.bandwidth, mixture=shape.mixture)
 
 
 def largest_context(shape: StepShape, target: Target) -> int | None:
@@ -173,12 +174,16 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: K
             *([] if fit.quiet else ["the machine was busy or slowed down in that run: expected speeds may be too low"]),
         ]
     if any(target.apple and target.fit is None for target in targets):
+        ultra = assumed.ultra_efficiency or assumed.efficiency
         lines.append(
-            f"Apple GPUs: {assumed.layer_s * 1e6:.0f} us per layer + bytes / ({assumed.efficiency:.0%} of nominal), "
-            f"from published figures of {assumed.engine}"
+            f"Apple GPUs: bytes / ({assumed.efficiency:.0%} of nominal, {ultra:.0%} on an Ultra) + layers * "
+            f"{assumed.layer_s * 1e6:.0f} us on an M1, {assumed.per_generation:.2f}x that for each later generation, "
+            f"{assumed.mixture:.1f}x with experts; from published figures of {assumed.engine}"
         )
         lines.append(error_line(assumed.engine))
         lines.append(f"largest context: KV as {kv.name}, {USABLE_SHARE:.0%} of memory usable")
+    if any(target.measured and target.busy for target in targets):
+        lines.append("the bandwidth was measured while other programs used the CPU: it is higher on an idle machine")
     if any(not target.apple and target.fit is None for target in targets):
         lines.append("no expected speed without measured figures; the roofline is an upper bound")
     return lines

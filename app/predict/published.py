@@ -1,5 +1,6 @@
-"""Published decode speeds (assets/published.toml), and three constants per engine fitted to them."""
+"""Published decode speeds (assets/published.toml), and five constants per engine fitted to them."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,29 +9,36 @@ from typing import Any
 
 from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.cost.step_shape import StepShape
+from headrace.models.registry.catalog import find
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.machine import chips
 from headrace.runtime.metrics.cost import quantized_bytes
 
 _SMALL = 1e9  # bytes of a step
+_GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """An engine on Apple GPUs: t = layers * layer_s + bytes / (efficiency * nominal bandwidth).
+    """An engine on Apple GPUs: t = layers * time of a layer + bytes / (efficiency * nominal bandwidth).
 
-    expert_efficiency: of the bytes of experts, which are gathered; None: as of all others.
+    ultra_efficiency: of chips of two dies; None: as of the others. layer_s: of an M1, for kernels of any size; each
+    later generation takes `per_generation` times as long. mixture: the time of a layer with experts over a dense one's.
     """
 
     engine: str
     efficiency: float
     layer_s: float
-    expert_efficiency: float | None = None
+    ultra_efficiency: float | None = None
+    per_generation: float = 1.0
+    mixture: float = 1.0
 
-    def seconds(self, nbytes: float, layers: int, bandwidth: float, expert_bytes: float = 0.0) -> float:
-        """Return a step's time. bandwidth: nominal, in bytes per second. expert_bytes: the part of `nbytes`."""
-        gathered = expert_bytes / (self.expert_efficiency or self.efficiency)
-        return layers * self.layer_s + ((nbytes - expert_bytes) / self.efficiency + gathered) / bandwidth
+    def seconds(self, nbytes: float, layers: int, chip: str, bandwidth: float, *, mixture: bool = False) -> float:
+        """Return a step's time. bandwidth: nominal, in bytes per second. chip: its name; like an M1 if unknown."""
+        efficiency = self.ultra_efficiency if self.ultra_efficiency and "Ultra" in chip else self.efficiency
+        found = _GENERATION.search(chip)
+        layer_s = self.layer_s * self.per_generation ** (int(found[1]) - 1 if found else 0)
+        return layers * layer_s * (self.mixture if mixture else 1.0) + nbytes / (efficiency * bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +55,18 @@ class PublishedPoint:
     layers: int
     bandwidth: float
     source: str
-    expert_bytes: float = 0.0
+    mixture: bool
 
     @property
     def kind(self) -> str:
         """`mixture`, `small` (steps below 1 GB) or `dense`: the classes in which errors are reported."""
-        return "mixture" if self.expert_bytes else "small" if self.nbytes < _SMALL else "dense"
+        return "mixture" if self.mixture else "small" if self.nbytes < _SMALL else "dense"
 
 
 def assumptions(engine: str) -> Assumptions:
     """Return the constants of `mlx-lm` or `llama.cpp`."""
-    row = _file()["engines"][engine]
-    return Assumptions(engine, row["efficiency"], row["layer_us"] * 1e-6, row.get("expert_efficiency"))
+    row = dict(_file()["engines"][engine])
+    return Assumptions(engine, layer_s=row.pop("layer_us") * 1e-6, **row)
 
 
 def points() -> Sequence[PublishedPoint]:
@@ -68,8 +76,12 @@ def points() -> Sequence[PublishedPoint]:
 
 def error(point: PublishedPoint, assumed: Assumptions) -> float:
     """Return predicted over published, less one."""
-    seconds = assumed.seconds(point.nbytes, point.layers, point.bandwidth, point.expert_bytes)
-    return 1 / seconds / point.tokens_per_second - 1
+    return predicted(point, assumed) / point.tokens_per_second - 1
+
+
+def predicted(point: PublishedPoint, assumed: Assumptions) -> float:
+    """Return the predicted speed of a published one, in tok/s."""
+    return 1 / assumed.seconds(point.nbytes, point.layers, point.chip, point.bandwidth, mixture=point.mixture)
 
 
 def error_line(engine: str) -> str:
@@ -83,27 +95,39 @@ def error_line(engine: str) -> str:
 
 
 def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
+    """Return the figures of a row, see assets/published.toml."""
+    if "chip" in series:
+        (name, cores), (model, stored_as, speed) = series["chip"], row
+        return [_point(series, name, cores, model, stored_as, speed)]
     name, cores, *speeds = row
+    known = [(form, speed) for form, speed in zip(series["formats"], speeds, strict=True) if speed]
+    return [_point(series, name, cores, series["model"], form, speed) for form, speed in known]
+
+
+def _point(series: dict[str, Any], name: str, cores: int, model: str, stored_as: str, speed: float) -> PublishedPoint:
     chip = chips.find(name, cores or None)
     assert chip is not None, name
-    shape = shape_of_config(_file()["models"][series["model"]])
-    return [
-        PublishedPoint(
-            engine=series["engine"],
-            model=series["model"],
-            stored_as=stored_as,
-            chip=name,
-            gpu_cores=cores or None,
-            tokens_per_second=speed,
-            nbytes=_step_bytes(shape, stored_as, series["depth"]),
-            expert_bytes=_weight_bytes(shape, stored_as, experts=True),
-            layers=shape.layers,
-            bandwidth=chip.bandwidth,
-            source=series["source"],
-        )
-        for stored_as, speed in zip(series["formats"], speeds, strict=True)
-        if speed
-    ]
+    shape = _shape(model)
+    return PublishedPoint(
+        engine=series["engine"],
+        model=model,
+        stored_as=stored_as,
+        chip=name,
+        gpu_cores=cores or None,
+        tokens_per_second=speed,
+        nbytes=_step_bytes(shape, stored_as, series["depth"]),
+        layers=shape.layers,
+        bandwidth=chip.bandwidth,
+        source=series["source"],
+        mixture=shape.mixture,
+    )
+
+
+@cache
+def _shape(model: str) -> StepShape:
+    """Return the shape of a model of the file, or else of the catalog."""
+    config = _file()["models"].get(model)
+    return find(model).step_shape if config is None else shape_of_config(config)
 
 
 def _step_bytes(shape: StepShape, stored_as: str, depth: int) -> float:

@@ -3,11 +3,10 @@
 from headrace.app.predict.chip_names import chip_targets, known_targets, usable_bytes
 from headrace.app.predict.fit_store import remembered
 from headrace.app.predict.prediction import Target
-from headrace.runtime.machine.bandwidth import measure_peak
+from headrace.runtime.machine.bandwidth import known_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.memory import budget
-from headrace.runtime.machine.peaks import cached_peak
 
 
 def targets_for(
@@ -25,10 +24,10 @@ def targets_for(
 
 
 def _this_machine(memory: int | None, *, compute: bool) -> Target | None:
-    """Return this machine with its measured peak (measured now if unknown) and its step-cost fit."""
+    """Return this machine with its measured peak (see `known_peak`) and its step-cost fit."""
     host = machine()
     room = budget(host)
-    peak = cached_peak(host) or measure_peak(host=host)
+    peak = known_peak(host)
     apple = host.backend == "metal" and host.nominal_bandwidth is not None
     return Target(
         name="this machine",
@@ -37,5 +36,7 @@ def _this_machine(memory: int | None, *, compute: bool) -> Target | None:
         apple=apple,
         fit=remembered(host),
         measured=not apple,
+        busy=peak.busy,
         flops=cached_compute() or (measure_compute() if compute else None),
+        chip=host.device_name,
     )

@@ -100,15 +100,15 @@ def speculation(axes: Any) -> None:
 
 def predictions(axes: Any) -> None:
     """Speeds predicted from shapes over the speeds others published, both in tok/s."""
-    from headrace.app.predict.published import assumptions, points
+    from headrace.app.predict.published import assumptions, points, predicted
 
     for engine, colour, shape in (("mlx-lm", "#1f6fb2", "o"), ("llama.cpp", "#c8641e", "s")):
         known = [point for point in points() if point.engine == engine]
         assumed = assumptions(engine)
-        predicted = [1 / assumed.seconds(point.nbytes, point.layers, point.bandwidth) for point in known]
+        expected = [predicted(point, assumed) for point in known]
         published = [point.tokens_per_second for point in known]
-        axes.plot(published, predicted, shape, color=colour, markersize=4, label=f"{engine} ({len(known)} figures)")
-    axes.plot((3, 700), (3, 700), color="#888888", linewidth=1)
+        axes.plot(published, expected, shape, color=colour, markersize=4, label=f"{engine} ({len(known)} figures)")
+    axes.plot((3, 900), (3, 900), color="#888888", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="published, tok/s", ylabel="predicted, tok/s")
     axes.legend(frameon=False)
 

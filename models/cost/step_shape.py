@@ -95,9 +95,10 @@ class StepShape:
         """Return the weight bytes that a step of `batch` sequences reads."""
         return sum(matrix.read_bytes(batch) for matrix in self.matrices) + self.vector_bytes
 
-    def expert_bytes(self, batch: int) -> int:
-        """Return the part of `weight_bytes` that are experts."""
-        return sum(matrix.read_bytes(batch) for matrix in self.matrices if matrix.share < 1)
+    @property
+    def mixture(self) -> bool:
+        """True for a mixture of experts."""
+        return any(matrix.share < 1 for matrix in self.matrices)
 
     def stored_at(self, bits: int, group_size: int = 64) -> "StepShape":
         """Return the shape with every matrix quantized this way; vectors stay."""

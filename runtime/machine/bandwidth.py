@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.machine.peaks import Peak, measurements, store, summarise
+from headrace.runtime.machine.peaks import Peak, cached_peak, measurements, store, summarise
 from headrace.runtime.ops import native
 
 Progress = Callable[[float], None]
@@ -55,6 +56,15 @@ def measure_peak(progress: Progress | None = None, host: Machine | None = None) 
     return _measure(host, _readers(host), _SECONDS, progress or (lambda _: None), "calibration")
 
 
+def known_peak(host: Machine | None = None, progress: Progress | None = None) -> Peak:
+    """Return the stored peak. Measures it if there is none, or if other programs slowed down all that are stored."""
+    host = host or machine()
+    if (known := cached_peak(host)) is not None and not known.busy:
+        return known
+    measured = measure_peak(progress, host)
+    return cached_peak(host) or measured
+
+
 def measure_now(source: str, host: Machine | None = None, progress: Progress | None = None) -> Peak:
     """Measure the current bandwidth, shorter than `measure_peak`, and store it. source: see `Peak`."""
     host = host or machine()
@@ -65,14 +75,16 @@ def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress:
     """Store a measurement of each reader and return the fastest. The readers take turns, so load slows all of them."""
     import mlx.core as mx
 
+    meter = CPUMeter()
     with ExitStack() as stack:
         readers = [stack.enter_context(open_reader(host)) for open_reader in openers]
         taken = _repeat([reader.one_pass for reader in readers], seconds, progress)
+        use = meter.use()
     mx.clear_cache()  # MLX would keep the freed array
-    peaks = []
+    peaks, busy = [], use is not None and use.contended
     for reader, passes in zip(readers, taken, strict=True):
         rates = [reader.pass_bytes / one for one in passes]
-        peaks.append(summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source))
+        peaks.append(summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source, busy=busy))
         store(peaks[-1], host)
     return max(peaks, key=lambda peak: peak.bytes_per_second)
 

@@ -44,6 +44,8 @@ class Peak:
     """`calibration`, `run`, `bench`, `chat`, or `decode` for steps faster than the peak."""
     load: float | None = None
     """Load average, this process included."""
+    busy: bool = False
+    """Other programs kept the CPUs busy, so memory is faster than this."""
 
     @property
     def gb_s(self) -> float:
@@ -57,8 +59,8 @@ class Peak:
         return all(math.isfinite(rate) and rate > 0 for rate in rates) and all(isinstance(text, str) for text in texts)
 
 
-def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: str) -> Peak:
-    """Return passes made just now as one measurement. rates: bytes per second, at least one.
+def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: str, busy: bool = False) -> Peak:
+    """Return passes made just now as one measurement. rates: bytes per second, at least one. busy: see `Peak`.
 
     The best pass is no ceiling: on virtual machines single passes can reach nearly twice the sustained rate.
     """
@@ -73,6 +75,7 @@ def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: s
         measured_at=datetime.now(UTC).strftime(_TIME),
         source=source,
         load=round(os.getloadavg()[0], 2),
+        busy=busy,
     )
 
 

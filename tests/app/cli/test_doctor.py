@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from headrace.app.config.settings import settings_path, write_default
 from headrace.app.sessions.store import SessionStore, database_path
 from headrace.app.versions import own_source, shadowed
 from headrace.models.registry.store import Store
-from headrace.runtime.machine import peaks
+from headrace.runtime.machine import bandwidth, peaks
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
@@ -88,6 +89,7 @@ def test_healthy_machines_have_no_findings() -> None:
         (replace(MAC, swap_used=6 * GIB), ["6.00 GiB of swap"]),
         (replace(MAC, budget=Budget(8 * GIB, GIB, GIB // 2, "free")), ["little memory"]),
         (replace(MAC, peak=replace(MAC.peak, bytes_per_second=100e9) if MAC.peak else None), ["under half"]),
+        (replace(LINUX, peak=replace(LINUX.peak, busy=True) if LINUX.peak else None), ["while other programs"]),
         (replace(MAC, versions={**MAC.versions, "gguf": None}), ["broken: not installed: gguf"]),
         (replace(MAC, places=[Place("cache", Path("/c"), False, 0)]), ["broken: cannot write to /c"]),
         (replace(MAC, places=[Place("models", Path("/m"), True, 5)]), ["only 5 B of disk"]),
@@ -192,6 +194,7 @@ def test_a_mac_says_which_bandwidth_is_which() -> None:
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setattr(bandwidth, "CPUMeter", lambda: SimpleNamespace(use=lambda: None))  # no other programs
     return tmp_path
 
 

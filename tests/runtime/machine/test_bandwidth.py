@@ -5,6 +5,7 @@ import queue
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,23 @@ def test_measured_once_and_stored(home: Path) -> None:
     assert peak.passes == 2
     assert done[-1] == 1.0
     assert list(home.parent.iterdir()) == [home]  # nothing half-written is left
+
+
+def test_a_peak_slowed_by_other_programs_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = SimpleNamespace(contended=True)
+    monkeypatch.setattr(bandwidth, "CPUMeter", lambda: SimpleNamespace(use=lambda: use))
+    slowed = bandwidth.known_peak()
+    assert slowed.busy
+    first = len(peaks.measurements())
+    bandwidth.known_peak()
+    second = len(peaks.measurements())
+    assert second > first
+    use.contended = False
+    assert not bandwidth.measure_peak().busy
+    peaks.store(replace(slowed, bytes_per_second=9e13, busy=False))
+    before = peaks.measurements()
+    assert bandwidth.known_peak().bytes_per_second == 9e13
+    assert peaks.measurements() == before
 
 
 @pytest.mark.parametrize(
