@@ -92,6 +92,11 @@ class Answer:
         return "".join(self._pieces)
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it."""
+        return self._text.stop_string
+
+    @property
     def repeats(self) -> bool:
         """True if it has repeated itself for a long time (`app.answer.repetition`)."""
         return self._repetition.found

@@ -14,8 +14,10 @@ _INTERVAL_S = 0.5
 class BatchReport:
     """Counts tokens and batch sizes from the moment several answers run until the engine is idle."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, always: bool = False) -> None:
+        """always: also for a single answer."""
         self._engine = engine
+        self._always = always
         self.reset()
 
     def reset(self) -> None:
@@ -25,7 +27,7 @@ class BatchReport:
 
     def started(self, running: int) -> None:
         """Count an answer that started; running: answers, this one included."""
-        self._several = self._several or running > 1
+        self._several = self._several or running > 1 or self._always
 
     def add(self, tokens: int) -> None:
         self._tokens += tokens

@@ -1,4 +1,4 @@
-"""The chat's handle of the engine process: start, submit, poll. Nothing here blocks or imports mlx.
+"""The handle of the engine process in the chat or the server: start, submit, poll. Nothing here blocks or imports mlx.
 
 A client belongs to one thread. `state` and `card` change only in `poll` and `start`.
 """
@@ -6,22 +6,20 @@ A client belongs to one thread. `state` and `card` change only in `poll` and `st
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from headrace.app.engine.commands import Cancel, Generate, ModelSpec, PrefetchPrompt, Pull, Rest
+from headrace.app.engine.commands import Cancel, CountTokens, Generate, ModelSpec, PrefetchPrompt, Pull, Rest
 from headrace.app.engine.events import (
     Abandoned,
+    AnswerEvent,
     ContextFull,
-    Delta,
     Died,
     Done,
-    Dropped,
     Event,
     Failed,
-    Prefill,
     Pulled,
     PullFailed,
     PullProgress,
     Ready,
-    Repeats,
+    TokensCounted,
 )
 from headrace.app.engine.link import EngineLink
 from headrace.app.engine.model_card import ModelCard
@@ -123,7 +121,17 @@ class EngineClient:
             raise EngineError("no model was ever started")
         self.start(self._spec)
 
-    def submit(self, command: Generate) -> None:
+    @property
+    def descriptor(self) -> int | None:
+        """The socket whose arrivals `poll` reads, for an event loop."""
+        return self._link.descriptor if self._link else None
+
+    @property
+    def behind(self) -> bool:
+        """True if commands wait for room in the socket; `poll` sends them."""
+        return self._link is not None and self._link.behind
+
+    def submit(self, command: Generate | CountTokens) -> None:
         if self._link is None or self.state not in ("loading", "ready"):
             raise EngineError("the engine is not running", "restart it, or choose another model")
         self._open.add(command.id)
@@ -190,17 +198,12 @@ class EngineClient:
 
     def _is_awaited(self, event: Event) -> bool:
         """True if an event is not one of an abandoned generation."""
-        if (
-            not isinstance(event, Prefill | Delta | Repeats | Dropped | ContextFull | Done | Failed | Abandoned)
-            or event.id is None
-        ):
-            return True
-        return event.id in self._open
+        return not isinstance(event, AnswerEvent) or event.id is None or event.id in self._open
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Ready):
             self.state, self.card = "ready", event.card
-        elif isinstance(event, Done | ContextFull | Abandoned):
+        elif isinstance(event, Done | ContextFull | Abandoned | TokensCounted):
             self._open.discard(event.id)
         elif isinstance(event, Failed):
             if event.id is None:

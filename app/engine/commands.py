@@ -1,8 +1,9 @@
-"""Commands from the chat to its engine process."""
+"""Commands from the chat or the server to its engine process."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.text.thinking import Thinking
@@ -15,7 +16,8 @@ class ModelSpec:
     """Load a model.
 
     name: as after `-m`; None: the default. context: tokens; None: as many as fit into memory. kv: K/V format, as after
-    --kv. draft: a draft model; None: none.
+    --kv. draft: a draft model; None: none. serving: for many clients: prompts may fill the context, text leaves sooner,
+    and the load is always reported. max_running: sequences at a time.
     """
 
     name: str | None = None
@@ -23,23 +25,38 @@ class ModelSpec:
     kv: str = "f16"
     force: bool = False
     draft: str | None = None
+    serving: bool = False
+    max_running: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Answer a conversation; submitted requests are answered in one batch.
+    """Answer a conversation, or continue a text; submitted requests are answered in one batch.
 
-    messages: `{"role": ..., "content": ...}`, the system message first. continue_text: the answer so far; the
+    messages: `{"role": ..., "content": ...}`, the system message first. prompt: a text to continue as it is, instead of
+    messages. suffix: the text behind the gap that a continued text ends at. continue_text: the answer so far; the
     deltas continue it. drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of
-    ending with `ContextFull`. submitted: monotonic clock.
+    ending with `ContextFull`. logprobs: best tokens reported with each token; None: off. submitted: monotonic clock.
     """
 
     id: int
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]] = ()
     options: AnswerOptions = _UNSET
+    prompt: str | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
     continue_text: str = ""
     drop_oldest: bool = False
     submitted: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Count the tokens of a prompt (`TokensCounted`). messages, thinking: as in `Generate`."""
+
+    id: int
+    messages: Sequence[Mapping[str, Any]]
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +100,4 @@ class Pull:
     name: str
 
 
-Command = ModelSpec | Generate | PrefetchPrompt | Cancel | Rest | Quit | Pull
+Command = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | Quit | Pull

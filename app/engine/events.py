@@ -1,4 +1,4 @@
-"""Events from an engine process to its chat.
+"""Events from an engine process to its chat or server.
 
 Every submitted `Generate` ends with exactly one of Done, ContextFull, Failed (with its id), Abandoned or Died.
 `Prefill` comes before its first `Delta`. Texts are as the model generated them: sanitise them before drawing
@@ -84,6 +84,14 @@ class PrefixCached:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensCounted:
+    """Token count of a `CountTokens`."""
+
+    id: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """`done` of `total` tokens are prefilled; `reused` more were cached.
 
@@ -99,11 +107,20 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenReport:
+    """A token's text and log probability, and the best tokens of its step in order."""
+
+    text: str
+    logprob: float
+    top: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Text of an answer, perhaps none, and the records of its steps.
 
     ttft_s: seconds from the request to the first text; None before that. accepted_spans: (begin, end) in `text` of
-    accepted draft tokens, in order.
+    accepted draft tokens, in order. tokens: reports of the tokens since the last delta, if requested.
     """
 
     id: int
@@ -111,6 +128,7 @@ class Delta:
     records: Sequence[StepRecord]
     ttft_s: float | None = None
     accepted_spans: Sequence[tuple[int, int]] = ()
+    tokens: Sequence[TokenReport] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +142,8 @@ class Repeats:
 class Done:
     """The end of an answer. context_full: it ended at the context limit. last_turn_fits: see `ContextFull`.
 
-    summary: its ttft_s counts from the submission in the chat's process to the first text.
+    summary: its ttft_s counts from the submission in the chat's process to the first text. stop_string: the one that
+    ended it. seed: the one that gives it again; None for greedy decoding.
     """
 
     id: int
@@ -132,11 +151,13 @@ class Done:
     summary: Summary
     context_full: bool
     last_turn_fits: bool = True
+    stop_string: str | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """State of a batch of several answers: sent twice a second, and once after the last answer.
+    """State of a batch of several answers, or of all answers of a server: twice a second, and after the last answer.
 
     states: by generation. tokens: generated until `at` (monotonic clock) since the engine was idle. batches: batch
     sizes of the passes since the last report. kv_room_bytes: the K/V budget. pool_bytes: size of the pool. blocks: None
@@ -176,11 +197,15 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A command failed; the engine continues. id: the generation's; None: the model could not be loaded."""
+    """A command failed; the engine continues. id: the generation's; None: the model could not be loaded.
+
+    error: name of the error's class (`runtime.errors`); "" for an unexpected error, whose details are in the log.
+    """
 
     id: int | None
     message: str
     hint: str | None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +248,11 @@ class PullFailed:
     hint: str | None
 
 
+AnswerEvent = Prefill | Delta | Repeats | Dropped | ContextFull | Done | Failed | Abandoned | TokensCounted
+"""Events of one generation or count, by its id."""
 ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | PromptCounted
 PullEvent = PullProgress | Pulled | PullFailed
-Event = (
-    ModelEvent
-    | Prefill
-    | Delta
-    | Repeats
-    | Done
-    | BatchStatus
-    | ContextFull
-    | Dropped
-    | Failed
-    | Abandoned
-    | Died
-    | PullEvent
-)
+Event = ModelEvent | AnswerEvent | BatchStatus | Died | PullEvent
 
 
 def one_line(message: str, hint: str | None) -> str:

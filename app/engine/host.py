@@ -1,4 +1,4 @@
-"""The loaded model in the engine process: answers of chat requests as events, prompt prefetch, the model card.
+"""The loaded model in the engine process: answers of requests as events, prompt prefetch, the model card.
 
 Everything here runs on the thread that loaded the model.
 """
@@ -12,12 +12,22 @@ from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answerer import Answerer
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
-from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
-from headrace.app.engine.events import Abandoned, Done, Failed, Prefill, PrefixCached, PromptCounted, Repeats
+from headrace.app.engine.commands import CountTokens, Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.events import (
+    Abandoned,
+    Done,
+    Failed,
+    Prefill,
+    PrefixCached,
+    PromptCounted,
+    Repeats,
+    TokenReport,
+    TokensCounted,
+)
 from headrace.app.engine.idle_work import IdleWork
 from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_key
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.engine.outbox import Outbox, Send
+from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S, Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
 from headrace.models.loading.draft import load_draft
 from headrace.models.loading.load import LoadedModel, load_resolved
@@ -28,7 +38,7 @@ from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime import ops
 from headrace.runtime.engine import request
-from headrace.runtime.engine.request import CancelFlag, Finished
+from headrace.runtime.engine.request import CancelFlag, Finished, Step
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.machine import memory
@@ -59,9 +69,15 @@ class EngineHost:
     """One loaded model, its answers and its idle work."""
 
     def __init__(
-        self, loaded: LoadedModel, resolved: ResolvedModel, load_s: float, draft: Network | None = None
+        self,
+        loaded: LoadedModel,
+        resolved: ResolvedModel,
+        load_s: float,
+        draft: Network | None = None,
+        spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
         self._loaded = loaded
+        self._text_s = SERVED_TEXT_S if spec.serving else TEXT_S
         self._resolved = resolved
         self._load_s = load_s
         key = kv_key(resolved.path, loaded.network)
@@ -69,12 +85,13 @@ class EngineHost:
             loaded,
             draft=draft,
             keep_prefix=True,
+            max_running=spec.max_running,
             kv_key=key,
             own_processes=[os.getppid()],  # the chat's
         )
         self._disk_cache = KVDiskCache(self._answerer.engine, disk_cache_bytes())
-        self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit)
-        self._batch = BatchReport(self._answerer.engine)
+        self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit, whole=spec.serving)
+        self._batch = BatchReport(self._answerer.engine, always=spec.serving)
         self._running: dict[Answer, _Running] = {}
         self._file_tokens: dict[str, int] = {}  # of the last prefetch
         self._spare_cpus = _spare_cpus(machine())
@@ -91,7 +108,7 @@ class EngineHost:
         progress("loading weights", 0, None)
         loaded = load_resolved(resolved, context=spec.context, kv=kv_choice(spec.kv), force=spec.force)
         draft = _draft(spec, loaded, progress)
-        return cls(loaded, resolved, time.perf_counter() - started, draft)
+        return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 
     def card(self) -> ModelCard:
         import mlx.core as mx
@@ -120,6 +137,7 @@ class EngineHost:
             notes=tuple(loaded.notes),
             kv=loaded.kv.name if loaded.kv else None,
             compute_flops=self.idle.compute_flops,
+            thinking_levels=self._answerer.chat_prompt.has_levels,
         )
 
     def warm_up(self) -> None:
@@ -147,12 +165,14 @@ class EngineHost:
         if ids is None:
             return
         tokenized = time.monotonic()
-        opening = "" if command.continue_text else self._answerer.chat_prompt.opening(ids)
+        given = bool(command.continue_text) or command.prompt is not None
+        opening = "" if given else self._answerer.chat_prompt.opening(ids)
         thinking = bool(opening) or split_thinking(command.continue_text).is_open
-        answer = self._answerer.prepare(Prompt(ids, opening, thinking), command.options, cancel=cancel)
+        prompt = Prompt(ids, opening, thinking)
+        answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
         self._disk_cache.load(ids)
         sequence = self._answerer.submit(answer)
-        outbox = Outbox(command, send, opening)
+        outbox = Outbox(command, send, opening, self._text_s)
         self._running[answer] = _Running(command, outbox, sequence, began - command.submitted, tokenized - began)
         self._batch.started(len(self._running))
         self.idle.busy()
@@ -166,7 +186,7 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    running.outbox.add(event.text, event.step.record, event.accepted)
+                    running.outbox.add(event.text, event.step.record, event.accepted, self._reports(event.step))
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))
@@ -180,7 +200,7 @@ class EngineHost:
                     running.outbox.flush()
                     del self._running[answer]
                     error = expected(event.error)
-                    send(Failed(running.id, str(error), error.hint))
+                    send(Failed(running.id, str(error), error.hint, type(error).__name__))
                 case _:
                     waited, tokenized = running.waited_s, running.tokenize_s
                     send(Prefill(running.id, event.done, event.total, event.reused, waited, tokenized))
@@ -197,6 +217,11 @@ class EngineHost:
         self._batch.reset()
         self.idle.idle()
         return ids
+
+    def count(self, command: CountTokens) -> TokensCounted:
+        """Count the tokens of a prompt. Raises HeadraceError for one that cannot be encoded."""
+        ids = self._answerer.chat_prompt.encode(command.messages, thinking=command.thinking)
+        return TokensCounted(command.id, len(ids))
 
     def prefetch(self, command: PrefetchPrompt, stop: Callable[[], bool], send: Send) -> None:
         """Count a prompt and prefill it until `stop()`. Raises HeadraceError for one that cannot be encoded."""
@@ -216,6 +241,14 @@ class EngineHost:
         if read is not None:
             send(PrefixCached(read.tokens, read.used_bytes, read.allocated_bytes))
 
+    def _reports(self, step: Step) -> list[TokenReport]:
+        """Return the step's tokens with their log probabilities, if requested."""
+        text_of = self._loaded.tokenizer.token_text
+        return [
+            TokenReport(text_of(token), found.chosen, [(text_of(other), value) for other, value in found.top])
+            for token, found in zip(step.tokens, step.logprobs or (), strict=False)
+        ]
+
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))
 
@@ -232,7 +265,7 @@ class EngineHost:
             busy=answer.busy,
         )
         fits = not context_full or self._fit.last_turn_fits(running.command, summary.completion_tokens)
-        return Done(running.id, finished.reason, summary, context_full, fits)
+        return Done(running.id, finished.reason, summary, context_full, fits, answer.stop_string, answer.seed)
 
 
 def _spare_cpus(host: Machine) -> int:

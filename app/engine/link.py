@@ -64,6 +64,11 @@ class EngineLink:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def descriptor(self) -> int | None:
+        """The socket's file descriptor; None after the stream's end."""
+        return None if self._over is not None else self._socket.fileno()
+
     def send(self, command: Command) -> None:
         """Queue a command; what the socket does not take now is sent with the next call of `send` or `drain`."""
         self._outgoing += pack(command)

@@ -16,9 +16,9 @@ class ModelCard:
     """kind: "headrace" or "mlx-lm", the decoder's origin. context_limit: tokens of prompt and answer together.
 
     weight_bytes: of the checkpoint, as loaded. cost: of a decode step. generation_defaults: generation_config.json.
-    thinks: the chat template has <think> sections. peak, compute_flops: None until measured (`PeakMeasured`).
-    spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading. notes: lines for the user. kv: name of
-    the K/V format; None: that of mlx-lm's classes.
+    thinks: the chat template has <think> sections. thinking_levels: it takes levels of thinking. peak, compute_flops:
+    None until measured (`PeakMeasured`). spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading.
+    notes: lines for the user. kv: name of the K/V format; None: that of mlx-lm's classes.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ModelCard:
     notes: tuple[str, ...] = ()
     kv: str | None = None
     compute_flops: float | None = None
+    thinking_levels: bool = False
 
     @property
     def kv_bytes_per_token(self) -> int:

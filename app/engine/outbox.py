@@ -1,16 +1,17 @@
-"""Deltas of one answer on their way to the chat: the first text at once, later text in batches.
+"""Deltas of one answer on their way out of the engine process: the first text at once, later text in batches.
 
 Sending costs CPU time that decoding needs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Event
+from headrace.app.engine.events import Delta, Event, TokenReport
 from headrace.runtime.metrics.telemetry import StepRecord
 
-_TEXT_S = 0.07  # between two deltas; the chat polls less often
+TEXT_S = 0.07  # between two deltas; the chat polls less often
+SERVED_TEXT_S = 0.03  # of a server
 _RECORDS_S = 0.4  # between two deltas with step records
 
 Send = Callable[[Event], None]
@@ -19,9 +20,14 @@ Send = Callable[[Event], None]
 class Outbox:
     """ttft_s: seconds from the request to its first text; None before that."""
 
-    def __init__(self, command: Generate, send: Send, opening: str) -> None:
-        """opening: text of the answer that the template wrote; sent with the model's first text."""
+    def __init__(self, command: Generate, send: Send, opening: str, text_s: float = TEXT_S) -> None:
+        """opening: text of the answer that the template wrote; sent with the model's first text.
+
+        text_s: seconds between two deltas.
+        """
         self._command = command
+        self._text_s = text_s
+        self._tokens: list[TokenReport] = []
         self._send = send
         self._opening = opening
         self._text: list[str] = []
@@ -31,9 +37,12 @@ class Outbox:
         self._sent = self._records_sent = float("-inf")
         self.ttft_s: float | None = None
 
-    def add(self, text: str, record: StepRecord | None = None, accepted: int = 0) -> None:
+    def add(
+        self, text: str, record: StepRecord | None = None, accepted: int = 0, tokens: Sequence[TokenReport] = ()
+    ) -> None:
         """Add text, and send if it is time. accepted: its first characters, from accepted draft tokens."""
         now = time.monotonic()
+        self._tokens.extend(tokens)
         if record is not None:
             self._records.append(record)
         if text:
@@ -46,7 +55,7 @@ class Outbox:
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
                 self._sent = float("-inf")
-        if now - self._sent >= _TEXT_S:
+        if now - self._sent >= self._text_s:
             self._flush(with_records=now - self._records_sent >= _RECORDS_S)
 
     def flush(self) -> None:
@@ -57,10 +66,10 @@ class Outbox:
         records: list[StepRecord] = []
         if with_records:
             records, self._records = self._records, records
-        if self._text or records:
-            text, accepted = "".join(self._text), tuple(self._accepted)
-            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, accepted))
-            self._text, self._accepted, self._length = [], [], 0
+        if self._text or records or self._tokens:
+            text, accepted, tokens = "".join(self._text), tuple(self._accepted), tuple(self._tokens)
+            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, accepted, tokens))
+            self._text, self._accepted, self._tokens, self._length = [], [], [], 0
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

@@ -1,8 +1,8 @@
 """Command loop of the engine process, started by `app.engine.start`: commands arrive on a socket, events leave.
 
 The main thread owns the model and runs one command after the other. Successive Generate commands are answered in one
-batch; other commands wait until all answers have ended. A second thread reads the socket: it takes a Cancel during a
-generation, and ends the process when the chat closes the socket.
+batch, and CountTokens runs between two steps; other commands wait until all answers have ended. A second thread reads
+the socket: it takes a Cancel during a generation, and ends the process when the chat closes the socket.
 """
 
 import faulthandler
@@ -17,7 +17,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from headrace.app.engine.commands import Cancel, Command, Generate, ModelSpec, PrefetchPrompt, Pull, Quit, Rest
+from headrace.app.engine.commands import (
+    Cancel,
+    Command,
+    CountTokens,
+    Generate,
+    ModelSpec,
+    PrefetchPrompt,
+    Pull,
+    Quit,
+    Rest,
+)
 from headrace.app.engine.events import (
     Abandoned,
     BatchStatus,
@@ -31,6 +41,7 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
+    TokensCounted,
 )
 from headrace.app.engine.throttle import throttled
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
@@ -41,6 +52,7 @@ if TYPE_CHECKING:
     from headrace.runtime.engine.request import CancelFlag
 
 _IDLE_S = 1.5  # without a command, before idle work
+_JOINING_S = 0.02  # for requests that join between two steps
 
 
 class Inbox:
@@ -58,12 +70,12 @@ class Inbox:
         with self._arrived:
             return self._commands.popleft() if self._arrived.wait_for(self.waiting, timeout) else None
 
-    def next_generate(self) -> Generate | None:
-        """Return the next command if it has arrived and is a Generate."""
+    def next_joining(self) -> Generate | CountTokens | None:
+        """Return the next command if it has arrived and may run between two steps."""
         with self._arrived:
-            if not self._commands or not isinstance(self._commands[0], Generate):
+            if not self._commands or not isinstance(self._commands[0], Generate | CountTokens):
                 return None
-            return cast(Generate, self._commands.popleft())
+            return cast(Generate | CountTokens, self._commands.popleft())
 
     def waiting(self) -> bool:
         """True if a command has arrived."""
@@ -147,19 +159,21 @@ class Server:
             idle.run(self._inbox.waiting, self._send)
 
     def _step(self, host: "EngineHost") -> None:
-        """Run one step of all answers; a new request joins before it."""
-        if (command := self._inbox.next_generate()) is not None:
+        """Run one step of all answers; new requests join before it."""
+        until = time.monotonic() + _JOINING_S
+        while (command := self._inbox.next_joining()) is not None:
             self._run(command)
+            if time.monotonic() > until:
+                break
         try:
             host.step(self._send_event)
         except Exception as error:
-            message, hint = _error_text(error)
             for generation in host.drop():
-                self._send_event(Failed(generation, message, hint))
+                self._send_event(_failed(generation, error))
 
     def _send_event(self, event: Event) -> None:
         self._send(event)
-        if isinstance(event, Done | ContextFull | Failed | Abandoned) and event.id is not None:
+        if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
             self._inbox.ended(event.id)
 
     def _run(self, command: Command) -> None:
@@ -171,6 +185,10 @@ class Server:
                     if self._host is None:
                         raise EngineError("no model is loaded")
                     self._host.begin(command, self._inbox.cancel_flag(command.id), self._send_event)
+                case CountTokens():
+                    if self._host is None:
+                        raise EngineError("no model is loaded")
+                    self._send_event(self._host.count(command))
                 case PrefetchPrompt():
                     self._prefetch(command)
                 case Pull():
@@ -178,11 +196,11 @@ class Server:
                 case Quit():
                     self._quit(command.seconds)
         except Exception as error:
-            message, hint = _error_text(error)
+            failed = _failed(command.id if isinstance(command, Generate | CountTokens) else None, error)
             if isinstance(command, Pull):
-                self._send(PullFailed(command.name, message, hint))
+                self._send(PullFailed(command.name, failed.message, failed.hint))
             else:
-                self._send_event(Failed(command.id if isinstance(command, Generate) else None, message, hint))
+                self._send_event(failed)
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
@@ -218,12 +236,12 @@ class Server:
         os._exit(0)
 
 
-def _error_text(error: Exception) -> tuple[str, str | None]:
-    """Return message and hint; unexpected errors go to the log."""
+def _failed(generation: int | None, error: Exception) -> Failed:
+    """Return the event of an error; unexpected ones go to the log."""
     if isinstance(error, HeadraceError):
-        return str(error), error.hint
+        return Failed(generation, str(error), error.hint, type(error).__name__)
     traceback.print_exception(error)
-    return f"internal error: {error!r:.300}", "engine.log has the details"
+    return Failed(generation, f"internal error: {error!r:.300}", "engine.log has the details")
 
 
 def main(descriptor: int) -> None:

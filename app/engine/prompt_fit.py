@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import ContextFull, Dropped, Event
@@ -10,16 +11,17 @@ from headrace.models.text.chat_prompt import ChatPrompt
 MIN_ANSWER_TOKENS = 256  # reserved for an answer; at most an eighth of the context
 _FILL_AFTER_DROP = 0.75  # of the context: room for more turns before the next drop
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class PromptFit:
     """Prompts of one model. longest: tokens of a prompt that leaves room for an answer."""
 
-    def __init__(self, prompts: ChatPrompt, context_limit: int) -> None:
+    def __init__(self, prompts: ChatPrompt, context_limit: int, *, whole: bool = False) -> None:
+        """whole: a prompt may take the whole context."""
         self._prompts = prompts
         self._limit = context_limit
-        self.longest = context_limit - min(MIN_ANSWER_TOKENS, context_limit // 8)
+        self.longest = context_limit - (0 if whole else min(MIN_ANSWER_TOKENS, context_limit // 8))
 
     def fit(self, command: Generate, send: Callable[[Event], None]) -> list[int] | None:
         """Return the prompt's ids, without the oldest turns if `drop_oldest`; None (ContextFull sent) if too long.
@@ -47,6 +49,8 @@ class PromptFit:
 
     def _encode(self, command: Generate, dropped: int = 0) -> list[int]:
         """Return the prompt's ids without the first `dropped` messages after the system message."""
+        if command.prompt is not None:
+            return self._prompts.continued(command.prompt, command.suffix)
         system = _system(command.messages)
         messages = [*command.messages[:system], *command.messages[system + dropped :]]
         return self._prompts.encode(messages, command.continue_text, thinking=command.options.thinking)

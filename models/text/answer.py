@@ -63,6 +63,11 @@ class AnswerText:
         self._stopped = False
         self._count = 0  # tokens of the answer
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._matcher.found
+
     def part(self, event: Event) -> Part:
         """Convert one event of the engine. Raises the error of a `Failed`."""
         if isinstance(event, Step):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.models.text.fill_in_middle import fill_in_middle
 from headrace.models.text.thinking import CLOSE, OPEN, Thinking, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
@@ -42,7 +43,7 @@ class ChatPrompt:
         self._off_level = self._has_levels and re.search(r"""["']none["']""", sources) is not None
 
     def encode(
-        self, messages: Sequence[Mapping[str, str]], answer: str = "", *, thinking: Thinking | None = None
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", *, thinking: Thinking | None = None
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of `answer`.
 
@@ -69,6 +70,20 @@ class ChatPrompt:
         return prompt + [
             token for part in parts for token in self._tokenizer.encode(part, special=part in (OPEN, CLOSE))
         ]
+
+    def continued(self, text: str, suffix: str | None = None) -> list[int]:
+        """Return the prompt of a text to continue as it is, or to continue up to `suffix`.
+
+        Raises UsageError if the model has no tokens for a gap, and what `Tokenizer.encode_prompt` raises.
+        """
+        if suffix is None:
+            return self._tokenizer.encode_prompt(text)
+        return fill_in_middle(self._tokenizer, text, suffix)
+
+    @property
+    def has_levels(self) -> bool:
+        """True if the template knows levels of thinking."""
+        return self._has_levels
 
     def section_limit(self, thinking: Thinking | None, *, is_open: bool) -> SectionLimit | None:
         """Return the limit on the thinking section; None if `thinking` is no budget. is_open: the prompt begins it."""
@@ -101,11 +116,14 @@ class ChatPrompt:
         return f"{OPEN}\n" if tail.rstrip().endswith(OPEN) else ""
 
 
-def _with_thinking_fields(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Move thinking from the stored form to the message fields that templates read."""
-    converted: list[dict[str, str]] = []
+def _with_thinking_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Move thinking from the stored form, or from `reasoning_content`, to the message fields that templates read."""
+    converted: list[dict[str, Any]] = []
     for message in messages:
         content = message.get("content")
+        if (reasoning := message.get("reasoning_content")) is not None:
+            converted.append({**message, "thinking": reasoning})
+            continue
         said = message.get("role") == "assistant" and isinstance(content, str)
         parts = split_thinking(str(content)) if said else None
         if parts is None or parts.thinking is None:

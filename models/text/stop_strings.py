@@ -10,7 +10,10 @@ from headrace.runtime.errors import UsageError
 
 
 class StopMatcher:
-    """Matcher for one stream. Time per piece: its length times the length of the stop strings."""
+    """Matcher for one stream. Time per piece: its length times the length of the stop strings.
+
+    found: the stop string that ended the text.
+    """
 
     def __init__(self, stops: Iterable[str]) -> None:
         """Raises UsageError for an empty stop string, which would match anywhere."""
@@ -19,29 +22,34 @@ class StopMatcher:
             raise UsageError("a stop string cannot be empty")
         self._longest_tail = max(map(len, self._stops), default=1) - 1
         self._held = ""
-        self._stopped = False
+        self.found: str | None = None
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Return the text before any possible stop string, and whether one was found."""
-        if self._stopped:
+        if self.found is not None:
             return "", True
         if not self._stops:
             return text, False
         text = self._held + text
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        start, stop = self._first(text)
         held_from = self._first_possible_start(text)
-        if starts and min(starts) <= held_from:
-            self._held, self._stopped = "", True
-            return text[: min(starts)], True
+        if stop is not None and start <= held_from:
+            self._held, self.found = "", stop
+            return text[:start], True
         self._held = text[held_from:]
         return text[:held_from], False
 
     def flush(self) -> tuple[str, bool]:
         """End the stream; return as `feed` does the text held back."""
         held, self._held = self._held, ""
-        starts = [start for stop in self._stops if (start := held.find(stop)) >= 0]
-        self._stopped = self._stopped or bool(starts)
-        return held[: min(starts, default=len(held))], self._stopped
+        start, stop = self._first(held)
+        self.found = self.found if stop is None else stop
+        return held[:start], self.found is not None
+
+    def _first(self, text: str) -> tuple[int, str | None]:
+        """Return the earliest stop string and its place; the text's length and None without one."""
+        found = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(found, default=(len(text), None), key=lambda pair: pair[0])
 
     def _first_possible_start(self, text: str) -> int:
         """Return the start of the longest tail that is a prefix of a stop string."""

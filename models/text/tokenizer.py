@@ -130,6 +130,10 @@ class Tokenizer:
             text: str = self._rust.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, control tokens included; bytes of a part of a character become U+FFFD."""
+        return self.decode([token], skip_special=False)
+
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """Return a new stream; its pieces join to the text that `decode` returns."""
         return self._detokenizers.make(skip_special=skip_special)

@@ -130,7 +130,7 @@ class Silent:
     def __init__(self) -> None:
         self.forgotten: list[int] = []
 
-    def next_generate(self) -> None: ...
+    def next_joining(self) -> None: ...
 
     def next(self, _: Any) -> None:
         raise EOFError
@@ -146,7 +146,7 @@ def test_every_request_hears_of_an_engine_that_failed() -> None:
     server._host = Broken()  # type: ignore[assignment]
     with pytest.raises(EOFError):
         server.serve()
-    assert events == [Failed(number, "no memory", "a hint") for number in (4, 5, 6)]
+    assert events == [Failed(number, "no memory", "a hint", "NotEnoughMemoryError") for number in (4, 5, 6)]
     assert inbox.forgotten == [4, 5, 6]
 
 

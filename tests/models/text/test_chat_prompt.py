@@ -98,6 +98,8 @@ def test_earlier_thinking_is_where_the_template_looks_for_it(tmp_path: Path, tem
         {"role": "user", "content": "Sure?"},
     ]
     assert encoder.decode(prompts.encode(turns), skip_special=False) == earlier
+    turns[1] = {"role": "assistant", "content": "Four.", "reasoning_content": "Hm."}  # as a client sends it
+    assert encoder.decode(prompts.encode(turns), skip_special=False) == earlier
 
 
 def test_an_answer_of_a_model_that_does_not_think_stays_whole(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ def test_nothing_follows_a_stop() -> None:
     assert matcher.flush() == ("", True)
 
 
+def test_the_stop_string_that_ended_a_text_is_known() -> None:
+    matcher = StopMatcher(["later", "END"])
+    assert matcher.feed("so EN") == ("so ", False)
+    assert matcher.found is None
+    assert matcher.feed("D, not later") == ("", True)
+    assert matcher.found == "END"
+    held = StopMatcher(["ab", "abc"])
+    held.feed("xab")
+    held.flush()
+    assert held.found == "ab"
+
+
 def test_an_empty_stop_string_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="empty"):
         StopMatcher(["x", ""])

@@ -1,0 +1,50 @@
+"""Prompts for a gap: the tokens of a family around prefix and suffix, in its order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.fill_in_middle import fill_in_middle
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+from tests.tiny_chat import write_byte_tokenizer
+
+
+def tokenizer(directory: Path, *added: str) -> Tokenizer:
+    write_byte_tokenizer(directory)
+    file = directory / "tokenizer.json"
+    document = json.loads(file.read_text())
+    plain = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    document["added_tokens"] += [{"id": 260 + i, "content": text, **plain} for i, text in enumerate(added)]
+    file.write_text(json.dumps(document))
+    return Tokenizer.load(directory)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"], [260, "a", 262, "b", 261]),
+        (["<fim_prefix>", "<fim_middle>", "<fim_suffix>"], [260, "a", 262, "b", 261]),
+        (["[PREFIX]", "[SUFFIX]"], [261, "b", 260, "a"]),
+    ],
+)
+def test_orders(tmp_path: Path, tokens: list[str], expected: list[int | str]) -> None:
+    found = tokenizer(tmp_path, *tokens)
+    ids = [one for part in expected for one in ([part] if isinstance(part, int) else found.encode(part))]
+    assert fill_in_middle(found, "a", "b") == ids
+    assert ChatPrompt(found).continued("a", "b") == ids
+
+
+def test_texts_do_not_become_the_tokens_of_a_gap(tmp_path: Path) -> None:
+    found = tokenizer(tmp_path, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+    ids = fill_in_middle(found, "<|fim_middle|>", "<|fim_suffix|>")
+    assert [ids.count(token) for token in (260, 261, 262)] == [1, 1, 1]
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    found = tokenizer(tmp_path)
+    with pytest.raises(UsageError, match="suffix"):
+        fill_in_middle(found, "a", "b")
+    assert ChatPrompt(found).continued("a") == found.encode("a")
