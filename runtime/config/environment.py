@@ -15,7 +15,8 @@ KERNELS = "HEADRACE_KERNELS"
 EXACT = "HEADRACE_EXACT"
 WIRED = "HEADRACE_WIRED"
 DEBUG = "HEADRACE_DEBUG"
-_KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, DEBUG)
+API_KEY = "HEADRACE_API_KEY"
+_KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, DEBUG, API_KEY)
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _MAX_THREADS = 1024
@@ -30,6 +31,11 @@ def home() -> str | None:
 def model() -> str | None:
     """Return the default model."""
     return os.environ.get(MODEL) or None
+
+
+def api_key() -> str | None:
+    """Return the key that requests to a server must have."""
+    return os.environ.get(API_KEY) or None
 
 
 def threads() -> int:

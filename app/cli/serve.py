@@ -1,0 +1,172 @@
+"""`headrace serve`: a local server for clients of OpenAI's and Anthropic's APIs."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from headrace.app.cli.answer_options import as_object, kv_option
+from headrace.app.cli.completion import model_names
+from headrace.app.cli.draft import chosen_draft, draft_option
+from headrace.app.cli.say import say
+from headrace.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.engine.events import Event
+    from headrace.app.server.guard import Rules
+
+PORT = 8080
+MAX_WAITING = 64
+GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeArguments:
+    """Arguments of `headrace serve`."""
+
+    model: str | None
+    host: str
+    port: int
+    api_key: str | None
+    origins: tuple[str, ...]
+    aliases: tuple[str, ...]
+    parallel: int
+    queue: int
+    grace: float
+    idle_unload: float | None
+    draft: str | None
+    context: int | None
+    kv: str | None
+    force: bool
+    quiet: bool
+
+    def rules(self) -> "Rules":
+        """Return the rules of access. Raises UsageError for an address without a key that others reach."""
+        from headrace.app.server.guard import Rules, is_loopback
+        from headrace.runtime.config import environment
+
+        key = self.api_key or environment.api_key()
+        if key is None and not is_loopback(self.host):
+            hint = "set HEADRACE_API_KEY or --api-key, or use 127.0.0.1"
+            raise UsageError(f"host {self.host} can be reached by other machines", hint)
+        return Rules(self.host, key, frozenset(self.origins))
+
+
+@click.command()
+@click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Catalog name, directory, .gguf file or hub id."
+)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, help=f"Port; 0 is any free one [{PORT}].")
+@click.option("--api-key", metavar="KEY", help="Key that requests must have [HEADRACE_API_KEY].")
+@click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Web page that may call. Repeatable.")
+@click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Other name of the model; *: any. Repeatable.")
+@click.option("--parallel", type=click.IntRange(1, 256), default=16, help="Requests at a time [16].")
+@click.option(
+    "--queue", type=click.IntRange(0, 10_000), default=MAX_WAITING, help=f"Waiting requests, at most [{MAX_WAITING}]."
+)
+@click.option(
+    "--grace", type=click.FloatRange(0, 3600), default=GRACE_S, metavar="S", help="Seconds for answers at SIGTERM [30]."
+)
+@click.option(
+    "--idle-unload", type=click.FloatRange(1), metavar="S", help="Seconds without a request until memory is freed."
+)
+@draft_option
+@click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
+@kv_option
+@click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no line per request.")
+@as_object(ServeArguments)
+def serve(arguments: ServeArguments) -> int:
+    """Serve a model to clients of OpenAI's and Anthropic's APIs, on this machine.
+
+    Answer options that a request lacks are as for `run`. Ctrl-C stops the server, SIGTERM after the running answers.
+    """
+    from headrace.app.cli.gguf_copy import agree_to_copy
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.app.engine.client import EngineClient
+    from headrace.app.engine.commands import ModelSpec
+
+    rules = arguments.rules()
+    settings = load_settings()
+    draft = chosen_draft(arguments.draft, settings.chat.draft, None)
+    model = chosen_model(arguments.model, settings)
+    for name in (model, draft):
+        agree_to_copy(name, quiet=arguments.quiet)
+    spec = ModelSpec(
+        model,
+        arguments.context or settings.chat.context or None,
+        arguments.kv or settings.chat.kv,
+        force=arguments.force,
+        draft=draft,
+        serving=True,
+        max_running=arguments.parallel,
+    )
+    client = EngineClient()
+    try:
+        client.start(spec)  # before the imports below, which take a while
+        from headrace.app.server.serve import ServerOptions, listening_socket
+        from headrace.app.server.serve import serve as serve_model
+
+        listening = listening_socket(arguments.host, arguments.port)
+        url = _url(arguments.host, listening.getsockname()[1])
+        options = ServerOptions(
+            rules,
+            settings.sampling,
+            frozenset(arguments.aliases),
+            arguments.queue,
+            grace_s=arguments.grace,
+            idle_unload_s=arguments.idle_unload,
+            log=(lambda _: None) if arguments.quiet else _log,
+        )
+        with _Announcer(url, quiet=arguments.quiet) as announcer:
+            serve_model(client, spec, options, listening, announcer.show)
+    finally:
+        client.close()
+    return 0
+
+
+class _Announcer:
+    """Progress of loading, drawn until the model is loaded, and the line that says where it is served."""
+
+    def __init__(self, url: str, *, quiet: bool) -> None:
+        self._url, self._quiet = url, quiet
+        self._drawing = ExitStack()
+        self._progress: Callable[[str, int, int | None], None] | None = None
+
+    def __enter__(self) -> "_Announcer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drawing.close()
+
+    def show(self, event: "Event") -> None:
+        """Show an event of the engine."""
+        from headrace.app.engine.events import Damaged, Died, LoadProgress, Ready, one_line
+        from headrace.app.output.progress import drawn_progress
+
+        if isinstance(event, LoadProgress):
+            if self._progress is None:
+                self._progress = self._drawing.enter_context(drawn_progress(quiet=self._quiet))
+            self._progress(event.stage, event.done, event.total)
+        elif isinstance(event, Ready | Damaged | Died):
+            self._drawing.close()
+            self._progress = None
+            if isinstance(event, Ready):
+                say(f"headrace: {event.card.name} at {self._url}")
+                sys.stdout.flush()
+            else:
+                hint = event.hint if isinstance(event, Damaged) else "it is started again"
+                say(f"headrace: {one_line(event.message, hint)}", err=True)
+
+
+def _url(host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/v1"
+
+
+def _log(line: str) -> None:
+    say(line, err=True)

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI and Anthropic endpoints over the engine process."""

@@ -1,0 +1,225 @@
+"""`/v1/messages`: bodies of Anthropic's API as calls, answers as events or one message.
+
+Source of the shapes: Anthropic's API reference, sections Messages, Streaming and Token counting.
+"""
+
+from secrets import token_hex
+from typing import Any
+
+from headrace.app.answer.value_types import shown
+from headrace.app.engine.events import Delta, Done, Event, Prefill
+from headrace.app.server.call import EFFORTS, Call
+from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
+from headrace.app.server.form import named
+from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.usage import timings
+
+REFUSED = frozenset({"mcp_servers", "container", "output_format"})
+_BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
+_THINKING: dict[str, bool] = {"disabled": False, "adaptive": True}
+
+
+def read_call(body: Body) -> Call:
+    """Return the call of a body. A last message of the assistant is the beginning of the answer.
+
+    Raises ApiError and UsageError that name the field.
+    """
+    refuse(body, REFUSED)
+    if items(body, "tools", 1024):
+        raise refused("tools is not supported", "tools")
+    output = mapping(body, "output_config")
+    if output.get("format"):
+        raise refused("output_config.format is not supported", "output_config")
+    messages = read_messages(body)
+    continue_text = ""
+    if messages[-1]["role"] == "assistant":
+        continue_text = str(messages.pop()["content"]).rstrip()
+    if not any(message["role"] == "user" for message in messages):
+        raise refused("messages needs a message of the user", "messages")
+    return Call(
+        model=text(body, "model"),
+        messages=messages,
+        options=answer_options({**body, "thinking": None}, {"stop_sequences": "stop"}),
+        stream=flag(body, "stream"),
+        effort=choice(output, "effort", (*EFFORTS, "max")),
+        budget=_budget(mapping(body, "thinking")),
+        continue_text=continue_text,
+        explain=flag(mapping(body, "headrace"), "explain"),
+    )
+
+
+def read_messages(body: Body) -> list[dict[str, Any]]:
+    """Return the conversation, messages of one role in a row as one. Raises ApiError."""
+    given = items(body, "messages", MAX_MESSAGES)
+    if not given:
+        raise refused("messages must be a list with at least one message", "messages")
+    system = _system(body.get("system"))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    for place, value in enumerate(given):
+        message = _message(value, f"messages[{place}]", first=not messages)
+        last = messages[-1] if messages else None
+        if last is not None and last["role"] == message["role"] and message["role"] != "system":
+            last["content"] = f"{last['content']}\n\n{message['content']}"
+        else:
+            messages.append(message)
+    return messages
+
+
+def _system(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise refused(f"system must be a text or a list of text blocks, not {shown(value)}", "system")
+    texts = [_text(block, f"system[{place}]") for place, block in enumerate(value)]
+    return "\n\n".join(found for found in texts if not found.startswith(_BILLING))
+
+
+def _text(block: object, where: str) -> str:
+    if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
+        return str(block["text"])
+    raise refused(f"{where} must be a text block, not {shown(block)}", where.partition("[")[0])
+
+
+def _message(value: Any, where: str, *, first: bool) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise refused(f"{where} must be an object, not {shown(value)}", "messages")
+    role, content = value.get("role"), value.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise refused(f"{where}.role must be user or assistant, not {shown(role)}", "messages")
+    # Most templates take a system message at the beginning only.
+    message: dict[str, Any] = {"role": "user" if role == "system" and not first else role}
+    if isinstance(content, str):
+        return message | {"content": content}
+    if not isinstance(content, list):
+        raise refused(f"{where}.content must be a text or a list of blocks, not {shown(content)}", "messages")
+    texts = []
+    for place, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "thinking" and isinstance(block.get("thinking"), str):
+            message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
+        elif kind != "redacted_thinking":
+            texts.append(_text(block, f"{where}.content[{place}]"))
+    return message | {"content": "\n\n".join(texts)}
+
+
+def _budget(value: Body) -> bool | int | None:
+    kind = value.get("type")
+    if kind is None:
+        return None
+    if kind == "enabled":
+        tokens = value.get("budget_tokens")
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+            raise refused(f"thinking.budget_tokens must be 1 or more, not {shown(tokens)}", "thinking")
+        return tokens
+    if kind not in _THINKING:
+        raise refused(f"thinking.type must be enabled, disabled or adaptive, not {shown(kind)}", "thinking")
+    return _THINKING[kind]
+
+
+class MessageForm:
+    """One answer as a message."""
+
+    keep_alive = named("ping", {"type": "ping"})
+
+    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:  # noqa: ARG002 - one form
+        """model: the name of the one that answers. thinks: see `PartSplitter`."""
+        self._answer = AnswerParts(thinks=thinks)
+        self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+        self._started = False
+        self._blocks: list[str] = []  # kinds, the last one open in a stream
+        self._open = False
+
+    def begin(self) -> bytes:
+        """Return nothing: the first event has the prompt's size."""
+        return b""
+
+    def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
+        """Return the events of an event."""
+        pieces = [self._start(event)]
+        if isinstance(event, Delta | Done):
+            pieces += [self._part(part) for part in self._answer.take(event)]
+        if isinstance(event, Done):
+            pieces += [self._close(), named("message_delta", self._end())]
+        return b"".join(pieces)
+
+    def end(self) -> bytes:
+        """Return the end of the stream."""
+        return named("message_stop", {"type": "message_stop"})
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the error as an event."""
+        return named("error", error.anthropic())
+
+    def document(self) -> dict[str, Any]:
+        """Return the message."""
+        answer = self._answer
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        if answer.content or not (answer.reasoning or answer.calls):
+            content.append({"type": "text", "text": answer.content})
+        content += [{**_tool_use(call), "input": call.value} for call in answer.calls]
+        end = self._end()
+        return {**self._head, "content": content, **end["delta"], "usage": end["usage"]}
+
+    def _start(self, event: Event) -> bytes:
+        if self._started:
+            return b""
+        self._started = True
+        reused = event.reused if isinstance(event, Prefill) else 0
+        fed = event.total + 1 if isinstance(event, Prefill) else 0
+        usage = {"input_tokens": fed, "cache_read_input_tokens": reused, "cache_creation_input_tokens": 0}
+        message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        document = {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 0}}}
+        return named("message_start", document)
+
+    def _part(self, part: Part) -> bytes:
+        """Return the events of a part, in a block of its kind."""
+        if isinstance(part, CallPart):
+            delta = {"type": "input_json_delta", "partial_json": part.arguments}
+            return self._close() + self._open_block("tool_use", {**_tool_use(part), "input": {}}) + self._delta(delta)
+        kind = "text" if part.kind == "content" else "thinking"
+        opened = b""
+        if not self._open or self._blocks[-1] != kind:
+            more = {"signature": ""} if kind == "thinking" else {}
+            opened = self._close() + self._open_block(kind, {"type": kind, kind: "", **more})
+        return opened + self._delta({"type": f"{kind}_delta", kind: part.text})
+
+    def _open_block(self, kind: str, block: dict[str, Any]) -> bytes:
+        self._blocks.append(kind)
+        self._open = True
+        index = len(self._blocks) - 1
+        return named("content_block_start", {"type": "content_block_start", "index": index, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        index = len(self._blocks) - 1
+        return named("content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = False
+        return named("content_block_stop", {"type": "content_block_stop", "index": len(self._blocks) - 1})
+
+    def _end(self) -> dict[str, Any]:
+        """Return the `message_delta` document."""
+        done = self._answer.done
+        assert done is not None
+        summary = done.summary
+        reason = "max_tokens" if done.reason == "length" else "stop_sequence" if done.stop_string else "end_turn"
+        if self._answer.calls and done.reason == "stop":
+            reason = "tool_use"
+        usage = {
+            "input_tokens": summary.prompt_tokens - summary.reused_tokens,
+            "cache_read_input_tokens": summary.reused_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": summary.completion_tokens,
+            "timings": timings(summary),
+        }
+        delta = {"stop_reason": reason, "stop_sequence": done.stop_string}
+        return {"type": "message_delta", "delta": delta, "usage": usage}
+
+
+def _tool_use(call: CallPart) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name}

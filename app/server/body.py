@@ -1,0 +1,57 @@
+"""JSON bodies of requests, bounded in size and time."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from headrace.app.answer.value_types import shown
+from headrace.app.server.errors import ApiError, refused
+
+MAX_BODY = 32 << 20  # bytes
+BODY_S = 30.0  # for all of a body to arrive
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    """Return the body's JSON object. Raises ApiError for a body that is too large, too slow or no JSON object."""
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:20]) > MAX_BODY:
+        raise _too_large()
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > MAX_BODY:
+                    raise _too_large()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} seconds", "timeout") from None
+    except ClientDisconnect:
+        raise ApiError(400, "the body is incomplete", "invalid_request") from None
+    return parse_object(bytes(data))
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object. Raises ApiError for anything else."""
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError:
+        raise refused("the body is not UTF-8 text") from None
+    except RecursionError:
+        raise refused("the body is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise refused(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except ValueError:  # a number of thousands of digits
+        raise refused("the body is not JSON: a number is too long") from None
+    if not isinstance(value, dict):
+        raise refused(f"the body must be a JSON object, not {shown(value)}")
+    return value
+
+
+def _no_number(name: str) -> Any:
+    raise refused(f"the body is not JSON: {name} is not a number")
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", "request_too_large")

@@ -1,0 +1,56 @@
+"""HTTP/1.1 connections of uvicorn with a time limit for the head of a request."""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_S = 15.0  # for the request line and all headers, also of an idle new connection
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes connections whose request does not arrive in time; uvicorn itself waits for ever."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Let a running answer go on: some versions of uvicorn report its client as gone."""
+        if self.cycle is None or self.cycle.response_complete:
+            super().shutdown()
+        else:
+            self.cycle.keep_alive = False
+
+    def _watch_head(self) -> None:
+        """Start the timer while a request's head is incomplete."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+            self.transport.close()
+
+
+def http_options() -> dict[str, Any]:
+    """Return uvicorn's options of connections. h11 bounds the size of a head."""
+    return {"http": BoundedProtocol, "ws": "none", "h11_max_incomplete_event_size": 64 << 10, "timeout_keep_alive": 60}

@@ -1,0 +1,57 @@
+"""Interface of an endpoint's answers: events in, server-sent events or one document out."""
+
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from headrace.app.engine.events import Event
+from headrace.app.server.errors import ApiError
+
+
+class Form(Protocol):
+    """The answers of one request in the form of an endpoint. Pure: no clock but `created`, no network."""
+
+    keep_alive: bytes
+    """Sent while nothing else is."""
+
+    def begin(self) -> bytes:
+        """Return what a stream begins with."""
+        ...
+
+    def take(self, choice: int, event: Event) -> bytes:
+        """Take an event of a choice; return what a stream sends for it, perhaps nothing."""
+        ...
+
+    def end(self) -> bytes:
+        """Return what ends a stream after the last choice."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return what ends a stream in which an error occurred."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole answer, after its last event."""
+        ...
+
+
+def data(documents: Iterable[Any]) -> bytes:
+    """Return server-sent events without names."""
+    return b"".join(b"data: " + json_bytes(document) + b"\n\n" for document in documents)
+
+
+def named(name: str, document: dict[str, Any]) -> bytes:
+    """Return one server-sent event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + json_bytes(document) + b"\n\n"
+
+
+def json_bytes(document: Any) -> bytes:
+    """Return compact JSON. Lone surrogates, which UTF-8 cannot have, are escaped."""
+    try:
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
+COMMENT = b": keep-alive\n\n"
+"""A server-sent event that clients ignore."""

@@ -1,0 +1,62 @@
+"""Checks of every request before it is read: host, origin and key.
+
+A page in a browser can send requests to a server on this machine, also under a name that leads here (DNS rebinding).
+So the Host header has to name this machine, and an Origin has to be allowed. With a key, any Host is accepted: such a
+page does not know the key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hmac import compare_digest
+from ipaddress import ip_address
+
+from headrace.app.server.errors import ApiError
+
+OPEN_PATHS = frozenset({"/health"})
+"""Paths that need no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """host: the address that the server listens on. key: None without one. origins: allowed ones; `*`: any."""
+
+    host: str
+    key: str | None = None
+    origins: frozenset[str] = frozenset()
+
+    def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Raises ApiError for a request that is not allowed. headers: by lower-case name."""
+        if self.key is None and not _is_local(headers.get("host", ""), self.host):
+            raise ApiError(403, "the Host header does not name this machine", "forbidden_host")
+        origin = headers.get("origin")
+        if origin is not None and "*" not in self.origins and origin not in self.origins:
+            raise ApiError(403, "requests from this origin are not allowed", "forbidden_origin")
+        preflight = method == "OPTIONS" and origin is not None  # browsers send it without the key
+        if self.key is not None and path not in OPEN_PATHS and not preflight and not self._has_key(headers):
+            raise ApiError(401, "a valid API key is needed", "invalid_api_key")
+
+    def _has_key(self, headers: Mapping[str, str]) -> bool:
+        assert self.key is not None
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return compare_digest(given.encode("utf-8", "replace"), self.key.encode("utf-8", "replace"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is this machine's own, which no other machine reaches."""
+    if host.lower() in ("localhost", "localhost."):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_local(value: str, own: str) -> bool:
+    """Return whether a Host header names this machine, with any port."""
+    name = value.strip()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    return is_loopback(name) or name == own

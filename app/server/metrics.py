@@ -1,0 +1,90 @@
+"""`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engine's events."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured
+from headrace.app.server.engine import ServedEngine
+
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ITL_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The figures of one server. `take` is a listener of the engine."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._engine = engine
+        self.requests = Counter(
+            "headrace_requests", "Requests by path and status.", ["path", "status"], registry=registry
+        )
+        self._ttft = Histogram("headrace_ttft_seconds", "Time to first token.", registry=registry, buckets=_TTFT_S)
+        self._itl = Histogram("headrace_itl_seconds", "Inter-token latency.", registry=registry, buckets=_ITL_S)
+        self._queue = Histogram(
+            "headrace_queue_seconds", "Time from a request to its admission.", registry=registry, buckets=_TTFT_S
+        )
+        self._batch = Histogram("headrace_batch_size", "Sequences of a step.", registry=registry, buckets=_BATCH)
+        self._tokens = Counter("headrace_tokens", "Tokens by kind.", ["kind"], registry=registry)
+        self._drafts = Counter("headrace_draft_tokens", "Draft tokens by outcome.", ["outcome"], registry=registry)
+        self._ended = Counter("headrace_answers", "Answers by the reason of their end.", ["reason"], registry=registry)
+        self._deaths = Counter("headrace_engine_deaths", "Ends of the engine process by itself.", registry=registry)
+        self._sequences = Gauge("headrace_sequences", "Sequences by state.", ["state"], registry=registry)
+        self._kv = Gauge("headrace_kv_bytes", "K/V memory: used, and the budget.", ["kind"], registry=registry)
+        self._blocks = Gauge("headrace_kv_blocks", "K/V blocks by state.", ["state"], registry=registry)
+        self._bandwidth = Gauge("headrace_achieved_bandwidth_gb_s", "Of the latest answer, in GB/s.", registry=registry)
+        self._mbu = Gauge("headrace_mbu", "Model bandwidth utilisation of the latest answer.", registry=registry)
+        self._memory = Gauge("headrace_memory_gb_s", "Measured memory bandwidth, in GB/s.", registry=registry)
+        open_ = Gauge("headrace_open_answers", "Answers that run or wait.", registry=registry)
+        open_.set_function(lambda: engine.open)
+        ready = Gauge("headrace_model_loaded", "1 if the model is loaded.", registry=registry)
+        ready.set_function(lambda: engine.state == "ready")
+
+    def take(self, event: Event) -> None:
+        """Count an event of the engine."""
+        match event:
+            case Delta():
+                for record in event.records:
+                    self._batch.observe(record.batch)
+                    if record.index:
+                        for _ in range(record.tokens):
+                            self._itl.observe(record.latency_s / record.tokens)
+            case Done():
+                self._count(event)
+            case BatchStatus():
+                self._load(event)
+            case Failed(id=int()):
+                self._ended.labels("failed").inc()
+            case Died():
+                self._deaths.inc()
+            case PeakMeasured():
+                self._memory.set(event.memory_gb_s or event.peak.gb_s)
+
+    def text(self) -> bytes:
+        """Return the figures in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def _count(self, done: Done) -> None:
+        summary = done.summary
+        self._ended.labels(done.reason).inc()
+        self._queue.observe(summary.queue_s)
+        if summary.ttft_s is not None:
+            self._ttft.observe(summary.ttft_s)
+        kinds = {"prompt": summary.prompt_tokens, "cached": summary.reused_tokens, "output": summary.completion_tokens}
+        for kind, count in kinds.items():
+            self._tokens.labels(kind).inc(count)
+        self._drafts.labels("accepted").inc(summary.accepted)
+        self._drafts.labels("rejected").inc(max(0, summary.proposed - summary.accepted))
+        if summary.achieved_gb_s is not None:
+            self._bandwidth.set(summary.achieved_gb_s)
+        if summary.mbu is not None:
+            self._mbu.set(summary.mbu)
+
+    def _load(self, status: BatchStatus) -> None:
+        for state in ("waiting", "prefill", "decode", "preempted"):
+            self._sequences.labels(state).set(sum(found == state for found in status.states.values()))
+        self._kv.labels("used").set(status.kv_used_bytes)
+        self._kv.labels("budget").set(status.kv_room_bytes)
+        if status.blocks is not None:
+            for state in ("used", "shared", "cached", "free"):
+                self._blocks.labels(state).set(getattr(status.blocks, state))

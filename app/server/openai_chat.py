@@ -1,0 +1,191 @@
+"""`/v1/chat/completions`: bodies of OpenAI's chat API as calls, answers as chunks or one document.
+
+Source of the shapes: OpenAI's API reference, sections Chat and Streaming.
+"""
+
+import time
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import Any
+
+from headrace.app.engine.events import Delta, Done, Event, TokenReport
+from headrace.app.server.call import EFFORTS, Call
+from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.fields import (
+    MAX_CHOICES,
+    Body,
+    answer_options,
+    choice,
+    flag,
+    items,
+    mapping,
+    refuse,
+    text,
+    whole,
+)
+from headrace.app.server.form import COMMENT, data
+from headrace.app.server.messages import read_messages
+from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.usage import openai_usage
+
+MAX_LOGPROBS = 20
+# Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
+REFUSED = frozenset({
+    "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
+    "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema",
+    "continue_final_message", "documents", "mirostat", "typical_p", "tfs_z", "top_n_sigma", "xtc_probability",
+    "dry_multiplier", "dynatemp_range", "chat_template", "logits_processors",
+})  # fmt: skip
+
+
+def read_call(body: Body) -> Call:
+    """Return the call of a body. Raises ApiError and UsageError that name the field."""
+    refuse(body, REFUSED)
+    _check_structure(body)
+    if body.get("modalities") not in (None, [], ["text"]):
+        raise refused("modalities can only be text", "modalities")
+    options = answer_options(body, {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"})
+    return Call(
+        model=text(body, "model"),
+        messages=read_messages(body),
+        options=options,
+        count=whole(body, "n", 1, MAX_CHOICES, 1) or 1,
+        stream=flag(body, "stream"),
+        include_usage=flag(mapping(body, "stream_options"), "include_usage"),
+        logprobs=_logprobs(body),
+        effort=choice(body, "reasoning_effort", EFFORTS),
+        budget=_template_switch(body),
+        explain=flag(mapping(body, "headrace"), "explain"),
+    )
+
+
+def _check_structure(body: Body) -> None:
+    """Refuse tools and response formats."""
+    if items(body, "tools", MAX_CHOICES * 64):
+        raise refused("tools is not supported", "tools")
+    if mapping(body, "response_format").get("type", "text") != "text":
+        raise refused("response_format is not supported", "response_format")
+
+
+def _logprobs(body: Body) -> int | None:
+    wanted, top = flag(body, "logprobs"), whole(body, "top_logprobs", 0, MAX_LOGPROBS)
+    if top and not wanted:
+        raise refused("top_logprobs needs logprobs: true", "top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _template_switch(body: Body) -> bool | None:
+    """Return the switch of thinking among vLLM's template variables, which have no other effect here."""
+    variables = mapping(body, "chat_template_kwargs")
+    unknown = next((name for name in variables if name not in ("enable_thinking", "thinking")), None)
+    if unknown is not None:
+        raise refused(f"chat_template_kwargs.{unknown} is not supported", "chat_template_kwargs")
+    return next((flag(variables, name) for name in ("enable_thinking", "thinking") if name in variables), None)
+
+
+class ChatForm:
+    """Answers as chat completions."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:
+        """model: the name of the one that answers. thinks: see `PartSplitter`."""
+        self._call = call
+        self._answers = [AnswerParts(thinks=thinks) for _ in range(call.choices)]
+        self._about = {"id": f"chatcmpl-{token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def begin(self) -> bytes:
+        """Return a first chunk per choice, with its role."""
+        first = {"role": "assistant", "content": ""}
+        return data(self._chunk(index, first) for index in range(len(self._answers)))
+
+    def take(self, choice: int, event: Event) -> bytes:
+        """Return the chunks of an event."""
+        if not isinstance(event, Delta | Done):
+            return b""
+        answer = self._answers[choice]
+        deltas = [_delta(part) for part in answer.take(event)]
+        reports = _reports(event.tokens) if isinstance(event, Delta) and event.tokens else None
+        chunks = [self._chunk(choice, delta) for delta in deltas or ([{"content": ""}] if reports else [])]
+        if reports:
+            chunks[0]["choices"][0]["logprobs"] = reports
+        if isinstance(event, Done):
+            chunks.append(self._chunk(choice, {}, finish_reason=_finish_reason(answer)))
+        return data(chunks)
+
+    def end(self) -> bytes:
+        """Return the chunk with the usage, if asked for, and the end mark."""
+        usage = b""
+        if self._call.include_usage:
+            usage = data([{**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}])
+        return usage + b"data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the error as an object of the stream, and the end mark."""
+        return data([error.openai()]) + b"data: [DONE]\n\n"
+
+    def document(self) -> dict[str, Any]:
+        """Return the chat completion."""
+        with_logprobs = self._call.logprobs is not None
+        choices = [_choice(answer, index, with_logprobs=with_logprobs) for index, answer in enumerate(self._answers)]
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}
+
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        one = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
+        usage = {"usage": None} if self._call.include_usage else {}
+        return {**self._head("chat.completion.chunk"), "choices": [one], **usage}
+
+    def _usage(self) -> dict[str, Any]:
+        return openai_usage([answer.done.summary for answer in self._answers if answer.done is not None])
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """Return the `delta` of a part."""
+    if isinstance(part, CallPart):
+        return {"tool_calls": [{"index": part.index, **_call(part)}]}
+    return {"content" if part.kind == "content" else "reasoning_content": part.text}
+
+
+def _choice(answer: AnswerParts, index: int, *, with_logprobs: bool) -> dict[str, Any]:
+    """Return one choice of the document."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message |= {"content": answer.content or None, "tool_calls": [_call(call) for call in answer.calls]}
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _reports(answer.tokens) if with_logprobs else None,
+        "finish_reason": _finish_reason(answer),
+        "seed": answer.done.seed if answer.done is not None else None,
+    }
+
+
+def _call(call: CallPart) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _finish_reason(answer: AnswerParts) -> str | None:
+    reason = answer.done.reason if answer.done is not None else None
+    return "tool_calls" if answer.calls and reason == "stop" else reason
+
+
+def _reports(tokens: Sequence[TokenReport]) -> dict[str, Any]:
+    """Return the `logprobs` object of some tokens."""
+    return {
+        "content": [
+            {**_report(token.text, token.logprob), "top_logprobs": [_report(*pair) for pair in token.top]}
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _report(text: str, logprob: float) -> dict[str, Any]:
+    part = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": part}

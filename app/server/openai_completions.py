@@ -1,0 +1,132 @@
+"""`/v1/completions`: texts continued as they are, in OpenAI's legacy form.
+
+Source of the shapes: OpenAI's API reference, section Completions.
+"""
+
+import time
+from secrets import token_hex
+from typing import Any
+
+from headrace.app.answer.value_types import shown
+from headrace.app.engine.events import Delta, Done, Event, TokenReport
+from headrace.app.server.call import Call
+from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, refuse, text, whole
+from headrace.app.server.form import COMMENT, data
+from headrace.app.server.openai_chat import REFUSED
+from headrace.app.server.usage import openai_usage
+from headrace.runtime.metrics.telemetry import Summary
+
+MAX_LOGPROBS = 5
+
+
+def read_call(body: Body) -> Call:
+    """Return the call of a body. Raises ApiError and UsageError that name the field."""
+    refuse(body, REFUSED - {"best_of"} | {"response_format", "tools"})
+    if body.get("best_of") not in (None, 1, body.get("n", 1)):
+        raise refused("best_of is not supported", "best_of")
+    options = answer_options(body, {"repeat_penalty": "repetition_penalty"})
+    if options.thinking is not None:
+        raise refused("thinking needs a conversation, not a text to continue", "thinking")
+    prompts, count = _prompts(body.get("prompt")), whole(body, "n", 1, MAX_CHOICES, 1) or 1
+    if len(prompts) * count > MAX_CHOICES:
+        raise refused(f"prompt: at most {MAX_CHOICES} answers a request", "prompt")
+    return Call(
+        model=text(body, "model"),
+        prompts=prompts,
+        suffix=text(body, "suffix") or None,
+        options=options,
+        count=count,
+        stream=flag(body, "stream"),
+        include_usage=flag(mapping(body, "stream_options"), "include_usage"),
+        logprobs=whole(body, "logprobs", 0, MAX_LOGPROBS),
+        explain=flag(mapping(body, "headrace"), "explain"),
+    )
+
+
+def _prompts(value: object) -> list[str]:
+    prompts: list[Any] = value if isinstance(value, list) else [value]
+    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
+        raise refused(f"prompt must be a text or a list of texts, not empty, not {shown(value)}", "prompt")
+    return prompts
+
+
+class CompletionForm:
+    """Answers as text completions."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:  # noqa: ARG002 - text stays as it is
+        """model: the name of the one that answers."""
+        self._call = call
+        self._texts: list[list[str]] = [[] for _ in range(call.choices)]
+        self._tokens: list[list[TokenReport]] = [[] for _ in range(call.choices)]
+        self._done: dict[int, Done] = {}
+        created = int(time.time())
+        self._head = {"id": f"cmpl-{token_hex(12)}", "object": "text_completion", "created": created, "model": model}
+
+    def begin(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def take(self, choice: int, event: Event) -> bytes:
+        """Return the chunk of an event."""
+        if isinstance(event, Delta) and (event.text or event.tokens):
+            position = sum(map(len, self._texts[choice]))
+            self._texts[choice].append(event.text)
+            self._tokens[choice].extend(event.tokens)
+            return data([self._chunk(choice, event.text, _reports(event.tokens, position) if event.tokens else None)])
+        if isinstance(event, Done):
+            self._done[choice] = event
+            return data([self._chunk(choice, "", None, event.reason)])
+        return b""
+
+    def end(self) -> bytes:
+        """Return the chunk with the usage, if asked for, and the end mark."""
+        usage = data([{**self._head, "choices": [], "usage": self._usage()}]) if self._call.include_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the error as an object of the stream, and the end mark."""
+        return data([error.openai()]) + b"data: [DONE]\n\n"
+
+    def document(self) -> dict[str, Any]:
+        """Return the text completion."""
+        choices = [
+            {
+                "index": index,
+                "text": "".join(texts),
+                "logprobs": _reports(tokens, 0) if self._call.logprobs is not None else None,
+                "finish_reason": self._done[index].reason,
+                "seed": self._done[index].seed,
+            }
+            for index, (texts, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
+        ]
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "choices": [choice]}
+
+    def _usage(self) -> dict[str, Any]:
+        firsts = [self._done[index].summary for index in sorted(self._done)]
+        usage = openai_usage(firsts)
+        usage["prompt_tokens"] = sum(summary.prompt_tokens for summary in self._of_each_prompt(firsts))
+        return usage | {"total_tokens": usage["prompt_tokens"] + usage["completion_tokens"]}
+
+    def _of_each_prompt(self, summaries: list[Summary]) -> list[Summary]:
+        return summaries[:: self._call.count]
+
+
+def _reports(tokens: "list[TokenReport] | Any", position: int) -> dict[str, Any]:
+    """Return the `logprobs` object of some tokens; position: of the first in the text, in characters."""
+    offsets = []
+    for token in tokens:
+        offsets.append(position)
+        position += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [dict(token.top) for token in tokens],
+        "text_offset": offsets,
+    }

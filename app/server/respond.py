@@ -1,0 +1,132 @@
+"""Answers over HTTP: one document, or a stream of server-sent events with keep-alives. A client that leaves cancels."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.events import Event
+from headrace.app.engine.model_card import ModelCard
+from headrace.app.server.call import Call
+from headrace.app.server.engine import Answering, ServedEngine
+from headrace.app.server.errors import api_error
+from headrace.app.server.form import Form, json_bytes
+
+WRITE_S = 30.0  # for a client to take a piece
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+T = TypeVar("T")
+
+
+class LeftError(Exception):
+    """The client has left."""
+
+
+class DocumentResponse(Response):
+    """A JSON document."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return json_bytes(content)
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Return the result of `work`, which is cancelled when the client leaves. Raises LeftError then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise LeftError
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def answer(
+    call: Call,
+    engine: ServedEngine,
+    form_of: Callable[[ModelCard], Form],
+    defaults: AnswerOptions,
+    keep_alive_s: float,
+) -> Response:
+    """Return the response to a call. Raises ApiError for one that fails before its first event."""
+    card = await engine.ready()
+    form = form_of(card)
+    answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices)
+    try:
+        if not call.stream:
+            while not answering.over:
+                if (arrived := await answering.next()) is not None:
+                    form.take(*arrived)
+            return DocumentResponse(form.document())
+        first = await answering.next(keep_alive_s)
+    except BaseException:
+        answering.leave()
+        raise
+    return StreamResponse(_pieces(answering, form, first, keep_alive_s), answering.leave)
+
+
+async def _pieces(
+    answering: Answering, form: Form, first: tuple[int, Event] | None, keep_alive_s: float
+) -> AsyncIterator[bytes]:
+    """Yield the stream of an answer. first: an event that was taken already.
+
+    Keep-alives go by the clock: events of a long prefill send nothing.
+    """
+    try:
+        yield form.begin() + (b"" if first is None else form.take(*first))
+        due = time.monotonic() + keep_alive_s
+        while not answering.over:
+            arrived = await answering.next(max(0.0, due - time.monotonic()))
+            piece = b"" if arrived is None else form.take(*arrived)
+            if piece or time.monotonic() >= due:
+                due = time.monotonic() + keep_alive_s
+                yield piece or form.keep_alive
+        yield form.end()
+    except Exception as error:
+        yield form.failed(api_error(error))
+
+
+class StreamResponse(Response):
+    """A stream of server-sent events. leave: called when it ends, or when the client has left."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], leave: Callable[[], None] = lambda: None) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._pieces, self._leave = pieces, leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
+        try:
+            await while_connected(receive, self._send_all(send))
+        except (LeftError, TimeoutError, OSError):
+            pass  # nobody reads
+        finally:
+            self._leave()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._pieces) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                if piece:
+                    await _write(send, piece, more=True)
+        await _write(send, b"", more=False)
+
+
+async def _write(send: Send, piece: bytes, *, more: bool) -> None:
+    """Send a piece. Raises TimeoutError for a client that does not take it."""
+    async with asyncio.timeout(WRITE_S):
+        await send({"type": "http.response.body", "body": piece, "more_body": more})

@@ -1,0 +1,234 @@
+"""`/v1/responses`: bodies of OpenAI's Responses API as calls, answers as events or one response. Nothing is stored.
+
+Source of the shapes: OpenAI's API reference, sections Responses and Streaming events.
+"""
+
+import time
+from secrets import token_hex
+from typing import Any
+
+from headrace.app.answer.value_types import shown
+from headrace.app.engine.events import Delta, Done, Event
+from headrace.app.server.call import EFFORTS, Call
+from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
+from headrace.app.server.form import COMMENT, named
+from headrace.app.server.messages import join_system, text_content
+from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.usage import openai_usage
+
+REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
+_ECHOED: dict[str, Any] = {
+    "instructions": None,
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "metadata": {},
+}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def read_call(body: Body) -> Call:
+    """Return the call of a body. Raises ApiError and UsageError that name the field."""
+    refuse(body, REFUSED)
+    if body.get("truncation") not in (None, "disabled"):
+        raise refused("truncation can only be disabled", "truncation")
+    if mapping(mapping(body, "text"), "format").get("type", "text") != "text":
+        raise refused("text.format is not supported", "text")
+    if any(isinstance(tool, dict) and tool.get("type") == "function" for tool in items(body, "tools", 1024)):
+        raise refused("tools is not supported", "tools")
+    return Call(
+        model=text(body, "model"),
+        messages=read_input(body),
+        options=answer_options(body, {"max_output_tokens": "max_tokens"}),
+        stream=flag(body, "stream"),
+        effort=choice(mapping(body, "reasoning"), "effort", EFFORTS),
+        explain=flag(mapping(body, "headrace"), "explain"),
+        echo={name: body.get(name) or value for name, value in _ECHOED.items()},
+    )
+
+
+def read_input(body: Body) -> list[dict[str, Any]]:
+    """Return the conversation: the instructions, then the items of the input. Raises ApiError."""
+    given = body.get("input")
+    entries = [{"role": "user", "content": given}] if isinstance(given, str) else items(body, "input", MAX_MESSAGES)
+    if not entries:
+        raise refused("input must be a text or a list with at least one item", "input")
+    instructions = text(body, "instructions")
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    reasoning = ""
+    for place, entry in enumerate(entries):
+        where = f"input[{place}]"
+        if not isinstance(entry, dict):
+            raise refused(f"{where} must be an object, not {shown(entry)}", "input")
+        match entry.get("type", "message"):
+            case "message":
+                message = _message(entry, where)
+                if message["role"] == "assistant" and reasoning:
+                    message["reasoning_content"], reasoning = reasoning, ""
+                messages.append(message)
+            case "reasoning":
+                reasoning = _reasoning(entry, where)
+            case kind:
+                raise refused(f"{where}: items of type {shown(kind)} are not supported", "input")
+    return join_system(messages)
+
+
+def _message(entry: Body, where: str) -> dict[str, Any]:
+    role = entry.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise refused(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}", "input")
+    return {"role": _ROLES[role], "content": text_content(entry.get("content"), f"{where}.content")}
+
+
+def _reasoning(entry: Body, where: str) -> str:
+    """Return the text of a reasoning item that this server wrote; "" for another server's encrypted one."""
+    parts = items(entry, "content", 1024)
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        raise refused(f"{where}.content must have parts with texts", "input")
+    return "".join(part["text"] for part in parts)
+
+
+class ResponseForm:
+    """One answer as a response."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:
+        """model: the name of the one that answers. thinks: see `PartSplitter`."""
+        self._call = call
+        self._answer = AnswerParts(thinks=thinks)
+        self._head = {"id": f"resp_{token_hex(12)}", "object": "response", "created_at": int(time.time())}
+        self._model = model
+        self._output: list[dict[str, Any]] = []  # items, the last one perhaps open
+        self._open = False
+        self._number = 0
+
+    def begin(self) -> bytes:
+        """Return the first events."""
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
+        """Return the events of an event."""
+        if not isinstance(event, Delta | Done):
+            return b""
+        pieces = [self._part(part) for part in self._answer.take(event)]
+        if isinstance(event, Done):
+            pieces.append(self._close())
+        return b"".join(pieces)
+
+    def end(self) -> bytes:
+        """Return the last event, with the whole response."""
+        status = self._status()
+        return self._event(f"response.{status}", response=self._response(status))
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the error as an event."""
+        code = "rate_limit_exceeded" if error.status == 429 else error.code or "server_error"
+        failure = {**self._response("failed"), "error": {"code": code, "message": error.message}}
+        return self._event("response.failed", response=failure)
+
+    def document(self) -> dict[str, Any]:
+        """Return the response."""
+        return self._response(self._status())
+
+    def _status(self) -> str:
+        done = self._answer.done
+        return "incomplete" if done is not None and done.reason == "length" else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        options, done = self._call.options, self._answer.done
+        return {
+            **self._head,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "max_output_tokens": options.max_tokens,
+            "model": self._model,
+            "output": list(self._output),
+            "previous_response_id": None,
+            "reasoning": {"effort": self._call.effort, "summary": None},
+            "store": False,
+            "temperature": options.temperature,
+            "text": {"format": {"type": "text"}},
+            "top_p": options.top_p,
+            "truncation": "disabled",
+            "usage": None if done is None else _usage(done),
+            **self._call.echo,
+        }
+
+    def _part(self, part: Part) -> bytes:
+        """Return the events of a part, in an item of its kind."""
+        if isinstance(part, CallPart):
+            return self._close() + self._call_item(part)
+        kind, name = ("message", "output_text") if part.kind == "content" else ("reasoning", "reasoning_text")
+        opened = b""
+        if not self._open or self._output[-1]["type"] != kind:
+            opened = self._close() + self._open_item(kind, name)
+        self._output[-1]["content"][0]["text"] += part.text
+        return opened + self._event(f"response.{name}.delta", **self._place(), delta=part.text, logprobs=[])
+
+    def _open_item(self, kind: str, name: str) -> bytes:
+        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        begin = "msg" if kind == "message" else "rs"
+        item = {"id": f"{begin}_{token_hex(12)}", "type": kind, "status": "in_progress", **more, "content": []}
+        part: dict[str, Any] = {"type": name, "text": ""}
+        part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
+        index, self._open = len(self._output), True
+        added = self._event("response.output_item.added", output_index=index, item=item)
+        self._output.append({**item, "content": [dict(part)]})
+        return added + self._event("response.content_part.added", **self._place(), part=part)
+
+    def _call_item(self, part: CallPart) -> bytes:
+        item = {
+            "id": f"fc_{part.id.removeprefix('call_')}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": part.id,
+            "name": part.name,
+            "arguments": part.arguments,
+        }
+        place = {"item_id": item["id"], "output_index": len(self._output)}
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        events = self._event("response.output_item.added", output_index=place["output_index"], item=begun)
+        events += self._event("response.function_call_arguments.delta", **place, delta=part.arguments)
+        events += self._event("response.function_call_arguments.done", **place, arguments=part.arguments)
+        self._output.append(item)
+        return events + self._event("response.output_item.done", output_index=place["output_index"], item=item)
+
+    def _close(self) -> bytes:
+        """Return the events that end the open item."""
+        if not self._open:
+            return b""
+        self._open = False
+        item = self._output[-1]
+        item["status"] = "completed"
+        part, place = item["content"][0], self._place()
+        return (
+            self._event(f"response.{part['type']}.done", **place, text=part["text"], logprobs=[])
+            + self._event("response.content_part.done", **place, part=part)
+            + self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        )
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1, "content_index": 0}
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        document = {"type": name, "sequence_number": self._number, **fields}
+        self._number += 1
+        return named(name, document)
+
+
+def _usage(done: Done) -> dict[str, Any]:
+    usage = openai_usage([done.summary])
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "timings": usage["timings"],
+    }

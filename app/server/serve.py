@@ -1,0 +1,161 @@
+"""The server process: socket, engine, uvicorn, signals, end.
+
+SIGTERM stops taking requests and waits for the running ones, up to a grace time; Ctrl-C cuts them at once.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.client import EngineClient
+from headrace.app.engine.commands import ModelSpec
+from headrace.app.engine.events import Event
+from headrace.app.server.application import application
+from headrace.app.server.connection import http_options
+from headrace.app.server.endpoints import Log, Served
+from headrace.app.server.engine import ServedEngine
+from headrace.app.server.errors import ApiError
+from headrace.app.server.guard import Rules
+from headrace.app.server.metrics import Metrics
+from headrace.app.server.telemetry import Telemetry
+from headrace.runtime.errors import HeadraceError, UsageError
+
+MAX_CONNECTIONS = 1024
+_BACKLOG = 256
+_AFTER_GRACE_S = 5.0  # for cut answers to leave
+_STOPPING = ApiError(503, "the server is stopping", "stopping", retry_after=5)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options of `headrace serve`. max_waiting: requests beyond the running ones. grace_s: for running answers at
+    SIGTERM. idle_unload_s: see `ServedEngine`. log: takes a line per request.
+    """
+
+    rules: Rules
+    defaults: AnswerOptions = field(default_factory=AnswerOptions)
+    aliases: frozenset[str] = frozenset()
+    max_waiting: int = 64
+    keep_alive_s: float = 10.0
+    grace_s: float = 30.0
+    idle_unload_s: float | None = None
+    log: Log = lambda _: None
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. port: 0 for any free one. Raises UsageError, one line."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"host: {host} cannot be used: {error.strerror}") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        hint = "choose another one with --port" if port else None
+        raise UsageError(f"port {port} of {host} cannot be used: {error.strerror}", hint) from None
+    return listening
+
+
+def serve(
+    client: EngineClient,
+    spec: ModelSpec,
+    options: ServerOptions,
+    listening: socket.socket,
+    on_event: Callable[[Event], None],
+) -> None:
+    """Serve until a signal. client: perhaps loading already. on_event: takes LoadProgress, Ready and the like.
+
+    Raises HeadraceError if the model cannot be loaded at the start.
+    """
+    engine = ServedEngine(
+        client, spec, most_open=spec.max_running + options.max_waiting, idle_unload_s=options.idle_unload_s
+    )
+    metrics, telemetry = Metrics(engine), Telemetry()
+    engine.listeners += [on_event, metrics.take, telemetry.take]
+    served = Served(
+        engine,
+        options.rules,
+        metrics,
+        telemetry,
+        options.defaults,
+        options.aliases,
+        options.keep_alive_s,
+        options.log,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.close()
+
+    _silence("uvicorn", "asyncio")
+    config = uvicorn.Config(
+        application(served, lifespan),
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=round(options.grace_s + _AFTER_GRACE_S),
+        **http_options(),
+    )
+    server = _Server(config, served, options.grace_s)
+    with closing(listening):
+        server.run(sockets=[listening])
+    if server.load_failed and engine.failure is not None:
+        raise HeadraceError(engine.failure.message, engine.failure.hint)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with an end that cuts answers. load_failed: the model could not be loaded at the start."""
+
+    def __init__(self, config: uvicorn.Config, served: Served, grace_s: float) -> None:
+        super().__init__(config)
+        self.load_failed = False
+        self._served, self._grace_s = served, grace_s
+        served.engine.on_failure = self._loading_failed
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGINT:
+            self._grace_s = 0.0
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        engine = self._served.engine
+        engine.stop(_STOPPING)
+        self._served.telemetry.stop()
+        cut = asyncio.get_running_loop().call_later(self._grace_s, engine.cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
+
+    def _loading_failed(self) -> None:
+        if self._served.engine.card is None:
+            self.load_failed = self.should_exit = True
+
+
+def _silence(*names: str) -> None:
+    """Keep a library's log, which has tracebacks, off the terminal."""
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False

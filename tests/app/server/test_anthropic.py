@@ -1,0 +1,149 @@
+"""Bodies of Anthropic's messages as calls, events as events and messages; no HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.server.anthropic import MessageForm, read_call
+from headrace.app.server.call import Call
+from headrace.app.server.errors import ApiError, api_error
+from tests.summaries import make_summary
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def call(**fields: Any) -> Call:
+    return read_call({"model": "tiny", "max_tokens": 9, "messages": HELLO, **fields})
+
+
+def events(stream: bytes) -> list[Any]:
+    found = []
+    for part in stream.decode().split("\n\n")[:-1]:
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert found[-1]["type"] == name.removeprefix("event: ")
+    return found
+
+
+def test_fields_become_options() -> None:
+    given = call(
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1234;"},
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+        ],
+        stop_sequences=["x"], temperature=0.5, top_k=3, top_p=0.9, stream=True, metadata={"user_id": "u"},
+        thinking={"type": "enabled", "budget_tokens": 64}, output_config={"effort": "max"},
+    )  # fmt: skip
+    options = AnswerOptions(max_tokens=9, stop=("x",), temperature=0.5, top_k=3, top_p=0.9)
+    assert (given.options, given.budget, given.effort, given.stream) == (options, 64, "max", True)
+    assert given.messages == [{"role": "system", "content": "Be brief."}, *HELLO]
+
+
+def test_the_prompt_is_the_same_whatever_the_billing_header_says() -> None:
+    systems = [[{"type": "text", "text": f"x-anthropic-billing-header: cch={n};"}] for n in (1, 2)]
+    assert call(system=systems[0]) == call(system=systems[1])
+
+
+def test_messages_of_every_form() -> None:
+    given = call(
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "c"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "?"},
+                    {"type": "text", "text": "d"},
+                ],
+            },
+            {"role": "user", "content": "e"},
+            {"role": "system", "content": "f"},
+            {"role": "assistant", "content": "g "},
+        ]
+    )
+    assert given.messages == [
+        {"role": "user", "content": "a\n\nb\n\nc"},
+        {"role": "assistant", "content": "d", "reasoning_content": "t"},
+        {"role": "user", "content": "e\n\nf"},
+    ]
+    assert given.continue_text == "g"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"system": 5}, "system"),
+        ({"system": [{"type": "image"}]}, "system[0]"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+    ],
+)
+def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of two classes
+        call(**fields)
+    error = api_error(caught.value)
+    assert error.status == 400
+    assert named in error.message
+
+
+def done(reason: Any = "stop", stop_string: str | None = None) -> Done:
+    return Done(1, reason, make_summary(), False, stop_string=stop_string)
+
+
+def test_events_and_the_message_agree() -> None:
+    given = [
+        Prefill(1, 0, 7, 12),
+        Delta(1, "<think>hm", ()),
+        Delta(1, "</think>So", ()),
+        Delta(1, " it is.", ()),
+        done(),
+    ]
+    streamed = MessageForm(call(stream=True), "tiny", thinks=True)
+    sent = streamed.begin() + b"".join(streamed.take(0, event) for event in given) + streamed.end()
+    found = events(sent)
+    assert [one["type"] for one in found] == [
+        "message_start",
+        "content_block_start", "content_block_delta", "content_block_stop",
+        "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ]  # fmt: skip
+    assert [one["index"] for one in found if "index" in one] == [0, 0, 0, 1, 1, 1, 1]
+    start = found[0]["message"]
+    assert (start["usage"]["input_tokens"], start["usage"]["cache_read_input_tokens"]) == (8, 12)
+    whole = MessageForm(call(), "tiny", thinks=True)
+    for event in given:
+        whole.take(0, event)
+    message = whole.document()
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "So it is."},
+    ]
+    assert message["stop_reason"] == found[-2]["delta"]["stop_reason"] == "end_turn"
+    assert message["usage"] == found[-2]["usage"]
+    assert message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"] == 20
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "sequence"),
+    [(done("length"), "max_tokens", None), (done("stop", "x"), "stop_sequence", "x"), (done(), "end_turn", None)],
+)
+def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
+    form = MessageForm(call(), "tiny", thinks=False)
+    form.take(0, Delta(1, "a", ()))
+    form.take(0, end)
+    assert (form.document()["stop_reason"], form.document()["stop_sequence"]) == (reason, sequence)
+
+
+def test_an_error_is_an_event() -> None:
+    (error,) = events(MessageForm(call(), "tiny", thinks=False).failed(ApiError(429, "full")))
+    assert error["error"] == {"type": "rate_limit_error", "message": "full"}

@@ -1,0 +1,175 @@
+"""The Python packages of OpenAI and Anthropic against a server: what people's programs use."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.server_process import ServerProcess
+from tests.tiny_chat import IM_END
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+LETTERS = {str(ord(letter) - 33): 100 for letter in "abcdefghijklmnopqrstuvwxyz"}  # greedy letters
+ENDLESS: Any = {"temperature": 1, "logit_bias": {str(IM_END): -100}}
+
+
+@pytest.fixture
+def openai_client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.root, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_a_streamed_chat_says_what_a_whole_one_says(openai_client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "seed": 3, **ENDLESS}
+    whole = openai_client.chat.completions.create(**options)
+    stream = openai_client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens == 20
+    assert usage.prompt_tokens == whole.usage.prompt_tokens > 0
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    assert usage.model_extra is not None
+    assert usage.model_extra["timings"]["decode_tokens_per_second"] > 0
+
+
+def test_several_choices_count_their_seeds_up(openai_client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 8, **ENDLESS}
+    three = openai_client.chat.completions.create(**options, n=3, seed=5)
+    texts = [choice.message.content for choice in three.choices]
+    assert len(set(texts)) == 3
+    for seed, text in zip((5, 6, 7), texts, strict=True):
+        alone = openai_client.chat.completions.create(**options, seed=seed)
+        assert alone.choices[0].message.content == text
+
+
+def test_log_probabilities(openai_client: openai.OpenAI) -> None:
+    answer = openai_client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=4, logprobs=True, top_logprobs=3, logit_bias=LETTERS, temperature=0
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    for token in choice.logprobs.content:
+        assert [len(token.top_logprobs), token.bytes] == [3, list(token.token.encode())]
+        assert all(best.logprob <= 0 for best in token.top_logprobs)
+
+
+def test_stop_strings_end_a_text(openai_client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "logit_bias": LETTERS, "temperature": 0}
+    text = openai_client.completions.create(**options).choices[0].text
+    assert len(text) == 20
+    stopped = openai_client.completions.create(**options, stop=[text[5:8]])
+    assert stopped.choices[0].text == text[: text.index(text[5:8])]
+    assert stopped.choices[0].finish_reason == "stop"
+    pieces = list(openai_client.completions.create(**options, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == text
+    both = openai_client.completions.create(**{**options, "prompt": ["hello", "other"], "n": 2})
+    assert [choice.text for choice in both.choices[:2]] == [text, text]
+    assert both.choices[2].text == both.choices[3].text
+
+
+def test_a_gap_needs_a_model_with_tokens_for_it(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="fill-in-the-middle"):
+        openai_client.completions.create(model="tiny", prompt="a", suffix="b")
+
+
+def test_errors_are_the_clients_own_classes(openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="tiny"):
+        openai_client.chat.completions.create(model="gpt-9", messages=HELLO)
+    with pytest.raises(openai.BadRequestError) as refused:
+        openai_client.chat.completions.create(model="tiny", messages=HELLO, temperature=-1)
+    assert refused.value.param == "temperature"
+    long: Any = [{"role": "user", "content": "x" * 250_000}]
+    with pytest.raises(openai.BadRequestError) as too_long:
+        openai_client.chat.completions.create(model="tiny", messages=long)
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        openai_client.chat.completions.create(model="tiny", messages=long, stream=True)
+
+
+def test_a_client_that_leaves_is_cancelled(openai_client: openai.OpenAI, server: ServerProcess) -> None:
+    stream = openai_client.chat.completions.create(model="tiny", messages=HELLO, stream=True, **ENDLESS)
+    next(iter(stream))
+    assert server.health()["requests"] == 1
+    stream.close()
+    server.until(requests=0)
+
+
+def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
+    (model,) = openai_client.models.list()
+    assert (model.id, model.owned_by) == ("tiny", "headrace")
+    assert model.model_extra is not None
+    assert model.model_extra["context_length"] == 200_000
+    assert openai_client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        openai_client.models.retrieve("other")
+    (model_info,) = anthropic_client.models.list()
+    assert model_info.id == "tiny"
+
+
+def test_a_response_and_its_events(openai_client: openai.OpenAI) -> None:
+    options: Any = {
+        "model": "tiny",
+        "input": "hello",
+        "instructions": "Be brief.",
+        "max_output_tokens": 12,
+        "temperature": 0,
+    }
+    whole = openai_client.responses.create(**options)
+    events = list(openai_client.responses.create(**options, stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    assert last.response.output_text == whole.output_text == text
+    assert whole.usage is not None
+    assert whole.usage.output_tokens <= 12
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        openai_client.responses.create(**options, previous_response_id="resp_1")
+
+
+def test_messages(anthropic_client: anthropic.Anthropic) -> None:
+    options: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 12, "system": "Be brief."}
+    whole = anthropic_client.messages.create(**options)
+    (block,) = whole.content
+    assert block.type == "text"
+    with anthropic_client.messages.stream(**options) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == block.text == final.content[0].text  # type: ignore[union-attr]
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert final.usage.input_tokens == 1
+    cached = final.usage.cache_read_input_tokens
+    counted = anthropic_client.messages.count_tokens(model="tiny", messages=HELLO, system="Be brief.")
+    assert counted.input_tokens == final.usage.input_tokens + (cached or 0)
+
+
+def test_a_message_is_continued(anthropic_client: anthropic.Anthropic) -> None:
+    options: Any = {"model": "tiny"}
+    whole: Any = anthropic_client.messages.create(**options, messages=HELLO, max_tokens=16).content[0]
+    begun: Any = [*HELLO, {"role": "assistant", "content": whole.text[:6]}]
+    rest: Any = anthropic_client.messages.create(**options, messages=begun, max_tokens=10).content[0]
+    assert whole.text[:6].rstrip() + rest.text == whole.text or not whole.text.isascii()
+
+
+def test_errors_of_messages(anthropic_client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        anthropic_client.messages.create(model="tiny", messages=HELLO, max_tokens=5, extra_body={"temperature": -1})
+    assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    with pytest.raises(anthropic.NotFoundError):
+        anthropic_client.messages.create(model="claude", messages=HELLO, max_tokens=5)

@@ -1,0 +1,177 @@
+"""Bodies of chat completions as calls, events as chunks and documents; no HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.events import Delta, Done, Prefill, TokenReport
+from headrace.app.server.call import Call
+from headrace.app.server.errors import ApiError, api_error
+from headrace.app.server.openai_chat import ChatForm, read_call
+from tests.summaries import make_summary
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def call(**fields: Any) -> Call:
+    return read_call({"model": "tiny", "messages": HELLO, **fields})
+
+
+def refusal(**fields: Any) -> ApiError:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of two classes
+        call(**fields)
+    error = api_error(caught.value)
+    assert error.status == 400
+    assert "\n" not in error.message
+    return error
+
+
+def chunks(stream: bytes) -> list[Any]:
+    parts = stream.decode().split("\n\n")
+    assert parts[-1] == ""
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-1] if part != "data: [DONE]"]
+
+
+def test_fields_become_options() -> None:
+    given = call(
+        temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=7, stop="x", presence_penalty=1, frequency_penalty=2,
+        logit_bias={"5": -100}, max_completion_tokens=9, n=3, stream=True, stream_options={"include_usage": True},
+        logprobs=True, top_logprobs=2, reasoning_effort="low", user="me", metadata={"a": "b"}, unheard_of=1,
+    )  # fmt: skip
+    assert given.options == AnswerOptions(
+        temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=7, stop=("x",), presence_penalty=1, frequency_penalty=2,
+        logit_bias={5: -100}, max_tokens=9,
+    )  # fmt: skip
+    assert (given.count, given.stream, given.include_usage, given.logprobs, given.effort) == (3, True, True, 2, "low")
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": -1, "seed": -1}, {"max_tokens": None, "temperature": None}])
+def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
+    assert call(**fields).options == AnswerOptions()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"functions": [{}]}, "functions"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 1e99}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+    ],
+)
+def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    error = refusal(**fields)
+    assert named in error.message
+    assert error.param == named or error.param == named.partition("[")[0] or named.startswith("messages")
+
+
+def test_messages_of_every_form() -> None:
+    given = call(
+        messages=[
+            {"role": "system", "content": "a"},
+            {"role": "developer", "content": [{"type": "text", "text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+            {"role": "assistant", "content": "e", "reasoning_content": "f", "refusal": None, "tool_calls": []},
+            {"role": "user", "content": "g", "name": "me"},
+        ]
+    )
+    assert given.messages == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "c\nd"},
+        {"role": "assistant", "content": "e", "reasoning_content": "f"},
+        {"role": "user", "content": "g"},
+    ]
+
+
+def form(thinks: bool = False, **fields: Any) -> ChatForm:
+    return ChatForm(call(**fields), "tiny", thinks=thinks)
+
+
+def done(reason: Any = "stop", **more: Any) -> Done:
+    return Done(1, reason, make_summary(), False, **more)
+
+
+def test_chunks_join_to_the_document() -> None:
+    events = [
+        Prefill(1, 5, 10, 2),
+        Delta(1, "<think>\nhm", ()),
+        Delta(1, "</think>\n\nSo", ()),
+        Delta(1, " it is.", ()),
+    ]
+    streamed = form(thinks=True, stream=True, stream_options={"include_usage": True})
+    sent = streamed.begin() + b"".join(streamed.take(0, event) for event in [*events, done(seed=4)]) + streamed.end()
+    assert sent.endswith(b"data: [DONE]\n\n")
+    found = chunks(sent)
+    assert len({(one["id"], one["object"], one["created"], one["model"]) for one in found}) == 1
+    assert found[0]["object"] == "chat.completion.chunk"
+    deltas = [one["choices"][0]["delta"] for one in found if one["choices"]]
+    assert deltas[0]["role"] == "assistant"
+    reasons = [one["choices"][0]["finish_reason"] for one in found if one["choices"]]
+    assert reasons == [None] * (len(reasons) - 1) + ["stop"]
+    assert [one["usage"] for one in found[:-1]] == [None] * (len(found) - 1)
+    whole = form(thinks=True)
+    for event in [*events, done(seed=4)]:
+        whole.take(0, event)
+    document = whole.document()
+    (choice,) = document["choices"]
+    assert choice["message"]["content"] == "So it is." == "".join(delta.get("content", "") for delta in deltas)
+    reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    assert choice["message"]["reasoning_content"] == "hm" == reasoning
+    assert (choice["finish_reason"], choice["seed"]) == ("stop", 4)
+    assert document["usage"] == found[-1]["usage"]
+    assert document["usage"]["prompt_tokens_details"] == {"cached_tokens": 12}
+    assert document["usage"]["total_tokens"] == 27
+    assert document["usage"]["timings"]["ttft_s"] == 0.05
+
+
+def test_choices_are_apart() -> None:
+    two = form(n=2)
+    for choice, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y")):
+        two.take(choice, Delta(choice, text, ()))
+    two.take(1, done("length"))
+    two.take(0, done())
+    document = two.document()
+    assert [choice["message"]["content"] for choice in document["choices"]] == ["ab", "xy"]
+    assert [choice["finish_reason"] for choice in document["choices"]] == ["stop", "length"]
+    assert document["usage"]["completion_tokens"] == 14
+    assert document["usage"]["prompt_tokens"] == 20
+
+
+def test_log_probabilities() -> None:
+    tokens = [TokenReport("é", -0.5, [("é", -0.5), ("\ufffd", -2.0)])]
+    one = form(logprobs=True, top_logprobs=2)
+    (chunk,) = chunks(one.take(0, Delta(1, "", (), tokens=tokens)))  # its text is held back
+    (report,) = chunk["choices"][0]["logprobs"]["content"]
+    assert (report["token"], report["logprob"], report["bytes"]) == ("é", -0.5, [0xC3, 0xA9])
+    assert report["top_logprobs"][1] == {"token": "\ufffd", "logprob": -2.0, "bytes": None}
+    one.take(0, done())
+    assert one.document()["choices"][0]["logprobs"]["content"] == [report]
+
+
+def test_an_error_in_a_stream_is_an_object() -> None:
+    sent = form(stream=True).failed(ApiError(500, "it broke", "engine_died"))
+    (chunk,) = chunks(sent)
+    assert chunk["error"] == {"message": "it broke", "type": "server_error", "param": None, "code": "engine_died"}
+    assert sent.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,117 @@
+"""Bodies of the Responses API as calls, events as events and responses; no HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.events import Delta, Done
+from headrace.app.server.call import Call
+from headrace.app.server.errors import ApiError, api_error
+from headrace.app.server.responses import ResponseForm, read_call
+from tests.summaries import make_summary
+
+
+def call(**fields: Any) -> Call:
+    return read_call({"model": "tiny", "input": "hello", **fields})
+
+
+def events(stream: bytes) -> list[Any]:
+    found = []
+    for part in stream.decode().split("\n\n")[:-1]:
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert found[-1]["type"] == name.removeprefix("event: ")
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    return found
+
+
+def test_fields_become_options() -> None:
+    given = call(
+        instructions="Be brief.", max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True, store=False,
+        reasoning={"effort": "low", "summary": "auto"}, include=["reasoning.encrypted_content"], prompt_cache_key="k",
+        tools=[{"type": "web_search"}, {"type": "local_shell"}], tool_choice="auto", text={"verbosity": "low"},
+    )  # fmt: skip
+    assert given.options == AnswerOptions(max_tokens=9, temperature=0.5, top_p=0.9)
+    assert (given.effort, given.stream) == ("low", True)
+    assert given.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+
+
+def test_items_of_every_form() -> None:
+    given = call(
+        instructions="a",
+        input=[
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "b"}]},
+            {"role": "user", "content": "c"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "d"}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": "?"},
+            {"role": "user", "content": [{"type": "input_text", "text": "e"}]},
+        ],
+    )
+    assert given.messages == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "reasoning_content": "hm"},
+        {"role": "user", "content": "e"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": "low"}, "reasoning"),
+    ],
+)
+def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of two classes
+        call(**fields)
+    error = api_error(caught.value)
+    assert error.status == 400
+    assert named in error.message
+
+
+def done(reason: Any = "stop") -> Done:
+    return Done(1, reason, make_summary(), False)
+
+
+@pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_events_and_the_response_agree(reason: str, status: str) -> None:
+    given = [Delta(1, "<think>hm", ()), Delta(1, "</think>So", ()), Delta(1, " it is.", ()), done(reason)]
+    form = ResponseForm(call(stream=True), "tiny", thinks=True)
+    found = events(form.begin() + b"".join(form.take(0, event) for event in given) + form.end())
+    assert [one["type"].removeprefix("response.") for one in found] == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta",
+        "reasoning_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done",
+        status,
+    ]  # fmt: skip
+    response = found[-1]["response"]
+    assert response["status"] == status
+    assert response == form.document()
+    reasoning, message = response["output"]
+    assert reasoning["content"][0]["text"] == "hm"
+    assert message["content"][0]["text"] == "So it is."
+    items = [one["item"] for one in found if one["type"] == "response.output_item.done"]
+    assert items == response["output"]
+    added = [one["item"] for one in found if one["type"] == "response.output_item.added"]
+    assert [item["content"] for item in added] == [[], []]
+    assert (response["usage"]["input_tokens"], response["usage"]["output_tokens"]) == (20, 7)
+    assert (response["incomplete_details"] is None) == (status == "completed")
+
+
+def test_an_error_ends_as_a_failed_response() -> None:
+    (failed,) = events(ResponseForm(call(), "tiny", thinks=False).failed(ApiError(500, "it broke", "engine_died")))
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"] == {"code": "engine_died", "message": "it broke"}

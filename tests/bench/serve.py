@@ -1,0 +1,231 @@
+"""The server against the engine without HTTP: speed of one and of eight clients, first tokens, peers.
+
+    python -m tests.bench.serve [--rounds 5] [--tokens 128] [--llama-python PYTHON] [--agent 14000]
+
+One streaming client against `headrace run`, eight at once against `headrace bench --batch 8`, in turns, so that each
+ratio is of neighbours in time. Clients measure with their own clock: time to the first text, and tokens after it over
+the time between the first and the last. `--llama-python` is an interpreter with llama-cpp-python and its server.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+
+from tests.server_process import ServerProcess
+
+TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")
+NO_END = {"2": -100}  # the default model's end of turn, so that every answer has its length
+WAIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One streamed answer, by its client's clock. began, ended: of its text."""
+
+    sent: float
+    began: float
+    ended: float
+    tokens: int
+    cached: int
+
+    @property
+    def ttft_s(self) -> float:
+        return self.began - self.sent
+
+    @property
+    def rate(self) -> float:
+        return (self.tokens - 1) / (self.ended - self.began)
+
+
+async def ask(client: httpx.AsyncClient, prompt: str, tokens: int, **fields: Any) -> Reply:
+    """Stream one answer."""
+    body = {
+        "model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0,
+        "stream": True, "stream_options": {"include_usage": True}, **fields,
+    }  # fmt: skip
+    sent, began, ended, usage = time.perf_counter(), 0.0, 0.0, {}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                usage = chunk.get("usage") or usage
+                if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
+                    ended = time.perf_counter()
+                    began = began or ended
+    count = usage.get("completion_tokens", tokens)
+    return Reply(sent, began, ended, count, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+
+
+async def ask_all(root: str, clients: int, tokens: int, **fields: Any) -> list[Reply]:
+    """Stream an answer to each of so many clients at once, to prompts that have nothing in common."""
+    prompts = [f"{random.random()}: Write a long essay about {topic}." for topic in TOPICS[:clients]]
+    async with httpx.AsyncClient(base_url=root, timeout=WAIT_S) as client:
+        return list(await asyncio.gather(*(ask(client, prompt, tokens, **fields) for prompt in prompts)))
+
+
+def together(replies: list[Reply]) -> float:
+    """Return the tokens per second of all, from the moment all have begun until the first has ended."""
+    begin, end = max(reply.began for reply in replies), min(reply.ended for reply in replies)
+    return sum(reply.rate for reply in replies) if end > begin else 0.0
+
+
+def run_alone(tokens: int) -> tuple[float, float]:
+    """Return tokens per second and the time to the first text of `headrace run`."""
+    prompt = f"{random.random()}: Write a long essay about {TOPICS[0]}."
+    command = [sys.executable, "-m", "headrace", "run", prompt, "-n", str(tokens), "-t", "0", "--json", "-q"]
+    command += ["--logit-bias", "2=-100"]
+    document = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return document["decode_tokens_per_second"], document["ttft_s"]
+
+
+def bench_batch(tokens: int, batch: int) -> float:
+    """Return the tokens per second of a batch without HTTP."""
+    command = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "bench",
+        "-p",
+        "0",
+        "-n",
+        str(tokens),
+        "--batch",
+        str(batch),
+        "-r",
+        "1",
+    ]
+    document = json.loads(subprocess.run([*command, "--json"], check=True, capture_output=True, text=True).stdout)
+    (found,) = (one for one in document["results"] if one["batch"] == batch)
+    return float(found["tokens_per_second"]["mean"])
+
+
+@contextmanager
+def llama_server(python: str, model: Path, threads: int) -> Iterator[str]:
+    """Run llama-cpp-python's server on the same weights."""
+    command = [python, "-m", "llama_cpp.server", "--model", str(model), "--port", "18181", "--n_ctx", "16384"]
+    command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--verbose", "false"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    root = "http://127.0.0.1:18181"
+    try:
+        for _ in range(600):
+            try:
+                httpx.get(f"{root}/v1/models").raise_for_status()
+                break
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        yield root
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def median(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def compare_with_engine(root: str, arguments: argparse.Namespace) -> None:
+    """Print the server's ratios to the engine without HTTP."""
+    rates, later, batches = list[float](), list[float](), list[float]()
+    for _ in range(arguments.rounds):
+        alone, ttft_s = run_alone(arguments.tokens)
+        (reply,) = asyncio.run(ask_all(root, 1, arguments.tokens, logit_bias=NO_END))
+        rates.append(reply.rate / alone)
+        later.append((reply.ttft_s - ttft_s) * 1e3)
+        eight = asyncio.run(ask_all(root, 8, arguments.tokens, logit_bias=NO_END))
+        batches.append(together(eight) / bench_batch(arguments.tokens, 8))
+        print(f"  run {alone:.0f} tok/s, server {reply.rate:.0f}, 8 clients {together(eight):.0f}", flush=True)
+    print(f"one client over run, tok/s:    {median(rates)}")
+    print(f"its first text later by, ms:   {median(later)}")
+    print(f"8 clients over bench batch 8:  {median(batches)}")
+
+
+def compare_with_llama(root: str, python: str, model: Path, arguments: argparse.Namespace) -> None:
+    """Print the server's ratios to llama-cpp-python's."""
+    with llama_server(python, model, os.cpu_count() or 1) as peer:
+        for clients in (1, 8):
+            ratios = []
+            for _ in range(arguments.rounds):
+                theirs = time_all(peer, clients, arguments.tokens)
+                ratios.append(time_all(root, clients, arguments.tokens) / theirs)
+            print(f"over llama-cpp-python's server, {clients} clients: {median(ratios)}")
+
+
+def time_all(root: str, clients: int, tokens: int) -> float:
+    """Return the tokens per second of all clients over the whole time, as a user has it."""
+    started = time.perf_counter()
+    replies = asyncio.run(ask_all(root, clients, tokens, logit_bias=NO_END))
+    return sum(reply.tokens for reply in replies) / (time.perf_counter() - started)
+
+
+def second_turn(root: str, tokens: int) -> None:
+    """Print the time to the first token of an agent's long prompt, and of its second turn."""
+    words = random.Random(1).choices(TOPICS, k=tokens // 2)
+    prompt = " ".join(f"{word} {place}." for place, word in enumerate(words))[: tokens * 4]
+
+    async def turns() -> list[Reply]:
+        async with httpx.AsyncClient(base_url=root, timeout=WAIT_S) as client:
+            return [await ask(client, prompt + more, 8) for more in ("", " And then?")]
+
+    first, second = asyncio.run(turns())
+    print(f"long prompt: {first.ttft_s:.2f} s, second turn {second.ttft_s:.3f} s, {second.ttft_s / first.ttft_s:.1%}")
+    print(f"  ({second.cached} tokens cached)")
+
+
+def cold_start() -> None:
+    """Print the time from the start of a server to the first token of a request that waits for it."""
+    port = 18182
+    started = time.perf_counter()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "serve", "--port", str(port), "-q"], stdout=subprocess.DEVNULL
+    )
+    try:
+        while True:
+            try:
+                (reply,) = asyncio.run(ask_all(f"http://127.0.0.1:{port}", 1, 2))
+                break
+            except httpx.ConnectError:
+                time.sleep(0.005)
+        print(f"cold start to first token: {reply.began - started:.2f} s")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
+def main() -> None:
+    """Run the comparisons and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--agent", type=int, default=0, help="tokens of the long prompt; 0: leave it out")
+    parser.add_argument("--llama-python")
+    parser.add_argument("--gguf", type=Path, help="the default model's file, for --llama-python")
+    arguments = parser.parse_args()
+    cold_start()
+    home = os.environ.get("HEADRACE_HOME")
+    with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(home or folder), "-q") as server:
+        asyncio.run(ask_all(server.root, 1, 8))
+        compare_with_engine(server.root, arguments)
+        if arguments.agent:
+            second_turn(server.root, arguments.agent)
+        if arguments.llama_python:
+            compare_with_llama(server.root, arguments.llama_python, arguments.gguf, arguments)
+
+
+if __name__ == "__main__":
+    main()
