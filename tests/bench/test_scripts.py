@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_parts", "telemetry_overhead"} | {
     "kv_peak",
     "pass_parts",
+    "serve",
     "speculation_replay",
     "text_flow",
     "turns",
@@ -121,3 +122,11 @@ def test_ui_tax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     monkeypatch.setattr("tests.bench.ui_tax._KEYS", 2)
     run("ui_tax", monkeypatch, "--rounds", "1", "--tokens", "30", "--size", "100x30")
     assert "app / run --json" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+@pytest.mark.real
+@pytest.mark.usefixtures("installed")
+def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("serve", monkeypatch, "--rounds", "1", "--tokens", "16", "--agent", "300")
+    assert "8 clients over bench batch 8" in capsys.readouterr().out
