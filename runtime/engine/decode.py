@@ -4,6 +4,10 @@ A step feeds one token per decoding sequence and appends one K and one V entry p
 pass. While the device computes step n, step n + 1 is built on n's tokens, which are not read yet. If such a token ends
 an answer, the entry of step n + 1 is committed and its token is never read. So nothing is rolled back.
 
+The mask of a constrained sequence's token depends on the token before it. So a step with such a sequence is built ahead
+up to its logits, for all sequences; once the tokens of the step before are read, their masks are filled in and the
+selection is queued behind the logits that the device is computing. Other sequences lose nothing by it.
+
 Draft tokens may follow a sequence's token. Each row chooses by the sequence's own sampler, with the random key of its
 position and the draft tokens before it counted as output. A draft token is accepted if the row before it chose it, and
 all before it were accepted. So the output does not depend on draft tokens, sampled or not. (For draft tokens without
@@ -41,7 +45,7 @@ def decode_step(network: Network, kv_pass: KVPass, sample: Sample, tokens: mx.ar
     x = network.embed(tokens[None])  #          1. embedding  (1, N, E)
     x = network.layers(x, kv_pass)  #           2. layers, each with 3. attention over the whole KV cache  (1, N, E)
     logits = network.logits(_rows(x, rows))  #  4. logits  (rows, V)
-    chosen = sample(logits)  #                  5. token selection  (rows,)
+    chosen = sample(logits)  #                  5. token selection  (rows,), of constrained rows later
     kv_pass.advance()  #                        6. KV append: one K and one V per layer, final once its token is read
     return chosen
 
@@ -65,6 +69,7 @@ class InFlightBatch:
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
     errors: dict[Sequence, Exception] = field(default_factory=dict)  # raised by samplers; their tokens are invalid
     appended: list[mx.array] = field(default_factory=list)  # K/V of passes that choose no token
+    choosing: list[tuple[list[ScheduledChunk], mx.array]] = field(default_factory=list)  # and their logits, until then
     logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the chosen tokens
 
     @property
@@ -82,6 +87,43 @@ class InFlightBatch:
             for chunk in self.chunks
         )
 
+    @property
+    def constrained(self) -> bool:
+        """True if a token's mask depends on tokens of the batch before."""
+        return any(chunk.chooses and chunk.sequence.constraint is not None for chunk in self.chunks)
+
+    def select(self) -> None:
+        """Choose the tokens and hand that to the device. All tokens of the batch before have to be committed.
+
+        Does nothing if they are chosen already, or none are to be chosen.
+        """
+        choosing, self.choosing = self.choosing, []
+        if choosing:
+            chosen = [self._select(chunks, logits) for chunks, logits in choosing]
+            self.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
+            kept = [array for rows in self.logprobs.values() for values in rows for array in values]
+            mx.async_eval(self.token, *self.logits, *kept, *self.appended)
+
+    def _select(self, chunks: list[ScheduledChunk], logits: mx.array) -> mx.array:
+        """Return the tokens (N,) that the chunks choose from their logits (N, V)."""
+        errors: dict[int, Exception] = {}
+        samplers = [cast(Sampler, chunk.sequence.sampler) for chunk in chunks]
+        for place, chunk in enumerate(chunks):
+            try:
+                chunk.sequence.constrain_next(chunk.draft_tokens)
+            except Exception as error:
+                errors[place] = error
+        chosen = choose(samplers, logits, [chunk.draft_tokens for chunk in chunks], errors)
+        self.errors |= {chunks[place].sequence: error for place, error in errors.items()}
+        self.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
+        first = 0
+        for chunk in chunks:
+            if (top := chunk.sequence.request.logprobs) is not None:
+                rows = [slice(row, row + 1) for row in range(first, first + chunk.count)]
+                self.logprobs[chunk.sequence] = [logprobs(logits[row], chosen[row], top) for row in rows]
+            first += chunk.count
+        return chosen
+
     def wait(self) -> list[int]:
         """Wait for the device and return the chosen tokens. Raises EngineError if a logit is not finite."""
         if self.appended:
@@ -98,21 +140,19 @@ class InFlightBatch:
 
 
 def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before: InFlightBatch | None) -> InFlightBatch:
-    """Build the passes over `chunks` and hand them to the device without waiting.
+    """Build the passes over `chunks` and hand them to the device without waiting. `select` chooses constrained tokens.
 
     Chunks that choose come first; of them first those that are fed the tokens of `before`, the in-flight batch.
     """
     passes = kv.make_passes([PassRow(chunk.sequence.kv, chunk.count, chunk.phase) for chunk in chunks])
     in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
     rest = iter(chunks)
-    tokens = [_begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight) for kv_pass in passes]
-    chosen = [token for token in tokens if token is not None]
-    if chosen:
-        in_flight.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
-        kept = [array for rows in in_flight.logprobs.values() for values in rows for array in values]
-        mx.async_eval(in_flight.token, *in_flight.logits, *kept, *in_flight.appended)
+    for kv_pass in passes:
+        _begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight)
+    if in_flight.constrained or not in_flight.choosing:
+        mx.async_eval(*in_flight.appended, *(logits for _, logits in in_flight.choosing))
     else:
-        mx.async_eval(*in_flight.appended)
+        in_flight.select()
     return in_flight
 
 
@@ -122,30 +162,20 @@ def _begin(
     group: list[ScheduledChunk],
     before: InFlightBatch | None,
     in_flight: InFlightBatch,
-) -> mx.array | None:
-    """Build one forward pass over the chunks; return the tokens that they choose, if any."""
+) -> None:
+    """Build one forward pass over the chunks, up to the logits of those that choose."""
     tokens = _fed(group, before)
     choosing = [chunk for chunk in group if chunk.chooses]
     if not choosing:
         feed(network, kv_pass, tokens)
         in_flight.appended += kv_pass.arrays
-        return None
+        return
 
-    def sample(logits: mx.array) -> mx.array:
-        samplers = [cast(Sampler, chunk.sequence.sampler) for chunk in choosing]
-        errors: dict[int, Exception] = {}
-        chosen = choose(samplers, logits, [chunk.draft_tokens for chunk in choosing], errors)
-        in_flight.errors |= {choosing[place].sequence: error for place, error in errors.items()}
-        in_flight.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
-        first = 0
-        for chunk in choosing:
-            if (top := chunk.sequence.request.logprobs) is not None:
-                rows = [slice(row, row + 1) for row in range(first, first + chunk.count)]
-                in_flight.logprobs[chunk.sequence] = [logprobs(logits[row], chosen[row], top) for row in rows]
-            first += chunk.count
-        return chosen
+    def sample(logits: mx.array) -> mx.array:  # `InFlightBatch.select` does
+        in_flight.choosing.append((choosing, logits))
+        return logits
 
-    return decode_step(network, kv_pass, sample, tokens, sum(chunk.count for chunk in choosing))
+    decode_step(network, kv_pass, sample, tokens, sum(chunk.count for chunk in choosing))
 
 
 def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:

@@ -37,6 +37,7 @@ from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.dry_run import DryRun
+from headrace.runtime.speculation.forced import Forced
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Proposer
@@ -207,7 +208,10 @@ class Engine:
             self._in_flight.started = self._landed  # its time includes drafting
         if before is not None:
             self._commit(before, events)
-        if self._in_flight is not None and self._in_flight.token is None:  # prompts only: no step is built ahead
+        if self._in_flight is None:
+            return
+        self._in_flight.select()
+        if self._in_flight.token is None:  # prompts only: no step is built ahead
             before, self._in_flight = self._in_flight, None
             self._commit(before, events)
 
@@ -310,9 +314,16 @@ class Engine:
         return self._keeps or not self._generating
 
     def _proposer(self, sequence: Sequence) -> Proposer | None:
+        if sequence.constraint is not None:
+            return Forced(sequence.constraint, self._free_proposer(sequence))
+        if sequence.request.speculate == "ngram":
+            sequence.dry_run = DryRun()
+        return self._free_proposer(sequence)
+
+    def _free_proposer(self, sequence: Sequence) -> Proposer | None:
+        """Return the proposer of a sequence's unconstrained tokens."""
         match sequence.request.speculate:
             case "ngram":
-                sequence.dry_run = DryRun()
                 return NGram(sampled=sequence.request.sampling.temperature > 0)
             case "draft":
                 assert self._draft is not None
@@ -363,6 +374,8 @@ class Engine:
         stop = next((place for place, token in enumerate(said) if token in sequence.request.stop_ids), None)
         if stop is not None:
             said = said[: stop + 1]
+        if sequence.constraint is not None:
+            sequence.constraint.accept(said if stop is None else said[:stop])
         sequence.kv.commit(len(said))
         source = None
         if draft_tokens:

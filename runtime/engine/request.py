@@ -10,6 +10,7 @@ from typing import Literal
 
 from headrace.runtime.errors import ContextLimitError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
+from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.section_limit import SectionLimit
 from headrace.runtime.speculation.proposer import Speculation
@@ -47,6 +48,7 @@ class Request:
     cancel: CancelFlag = field(default_factory=CancelFlag)
     speculate: Speculation = "ngram"  # proposer of draft tokens; the answer does not depend on it
     section: SectionLimit | None = None  # whose end is forced
+    grammar: Grammar | None = None  # of the output
 
     def check(self, vocab_size: int, context_limit: int) -> None:
         """Raise UsageError for malformed values, ContextLimitError for a prompt longer than the context limit."""

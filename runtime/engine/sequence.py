@@ -5,12 +5,14 @@
 at `len(tokens)`, the token that the in-flight pass chooses.
 """
 
+from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.runtime.engine.request import PrefillProgress, Request
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import KVCache
+from headrace.runtime.sampling.constraint import Constraint
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.sampling.section_limit import SectionLimit
 from headrace.runtime.speculation.dry_run import DryRun
@@ -49,10 +51,12 @@ class Sequence:
     draft_entries: int = 0  # draft tokens of the in-flight pass: its last entries
     stop_id: int | None = None  # ended the turn; `Finished` follows in the next step
     section: SectionLimit | None = field(init=False)  # until it is over
+    constraint: Constraint | None = field(init=False)  # has accepted all output tokens
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.section = self.request.section
+        self.constraint = self.request.grammar.start() if self.request.grammar is not None else None
         steps = self.limit - self.prefill_end
         most = self.request.max_tokens
         self.max_output = steps if most is None else min(steps, most)
@@ -94,6 +98,12 @@ class Sequence:
         if self.section.over(output):
             self.section = None
         sampler.force(None if self.section is None else self.section.forced(output))
+
+    def constrain_next(self, draft_tokens: Row[int]) -> None:
+        """Have the sampler choose allowed tokens, next and behind each draft token. All tokens have to be known."""
+        if self.constraint is not None and self.sampler is not None:
+            ended = self.stop_id is not None or self.state == "finished"  # the tokens will not be read
+            self.sampler.constrain(None if ended else self.constraint.masks(draft_tokens))
 
     @property
     def is_cancelled(self) -> bool:

@@ -2,6 +2,7 @@
 
     logits
       -> forced token            all others are excluded (`runtime.sampling.section_limit`)
+      -> constraint              tokens that are not allowed are excluded (`runtime.sampling.constraint`)
       -> logit bias              added as it is
       -> repetition penalty      divides positive, multiplies negative logits of seen tokens (arXiv:1909.05858)
       -> presence, frequency     subtract once per seen token, and once per occurrence (the OpenAI API's definition;
@@ -46,6 +47,7 @@ class Sampler:
         penalises = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         self._states: list[tuple[int, mx.array | None]] = []  # key and counts after each row
         self._forced: int | None = None
+        self._masks: mx.array | None = None  # (N, V): allowed tokens of the rows begun
         self._changes = self._bias is not None or penalises
         self.rule = SampleRule()
         if not params.greedy:
@@ -65,7 +67,7 @@ class Sampler:
     @property
     def adjusts(self) -> bool:
         """True if `adjust` changes logits."""
-        return self._changes or self._forced is not None
+        return self._changes or self._forced is not None or self._masks is not None
 
     @property
     def plain(self) -> bool:
@@ -75,6 +77,10 @@ class Sampler:
     def force(self, token: int | None) -> None:
         """Choose `token`, whatever the logits are, until the next call; None: choose by the logits."""
         self._forced = token
+
+    def constrain(self, masks: mx.array | None) -> None:
+        """Exclude tokens from the next rows, until the next call. masks (N, V) bool: allowed tokens; None: all."""
+        self._masks = masks
 
     def begin(self, draft: Sequence[int] = ()) -> list[int]:
         """Return the random keys of the next token and of the one behind each draft token."""
@@ -91,14 +97,16 @@ class Sampler:
         return keys
 
     def adjust(self, logits: mx.array) -> mx.array:
-        """Apply bias and penalties to the rows begun. logits (N, V) -> (N, V) float32."""
+        """Apply bias, penalties and masks to the rows begun. logits (N, V) -> (N, V) float32."""
         logits = logits.astype(mx.float32)
         if self._forced is not None:
             return mx.where(mx.arange(logits.shape[-1]) == self._forced, mx.zeros_like(logits), -mx.inf)
         if self._bias is not None:
             logits = logits + self._bias
         counts = [counts for _, counts in self._states if counts is not None]
-        return self._penalise(logits, mx.concatenate(counts)) if counts else logits
+        logits = self._penalise(logits, mx.concatenate(counts)) if counts else logits
+        # Last, which excludes the same tokens as first: an infinite bias on an excluded token would be NaN.
+        return logits if self._masks is None else mx.where(self._masks, logits, -mx.inf)
 
     def record(self, tokens: mx.array) -> None:
         """Count the chosen `tokens` (N,) of the rows begun."""
@@ -114,8 +122,10 @@ class Sampler:
             self._states = []
 
     def fork(self) -> "Sampler":
-        """Return an independent sampler in the same state."""
-        return copy(self)
+        """Return an independent sampler in the same state, without masks."""
+        fork = copy(self)
+        fork._masks = None
+        return fork
 
     def _penalise(self, logits: mx.array, counts: mx.array) -> mx.array:
         params = self._params

@@ -1,0 +1,46 @@
+"""Draft tokens that a constraint leaves no alternative to.
+
+The braces, keys and separators of a JSON schema need no choice: a pass takes all of them at once as draft tokens, and
+the constraint's masks accept them. So a forced token is verified like any other draft token, and the output does not
+depend on it. Where a token is free, another proposer may draft.
+"""
+
+from collections.abc import Sequence
+
+from headrace.runtime.sampling.constraint import Constraint
+from headrace.runtime.speculation.proposer import Proposer
+
+_SOURCE = "grammar"
+_CHANCE = 0.99  # of acceptance: a tokenizer may split a longer text differently
+
+
+class Forced:
+    """Proposer of a constrained sequence. inner: proposer of its other tokens, None for none."""
+
+    def __init__(self, constraint: Constraint, inner: Proposer | None) -> None:
+        self.source, self.cost_s = _SOURCE, 0.0
+        self.needs_all_tokens = inner is not None and inner.needs_all_tokens
+        self._constraint = constraint
+        self._inner = inner
+        self._tokens: Sequence[int] = ()
+
+    def update(self, tokens: Sequence[int]) -> None:
+        """See `Proposer`."""
+        self._tokens = self._constraint.forced()
+        if self._inner is not None:
+            self._inner.update(tokens)
+            free = not self._tokens
+            self.source, self.cost_s = (self._inner.source, self._inner.cost_s) if free else (_SOURCE, 0.0)
+
+    def chances(self, count: int) -> Sequence[float]:
+        """See `Proposer`."""
+        if self._tokens:
+            return [_CHANCE] * min(count, len(self._tokens))
+        return () if self._inner is None else self._inner.chances(count)
+
+    def propose(self, count: int) -> Sequence[int]:
+        """See `Proposer`. Tokens that the constraint forbids are cut."""
+        if self._tokens:
+            return self._tokens[:count]
+        draft = () if self._inner is None else self._inner.propose(count)
+        return draft[: self._constraint.allowed(draft)] if draft else ()
