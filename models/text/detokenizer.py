@@ -42,7 +42,7 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: "RustTokenizer") -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(
+        self.special = frozenset(
             index for index, added in tokenizer.get_added_tokens_decoder().items() if added.special
         )
         self._bytes_of: dict[int, bytes] = {}  # shared cache of byte-level tokens
@@ -50,13 +50,28 @@ class DetokenizerFactory:
         self._steps = _flatten(json.loads(decoder.__getstate__())) if decoder is not None else []
 
     def make(self, *, skip_special: bool = True) -> Detokenizer:
-        skipped = self._special if skip_special else frozenset[int]()
+        skipped = self.special if skip_special else frozenset[int]()
         kinds = [step["type"] for step in self._steps]
         if kinds == ["ByteLevel"]:
             return _ByteLevel(self._tokenizer.id_to_token, self._bytes_of, skipped)
         if (rules := _SentencePieceRules.read(self._steps)) is not None:
             return _SentencePiece(self._tokenizer.id_to_token, rules, skipped)
         return _Windowed(self._tokenizer, skip_special)
+
+    @property
+    def strips_first_space(self) -> bool:
+        """True if a space at the beginning of an answer is not part of its text."""
+        rules = _SentencePieceRules.read(self._steps)
+        return rules is not None and (rules.drops_first_space or rules.strip > 0)
+
+    def token_bytes(self, vocab_size: int) -> list[bytes] | None:
+        """Return the bytes that each token id below `vocab_size` adds within a text; None if these are not fixed."""
+        text_of, ids = self._tokenizer.id_to_token, range(vocab_size)
+        if [step["type"] for step in self._steps] == ["ByteLevel"]:
+            return [_spelled(text_of(index) or "") for index in ids]
+        if (rules := _SentencePieceRules.read(self._steps)) is not None:
+            return [rules.bytes_of(text_of(index) or "") for index in ids]
+        return None
 
 
 def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
@@ -91,18 +106,20 @@ class _ByteLevel:
         if token_id in self._skipped:
             return ""
         if (data := self._bytes_of.get(token_id)) is None:
-            data = self._bytes_of[token_id] = self._spelled(token_id)
+            # Ids beyond the vocabulary (padded heads) have no text.
+            data = self._bytes_of[token_id] = _spelled(self._text_of(token_id) or "")
         return self._utf8.decode(data)
 
     def finish(self, *, cut: bool = False) -> str:
         return "" if cut else self._utf8.decode(b"", True)
 
-    def _spelled(self, token_id: int) -> bytes:
-        text = self._text_of(token_id) or ""  # ids beyond the vocabulary (padded heads) have no text
-        try:
-            return bytes(_BYTE_OF[char] for char in text)
-        except KeyError:  # an added token with characters outside the alphabet is plain text
-            return text.encode()
+
+def _spelled(text: str) -> bytes:
+    """Return the bytes that a byte-level token spells."""
+    try:
+        return bytes(_BYTE_OF[char] for char in text)
+    except KeyError:  # an added token with characters outside the alphabet is plain text
+        return text.encode()
 
 
 # --- SentencePiece -----------------------------------------------------------------------------------------
@@ -116,6 +133,13 @@ class _SentencePieceRules:
         self.drops_first_space = drops_first_space  # of the first token, at any position (Metaspace)
         self.byte_tokens = byte_tokens
         self.strip = strip  # spaces removed from the start of the text
+
+    def bytes_of(self, token: str) -> bytes:
+        """Return the bytes of a token within a text."""
+        text = token.replace(self.space, " ")
+        if self.byte_tokens and (byte := _BYTE_TOKEN.fullmatch(text)):
+            return bytes([int(byte[1], 16)])
+        return text.encode()
 
     @classmethod
     def read(cls, steps: list[dict[str, Any]]) -> "_SentencePieceRules | None":

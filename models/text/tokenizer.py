@@ -38,7 +38,7 @@ class Tokenizer:
         self._encoder = Encoder(rust)
         self._config = configs["tokenizer_config.json"]
         self._special_texts = _special_texts(self._config, configs["special_tokens_map.json"])
-        self._template_source = "\n".join(sources.values())
+        self.template_source = "\n".join(sources.values())
         self.chat_template = ChatTemplate(sources, self._special_texts) if sources else None
         self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
         self.eos_ids = self._find_eos_ids(configs)
@@ -122,6 +122,15 @@ class Tokenizer:
         masked = self._controls.mask(messages, tools, words=True)  # the template looks for words
         return _well_formed(template.render(masked.messages, tools=masked.tools, **options)), masked
 
+    def encode_here(self, text: str) -> list[int]:
+        """Return the ids of a short text, written-out control tokens included, without the limits of `encode`."""
+        return self._encoder.encode_here(text)
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token's text, None if the vocabulary has none."""
+        index: int | None = self._rust.token_to_id(text)
+        return index
+
     # --- ids to text ---------------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -143,6 +152,20 @@ class Tokenizer:
         """Return the control tokens that mark the model's thinking; None if the marks are text or absent."""
         added = {token.content: index for index, token in self._rust.get_added_tokens_decoder().items()}
         return thinking_form(added.get)
+
+    def token_bytes(self, vocab_size: int) -> list[bytes] | None:
+        """Return the bytes that each id below `vocab_size` adds within a text; None if these are not fixed."""
+        return self._detokenizers.token_bytes(vocab_size)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that no text has."""
+        return self._detokenizers.special
+
+    @property
+    def strips_first_space(self) -> bool:
+        """True if a space at the beginning of an answer is not part of its text."""
+        return self._detokenizers.strips_first_space
 
     def answer_stream(self) -> Detokenizer:
         """Return a new stream for an answer, with thinking as a `<think>` section for every family."""
@@ -182,7 +205,7 @@ class Tokenizer:
         # Names count only if the checkpoint states no end tokens. In Harmony `<|end|>` ends a channel, such as
         # thinking, and the answer follows.
         silent = configs["generation_config.json"].get("eos_token_id") is None
-        texts = [text for text in TURN_ENDS if silent and text in self._template_source]
+        texts = [text for text in TURN_ENDS if silent and text in self.template_source]
         if self._rust.token_to_id("<|channel|>") is not None and "<|end|>" in texts:
             texts.remove("<|end|>")
         texts.append(self._special_texts.get("eos_token", ""))
@@ -205,7 +228,7 @@ class Tokenizer:
         special |= {text: i for text, i in self._pieces_of(written, named).items() if i not in added_tokens}
         # Markup around every turn of a plain chat is control; the model's own, such as thinking, is not.
         turns = {text: index for text, index in markup.items() if text in written and "think" not in text}
-        others = {text: index for text, index in markup.items() if text not in turns and text in self._template_source}
+        others = {text: index for text, index in markup.items() if text not in turns and text in self.template_source}
         return ControlTokens(special | turns, others)
 
     def _pieces_of(self, written: str, named: set[str]) -> dict[str, int]:

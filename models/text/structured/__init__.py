@@ -1,0 +1,1 @@
+"""Structured output: JSON schemas, regular expressions and Lark grammars as masks over a model's vocabulary."""

@@ -1,0 +1,90 @@
+"""A `Constraint` of llguidance: an Earley parser over the bytes of tokens (https://github.com/guidance-ai/llguidance).
+
+llguidance raises nothing: a matcher enters an error state, in which it allows the end of the turn. So the state is
+checked after every call.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from headrace.runtime.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from llguidance import LLMatcher
+
+_MESSAGE = 200  # characters of llguidance's message
+
+
+class MatcherGrammar:
+    """A compiled grammar: a matcher in its first state."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
+        """ends: end-of-turn tokens, at least one."""
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._ends = ends
+
+    def start(self) -> "Matcher":
+        """See `Grammar`."""
+        return Matcher(self._matcher.deep_copy(), self._vocab_size, self._ends)
+
+
+class Matcher:
+    """State of one sequence."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._ends = ends
+
+    def masks(self, draft_tokens: Sequence[int]) -> mx.array:
+        """See `Constraint`."""
+        import numpy as np
+
+        rows, taken = [self._mask()], 0
+        for token in draft_tokens:
+            if not self._matcher.try_consume_tokens([token]):
+                break
+            taken += 1
+            rows.append(self._mask())
+        if taken:
+            self._matcher.rollback(taken)
+        self._check()
+        rows += [np.ones(self._vocab_size, np.bool_)] * (1 + len(draft_tokens) - len(rows))
+        return mx.array(np.stack(rows))
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """See `Constraint`."""
+        if tokens and not self._matcher.consume_tokens(list(tokens)):
+            raise EngineError(f"the answer left its grammar: {first_line(self._matcher.get_error())}")
+
+    def allowed(self, draft_tokens: Sequence[int]) -> int:
+        """See `Constraint`."""
+        return self._matcher.validate_tokens(list(draft_tokens))
+
+    def forced(self) -> Sequence[int]:
+        """See `Constraint`. Behind a whole answer, this is the end of the turn."""
+        if self._matcher.is_stopped():
+            return self._ends[:1]
+        return self._matcher.compute_ff_tokens()
+
+    def _mask(self) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+        """Return the allowed tokens (V,)."""
+        import numpy as np
+
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise EngineError(f"no token can follow: {first_line(self._matcher.get_error())}")
+
+
+def first_line(message: str) -> str:
+    """Return the first line of llguidance's message, without the state of its parser."""
+    line = next((line for line in message.splitlines() if line.strip()), "unknown error")
+    return line.removeprefix("Error: ").partition("; state:")[0][:_MESSAGE]

@@ -1,0 +1,85 @@
+"""A model's vocabulary as llguidance's token trie: the bytes of every token, and the tokens of forced text."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from headrace.models.text.thinking import CLOSE, OPEN
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_ANCHOR = "\n"  # text before which a tokenizer puts its space, if it adds one
+_CANNOT = "this model's answers cannot be constrained"
+
+
+class TokenTrie:
+    """The trie of one vocabulary. V = logits of the network.
+
+    marks: ids of control tokens, which a grammar names by id (`<[7]>`); no text contains them.
+    """
+
+    is_tokenizer_wrapper = True  # read by llguidance, as are the lower-case attributes below
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Raises UsageError for a tokenizer without an end of turn, or tokens without bytes of their own."""
+        tokens = tokenizer.token_bytes(vocab_size)
+        if tokens is None:
+            raise UsageError(f"{_CANNOT}: the text of a token depends on its neighbours")
+        self.tokens = tokens
+        self.ends = sorted(index for index in tokenizer.eos_ids if index < vocab_size)
+        if not self.ends:
+            raise UsageError(f"{_CANNOT}: the tokenizer has no end-of-turn token")
+        self.eos_token_id = self.ends[0]
+        thinking = (tokenizer.token_id(text) for text in (OPEN, CLOSE))
+        form = tokenizer.thinking_form
+        marks = {*self.ends, *tokenizer.special_ids, *(form.ids if form else ()), *thinking}
+        self.marks = frozenset(index for index in marks if index is not None and index < vocab_size)
+        self.special_token_ids = sorted(self.marks)
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def built(self) -> "LLTokenizer":
+        """llguidance's tokenizer. Building it takes about a second for 150,000 tokens."""
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(self, eos_token=self.ends)  # type: ignore[arg-type]
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text within an answer, as the model would split it; their bytes are the text's."""
+        wanted = text.encode()
+        for anchor in ("", _ANCHOR):  # behind an anchor: a space that the tokenizer adds is cut off with it
+            ids = self._tokenizer.encode_here(anchor + text)
+            sizes = [len(self.tokens[index]) if self._is_text(index) else -len(wanted) for index in ids]
+            for start in range(min(3, len(ids))):
+                if sum(sizes[start:]) == len(wanted) and b"".join(self.tokens[i] for i in ids[start:]) == wanted:
+                    return ids[start:]
+        return self._longest_first(wanted)
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        """Return the longest token at each place: for text that looks like control tokens."""
+        ids, at = [], 0
+        while at < len(data):
+            sizes = range(min(self._longest, len(data) - at), 0, -1)
+            found = next(
+                ((self._id_of[data[at : at + size]], size) for size in sizes if data[at : at + size] in self._id_of),
+                None,
+            )
+            if found is None:
+                return []  # no token of the vocabulary: nothing is forced
+            ids.append(found[0])
+            at += found[1]
+        return ids
+
+    def _is_text(self, index: int) -> bool:
+        return index < len(self.tokens) and index not in self.marks
+
+    @cached_property
+    def _id_of(self) -> dict[bytes, int]:
+        return {data: index for index, data in enumerate(self.tokens) if data and index not in self.marks}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._id_of), default=0)

@@ -1,0 +1,186 @@
+"""Compilation: thinking before an answer, schemas that are refused, and hostile ones within 2 s."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.models.text.structured.grammars import Grammars, Thinks
+from headrace.models.text.structured.schema_check import schema_text
+from headrace.models.text.structured.source import GrammarSource
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import EngineError, UsageError
+from tests.patience import PATIENCE_S
+from tests.tiny_chat import write_byte_tokenizer
+
+YES = GrammarSource("regex", "(yes|no)!")
+
+
+def _grammars(directory: Path, *tokens: str, template: str = "") -> Grammars:
+    """Return a vocabulary of bytes with more control tokens."""
+    write_byte_tokenizer(directory)
+    file = directory / "tokenizer.json"
+    document = json.loads(file.read_text())
+    for text in tokens:
+        index = 256 + len(document["added_tokens"])
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        document["added_tokens"].append({"id": index, "content": text, **flags})
+    file.write_text(json.dumps(document))
+    if template:
+        (directory / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.load(directory)
+    return Grammars(tokenizer, tokenizer.vocab_size)
+
+
+def _fits(grammars: Grammars, thinks: Thinks, *pieces: str) -> bool:
+    """Return whether the pieces, control tokens and texts, are a whole answer."""
+    constraint = grammars.compile(YES, thinks).start()
+    tokenizer = grammars._tokenizer
+    for piece in pieces:
+        index = tokenizer.token_id(piece)
+        tokens = [index] if index is not None and len(piece) > 1 else grammars.trie(piece)
+        if constraint.allowed(tokens) < len(tokens):
+            return False
+        constraint.accept(tokens)
+    return bool(constraint.masks([]).tolist()[0][grammars.trie.ends[0]])
+
+
+@pytest.mark.parametrize("tags", [(), ("<think>", "</think>")], ids=["text", "tokens"])
+def test_the_answer_follows_the_thinking(tmp_path: Path, tags: tuple[str, ...]) -> None:
+    grammars = _grammars(tmp_path, *tags)
+    assert _fits(grammars, "no", "yes!")
+    assert not _fits(grammars, "no", "<think>", "a", "</think>", "yes!")
+    for lines in ("", "\n", "\n\n"):
+        assert _fits(grammars, "open", "so {no\n", "</think>", lines + "no!")
+        assert _fits(grammars, "may", "<think>", "so {no\n", "</think>", lines + "no!")
+    assert _fits(grammars, "may", "yes!")
+    assert not _fits(grammars, "open", "yes!")
+    assert not _fits(grammars, "may", "well, yes!")
+    assert not _fits(grammars, "open", "so", "</think>", "well, yes!")
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"), [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<|channel>", "<channel|>")]
+)
+def test_families_have_their_own_marks(tmp_path: Path, opening: str, closing: str) -> None:
+    grammars = _grammars(tmp_path, opening, closing)
+    assert _fits(grammars, "may", opening, "thought\nwell", closing, "yes!")
+    assert _fits(grammars, "may", "yes!")
+    assert not _fits(grammars, "may", opening, "well", "yes!")
+
+
+def test_harmony_thinks_in_channels(tmp_path: Path) -> None:
+    channel, message, end, start = marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+    grammars = _grammars(tmp_path, *marks)
+    final = (channel, "final", message)
+    thought = (channel, "analysis", message, "so {no", end, start, "assistant")
+    assert _fits(grammars, "may", *final, "yes!")
+    assert _fits(grammars, "may", *thought, *final, "yes!")
+    assert _fits(
+        grammars, "may", *thought, channel, "commentary", message, "hm", end, start, "assistant", *final, "no!"
+    )
+    assert not _fits(grammars, "may", "yes!")
+    assert not _fits(grammars, "may", *thought, "yes!")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("not", {"not": {"type": "string"}}),
+        ("uniqueItems", {"type": "array", "uniqueItems": True}),
+        ("if", {"if": {"type": "string"}, "then": {"minLength": 2}}),
+        ("contains", {"type": "array", "contains": {"type": "string"}}),
+        ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
+        ("propertyNames", {"type": "object", "propertyNames": {"maxLength": 3}}),
+        ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
+        ("oneOf", {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}),
+        ("format", {"type": "string", "format": "no-such-format"}),
+        ("minProperties", {"type": "object", "minProperties": 3}),
+        ("const", {"const": 2**60 + 1}),
+        ("enum", {"enum": [1, [2**60 + 1]]}),
+        ("x-guidance", {"type": "object", "x-guidance": {"lenient": True}}),
+        ("$ref", {"$ref": "https://example.com/schema.json"}),
+        ("pattern", {"type": "string", "pattern": "(?=a)b"}),
+        ("minLength", {"type": "string", "minLength": -1}),
+        ("type", {"type": "text"}),
+    ],
+)
+def test_a_schema_that_cannot_be_honoured_is_refused_by_keyword(
+    tmp_path_factory: pytest.TempPathFactory, keyword: str, schema: dict[str, Any]
+) -> None:
+    grammars = _shared(tmp_path_factory)
+    for wanted in (schema, {"type": "object", "properties": {"a": {"items": schema}}, "required": ["a"]}):
+        if keyword == "x-guidance" and wanted is not schema:
+            wanted = {"anyOf": [schema]}
+        with pytest.raises(UsageError) as refused:
+            grammars.compile(GrammarSource("schema", schema_text(wanted)))
+        assert keyword.lower().strip("$") in str(refused.value).lower()
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 300
+
+
+_kept: list[Grammars] = []
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    if not _kept:
+        _kept.append(_grammars(tmp_path_factory.mktemp("shared")))
+    return _kept[0]
+
+
+def _nested(depth: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+_WIDE = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "string", "pattern": f"^(a{i}|b){{1,50}}$"} for i in range(900)},
+}
+HOSTILE: dict[str, tuple[str, Any]] = {
+    "deep": ("schema", _nested(5000)),
+    "long strings": ("schema", {"type": "string", "minLength": 10**9}),
+    "many items": ("schema", {"type": "array", "items": {"type": "array", "minItems": 10**9}, "minItems": 10**9}),
+    "many options": ("schema", {"allOf": [{"anyOf": [{"maxLength": n}, {"minLength": n}]} for n in range(40)]}),
+    "wide": ("schema", _WIDE),
+    "large": ("schema", {"enum": ["x" * 999] * 999}),
+    "circular": ("schema", {"$ref": "#"}),
+    "repeated": ("regex", "(((a{1,999}){1,999}){1,999}){1,999}"),
+    "brackets": ("regex", "(" * 100_000),
+    "backtracking": ("regex", "(a|aa)*(b|bb)*" * 2000),
+    "rules": (
+        "grammar",
+        "start: a\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(500)) + '\na: a0\na500: "x"',
+    ),
+    "parentheses": ("grammar", "start: " + "(" * 100_000 + '"a"' + ")" * 100_000),
+    "options": ("grammar", "start: " + " | ".join(f'"{i}"' for i in range(30_000))),
+    "left recursion": ("grammar", "start: start start | "),
+    "no start": ("grammar", "begin: /a/"),
+    "backtrack": ("grammar", 'start: a "b"\na[stop="x"]: /.*/'),
+    "counted": ("grammar", "start: a\na[max_tokens=3]: /.*/"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """It is refused, or compiled and then as fast as others."""
+    grammars = _shared(tmp_path_factory)
+    kind, text = HOSTILE[name]
+    started, refused = time.process_time(), ""
+    try:
+        source = GrammarSource(kind, schema_text(text) if kind == "schema" else text)  # type: ignore[arg-type]
+        constraint = grammars.compile(source).start()
+        for _ in range(20):
+            [row] = constraint.masks([]).tolist()
+            if (token := row.index(True)) in grammars.trie.ends:
+                break
+            constraint.accept([token])
+    except (UsageError, EngineError) as error:
+        refused = str(error)
+    assert time.process_time() - started < PATIENCE_S
+    assert "\n" not in refused
+    assert len(refused) < 300
