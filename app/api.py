@@ -7,8 +7,7 @@ belongs to the thread that loaded it, and serves one call at a time. All errors 
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 from weakref import WeakSet
 
 import mlx.core as mx
@@ -16,6 +15,7 @@ import mlx.core as mx
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answer_stream import AnswerStream, require_thread
 from headrace.app.answer.answerer import Answerer
+from headrace.app.answer.generation import Generation, generation, parsed_value
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
@@ -29,12 +29,10 @@ from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
-from headrace.models.text.answer import EndedBy
 from headrace.runtime import ops
 from headrace.runtime.config import environment
-from headrace.runtime.engine.request import CancelFlag, Failed, FinishReason
+from headrace.runtime.engine.request import CancelFlag, Failed
 from headrace.runtime.errors import EngineError, UsageError
-from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
 Message = Mapping[str, str]
@@ -57,24 +55,9 @@ class OptionKeywords(TypedDict, total=False):
     stop: str | Sequence[str] | None
     speculate: str | None
     thinking: bool | int | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished answer; `str` of it is its text.
-
-    reason: "stop", "length" or "cancelled". ended_by: the same in detail. sampling: as used, with the seed that gives
-    the answer again.
-    """
-
-    text: str
-    reason: FinishReason
-    ended_by: EndedBy
-    sampling: SamplingParams
-    summary: Summary
-
-    def __str__(self) -> str:
-        return self.text
+    schema: Any
+    regex: str | None
+    grammar: str | None
 
 
 class Model:
@@ -125,13 +108,15 @@ class Model:
 
         sampling: None means the model's own (`Model.sampling`); keywords such as `temperature` and `seed` go before it.
         stop: a text, or several, that end the answer and are left out of it. max_tokens: None means up to the context
-        limit. thinking: on or off, a level, or a budget in tokens, where the model allows it. Closing the iterator ends
-        the generation, as does `cancel`, which any thread may set, during prefill too.
+        limit. thinking: on or off, a level, or a budget in tokens, where the model allows it. schema: a JSON schema, as
+        an object or text, or a pydantic class; regex, grammar: a regular expression or a Lark grammar instead; the
+        answer fits it, and the stream's `parsed` is its value. Closing the iterator ends the generation, as does
+        `cancel`, which any thread may set, during prefill too.
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
         not fit, CheckpointError for a broken chat template, EngineError for a closed model. Iterating raises
         EngineError while another answer is open or on another thread, and NotEnoughMemoryError.
         """
-        return self._stream(self._prepare(_messages(messages), sampling, options, cancel))
+        return self._stream(self._prepare(_messages(messages), sampling, options, cancel), options.get("schema"))
 
     def complete(
         self,
@@ -142,7 +127,7 @@ class Model:
         **options: Unpack[OptionKeywords],
     ) -> AnswerStream:
         """Continue a plain text, without a chat template. Arguments and errors as for `chat`, without `thinking`."""
-        return self._stream(self._prepare(text, sampling, options, cancel))
+        return self._stream(self._prepare(text, sampling, options, cancel), options.get("schema"))
 
     def generate(
         self,
@@ -153,11 +138,14 @@ class Model:
         cancel: CancelFlag | None = None,
         **options: Unpack[OptionKeywords],
     ) -> Generation:
-        """Return the whole answer of `chat`, or with `raw` of `complete`. Arguments and errors as there."""
+        """Return the whole answer of `chat`, or with `raw` of `complete`. Arguments and errors as there.
+
+        Raises EngineError for an answer with a schema that a limit cut.
+        """
         answer = self._prepare(_prompt(messages, raw=raw), sampling, options, cancel)
         for _ in self._stream(answer):
             pass
-        return _generation(answer)
+        return generation(answer, options.get("schema"))
 
     def batch(
         self,
@@ -187,7 +175,7 @@ class Model:
                         answer.request.cancel.set()
         finally:
             answerer.cancel_all()
-        return [_generation(answer) for answer in answers]
+        return [generation(answer, options.get("schema")) for answer in answers]
 
     def count_tokens(self, text: str | Sequence[Message]) -> int:
         """Count the tokens of a text, or of the prompt that `chat` makes of messages. Errors as for `chat`."""
@@ -208,15 +196,18 @@ class Model:
         keywords: OptionKeywords,
         cancel: CancelFlag | None,
     ) -> Answer:
-        options = AnswerOptions.of(keywords)
+        schema = keywords.get("schema")
+        if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        options = AnswerOptions.of({**keywords, "schema": schema})
         if isinstance(prompt, str) and options.thinking is not None:
             raise UsageError("thinking needs a conversation, not a text to continue")
         encoded: Prompt = self._opened.encode(prompt, thinking=options.thinking)
         chosen = options.over(AnswerOptions.of_sampling(self.sampling if sampling is None else sampling))
         return self._opened.prepare(encoded, chosen, cancel=cancel)
 
-    def _stream(self, answer: Answer) -> AnswerStream:
-        stream = AnswerStream(self._opened.stream(answer), self._thread)
+    def _stream(self, answer: Answer, schema: object = None) -> AnswerStream:
+        stream = AnswerStream(self._opened.stream(answer), self._thread, lambda: parsed_value(answer, schema))
         self._streams.add(stream)
         return stream
 
@@ -274,11 +265,6 @@ def _prompt(messages: str | Sequence[Message], *, raw: bool) -> str | Sequence[M
     if raw and not isinstance(messages, str):
         raise UsageError("raw continues a text, not a conversation", "use complete's text, or leave out raw")
     return messages if raw else _messages(messages)
-
-
-def _generation(answer: Answer) -> Generation:
-    end = answer.end
-    return Generation(answer.text, end.reason, answer.ended_by, answer.request.sampling, end.summary)
 
 
 def _warn_of_slow_kernels() -> None:

@@ -16,7 +16,8 @@ TYPE_CHECKING = False  # as type checkers know it; importing `typing` takes mill
 
 if TYPE_CHECKING:
     from headrace.app.answer.answer_stream import AnswerStream
-    from headrace.app.api import Generation, Model, load, predict
+    from headrace.app.answer.generation import Generation
+    from headrace.app.api import Model, load, predict
     from headrace.app.predict.prediction import Prediction
     from headrace.models.text.answer import Completed, TextChunk
     from headrace.runtime.engine.request import CancelFlag
@@ -60,7 +61,8 @@ __all__ = [
 
 _HOMES = {
     "app.answer.answer_stream": ("AnswerStream",),
-    "app.api": ("Generation", "Model", "load", "predict"),
+    "app.answer.generation": ("Generation",),
+    "app.api": ("Model", "load", "predict"),
     "app.predict.prediction": ("Prediction",),
     "models.text.answer": ("Completed", "TextChunk"),
     "runtime.engine.request": ("CancelFlag",),

@@ -8,8 +8,10 @@ from typing import Any
 
 from headrace.app.answer.repetition import Repetition
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
+from headrace.models.text.thinking import split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
+from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.telemetry import StepRecord, in_milliseconds
@@ -24,12 +26,15 @@ class Prompt:
     """A prompt as token ids.
 
     opening: text of the answer that the chat template wrote. thinking: the prompt ends within a thinking section.
+    chat: it was made by the chat template. begun: text of the answer that it ends with, behind any thinking.
     started: `time.perf_counter()` before the encoding.
     """
 
     ids: Sequence[int]
     opening: str = ""
     thinking: bool = False
+    chat: bool = False
+    begun: str = ""
     started: float = field(default_factory=time.perf_counter)
     tokenize_s: float = 0.0
 
@@ -95,6 +100,29 @@ class Answer:
     def stop_string(self) -> str | None:
         """The stop string that ended it."""
         return self._text.stop_string
+
+    @property
+    def constrained(self) -> bool:
+        """True if its text has to fit a schema, a regular expression or a grammar."""
+        return self.request.grammar is not None
+
+    @property
+    def result(self) -> str:
+        """The text so far behind any thinking section, with the text that the prompt ends with."""
+        return self.prompt.begun + split_thinking(self.prompt.opening + self.text).answer
+
+    @property
+    def growing_result(self) -> str:
+        """The result so far, without half a tag at its end."""
+        return self.result if self.finished else split_thinking(self.prompt.opening + self.text, growing=True).answer
+
+    def check_whole(self) -> None:
+        """Raise EngineError for a constrained answer that ended before its text was whole."""
+        if self.constrained and self.ended_by != "end_of_turn":
+            cut = {"max_tokens": "max tokens", "context_limit": "the context limit", "stop_string": "a stop string"}
+            by = cut.get(self.ended_by, "a cancellation")
+            hint = "raise the limit with -n" if self.ended_by == "max_tokens" else None
+            raise EngineError(f"the answer was cut by {by} before it was whole", hint)
 
     @property
     def repeats(self) -> bool:

@@ -1,7 +1,8 @@
 """Parts of one answer for programs: `for part in stream`, or `async for` on the thread that loaded the model."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any
 
 from headrace.models.text.answer import Completed, Part, TextChunk
 from headrace.runtime.engine.request import PrefillProgress
@@ -14,10 +15,13 @@ class AnswerStream:
     `close` ends the generation, as does dropping the stream. With `async for`, other tasks run between two steps.
     """
 
-    def __init__(self, parts: Generator[Part, None, None], thread: int) -> None:
-        """thread: identifier of the model's thread."""
+    def __init__(
+        self, parts: Generator[Part, None, None], thread: int, parsed: Callable[[], Any] = lambda: None
+    ) -> None:
+        """thread: identifier of the model's thread. parsed: returns the value of the whole answer."""
         self._parts = parts
         self._thread = thread
+        self._parsed = parsed
 
     def __iter__(self) -> "AnswerStream":
         return self
@@ -41,6 +45,16 @@ class AnswerStream:
                 raise StopAsyncIteration from None
             if not isinstance(part, PrefillProgress):
                 return part
+
+    @property
+    def parsed(self) -> Any:
+        """The value of an answer with a schema, after its end: see `Generation`. Reads the rest of the stream.
+
+        Raises EngineError for an answer that a limit cut.
+        """
+        for _ in self:
+            pass
+        return self._parsed()
 
     def close(self) -> None:
         """End the generation."""

@@ -15,12 +15,14 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.structured.grammars import Grammars, Thinks
 from headrace.models.text.thinking import Thinking
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import expected
 from headrace.runtime.network import Network
+from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
@@ -56,6 +58,7 @@ class Answerer:
             draft=draft,
             pass_costs=PassCostStore(model.network.cost),
         )
+        self._grammars = Grammars(model.tokenizer, model.network.vocab_size)
         self._drafted = draft is not None
         self._own_processes = own_processes
         self._running: dict[EngineSequence, Answer] = {}
@@ -71,7 +74,8 @@ class Answerer:
         else:
             ids = self.chat_prompt.encode(prompt, thinking=thinking)
             opening = self.chat_prompt.opening(ids)
-        return Prompt(ids, opening, bool(opening), started, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Prompt(ids, opening, bool(opening), not isinstance(prompt, str), started=started, tokenize_s=seconds)
 
     def prepare(
         self,
@@ -83,7 +87,8 @@ class Answerer:
     ) -> Answer:
         """Make the request for an answer. Options that are not set are the model's recommendations.
 
-        logprobs: number of best tokens reported with their log probabilities; None: off.
+        logprobs: number of best tokens reported with their log probabilities; None: off. Raises UsageError for a schema
+        or grammar that is wrong, or cannot be honoured wholly.
         """
         options = options.resolved(self.model.generation_defaults)
         request = Request(
@@ -95,6 +100,7 @@ class Answerer:
             cancel=CancelFlag() if cancel is None else cancel,
             speculate=self._speculation(options.speculate),
             section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
+            grammar=self._grammar(prompt, options),
         )
         return Answer(prompt, request, self.model.tokenizer, options.stop or (), self._own_processes)
 
@@ -147,6 +153,15 @@ class Answerer:
         self._running.clear()
         while self.engine.has_work:
             self.engine.step()
+
+    def _grammar(self, prompt: Prompt, options: AnswerOptions) -> Grammar | None:
+        """Return the compiled grammar of an answer, behind the thinking that its prompt leads to."""
+        if (source := options.grammar_source()) is None:
+            return None
+        thinks: Thinks = "open" if prompt.thinking else "no"
+        if thinks == "no" and prompt.chat and self.chat_prompt.thinks and options.thinking is not False:
+            thinks = "no" if prompt.begun else "may"
+        return self._grammars.compile(source, thinks, prompt.begun)
 
     def _speculation(self, choice: str | None) -> Speculation:
         if choice == "off":

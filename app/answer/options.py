@@ -9,15 +9,20 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from headrace.app.answer.value_types import (
+    JSONSchema,
     LogitBias,
     Number,
     OneOf,
+    Text,
+    TextFile,
     Texts,
     ThinkingValue,
     ValueType,
     Whole,
     read_value,
 )
+from headrace.models.text.structured.schema_check import schema_text
+from headrace.models.text.structured.source import GrammarSource
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.params import MAX_MAGNITUDE, SEEDS, SamplingParams
 
@@ -25,6 +30,8 @@ SPECULATE = ("off", "ngram")
 """Choices of draft tokens, where no draft model is named."""
 DEFAULT_MAX_TOKENS = 2048
 """Longest answer outside the chat."""
+GRAMMARS = ("schema", "regex", "grammar")
+"""Options that constrain an answer; at most one is set."""
 _SAMPLING = frozenset(row.name for row in fields(SamplingParams))
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -82,10 +89,17 @@ class AnswerOptions:
     thinking: bool | int | str | None = _option(
         ThinkingValue(), "Thinking: on, off, a level, or a budget in tokens, where the model allows it", example=False
     )
+    schema: Mapping[str, Any] | bool | None = _option(
+        JSONSchema(), "JSON schema that the answer fits, or `object` for any JSON object"
+    )
+    regex: str | None = _option(Text(), "Regular expression that the whole answer matches")
+    grammar: str | None = _option(TextFile(), "Lark grammar that the answer follows")
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
             object.__setattr__(self, name, read_value(OPTIONS[name].kind, name, value))
+        if len(given := [name for name in GRAMMARS if getattr(self, name) is not None]) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "AnswerOptions":
@@ -106,7 +120,17 @@ class AnswerOptions:
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":
         """Return these options, and those of `base` where they are not set."""
-        return replace(base, **self.given())
+        given = self.given()
+        none = dict.fromkeys(GRAMMARS) if any(name in given for name in GRAMMARS) else {}
+        return replace(base, **(none | given))
+
+    def grammar_source(self) -> GrammarSource | None:
+        """Return the grammar of the answer; None if it is free. Raises UsageError for a schema that is not allowed."""
+        if self.schema is not None:
+            return GrammarSource("schema", schema_text(self.schema))
+        if self.regex is not None:
+            return GrammarSource("regex", self.regex)
+        return None if self.grammar is None else GrammarSource("grammar", self.grammar)
 
     def resolved(self, recommended: Mapping[str, Any]) -> "AnswerOptions":
         """Return these options over those that the model recommends, over greedy decoding."""

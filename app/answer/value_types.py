@@ -134,6 +134,31 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFile(Text):
+    """Any text; on the command line, a file that has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JSONSchema:
+    """A JSON schema, also as JSON text. `object` is the schema of any JSON object."""
+
+    def read(self, value: object) -> Mapping[str, Any] | bool:
+        if value == "object":
+            return {"type": "object"}
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise ValueError("JSON") from None
+        if not isinstance(value, Mapping | bool):
+            raise ValueError(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return "a JSON schema or `object`"
+
+
+@dataclass(frozen=True, slots=True)
 class Texts:
     """Texts that are not empty; a single one may stand for a list."""
 
@@ -172,7 +197,7 @@ class LogitBias:
             raise ValueError(_BIAS) from None
 
 
-ValueType = Number | Whole | OneOf | Flag | ThinkingValue | Text | Texts | LogitBias
+ValueType = Number | Whole | OneOf | Flag | ThinkingValue | Text | JSONSchema | Texts | LogitBias
 
 
 def read_value(kind: ValueType, name: str, value: object) -> Any:

@@ -2,15 +2,16 @@
 
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
 
-A body takes the API's names, and top_k, min_p, repetition_penalty, speculate and thinking. Parameters that would change
-the answer and are not supported (tools, several choices, a response format) are refused by name. Source of the shapes:
+A body takes the API's names, and top_k, min_p, repetition_penalty, speculate, thinking, regex and grammar. Parameters
+that would change the answer and are not supported (tools, several choices) are refused by name. Source of the shapes:
 the API reference of OpenAI, sections Batch, Chat and Completions.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions
+from headrace.app.answer.response_format import read_response_format
 from headrace.app.answer.value_types import shown
 from headrace.app.batch.fields import Conversation, conversation, prompt_text, read_options, refuse_unknown, text
 from headrace.app.batch.line import Defaults, Form
@@ -27,12 +28,11 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
     "logprobs": (False,),
     "echo": (False,),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "top_logprobs": (0,),
 }
 _IGNORED = frozenset({"user", "metadata", "store"})
-_BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens"}
+_BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens", "response_format"}
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
 
@@ -64,6 +64,11 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
         if "max_tokens" in body:
             raise UsageError("max_tokens and max_completion_tokens are the same: give one of them")
         body["max_tokens"] = body["max_completion_tokens"]
+    if "response_format" in body:
+        wanted = read_response_format(body["response_format"])
+        if wanted and body.keys() & GRAMMARS:
+            raise UsageError("response_format excludes schema, regex and grammar")
+        body |= wanted
     if content not in body:
         raise UsageError(f"a body for this url needs {content}")
     options = read_options(body)

@@ -76,6 +76,8 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
     with_recommended = {**defaults.recommended, **values}
     if with_recommended.get("temperature"):  # else greedy decoding, which no recommendation changes
         values = with_recommended
+    if isinstance(values.get("schema"), Mapping):  # the order of its properties decides the answer
+        values["schema"] = json.dumps(values["schema"])
     digest = _digest([defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())])
     return Line(number, name, form, prompt, options, digest)
 

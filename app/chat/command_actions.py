@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.answer.phrases import sampling_in_effect
+from headrace.app.answer.value_types import shown
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parameters import read_parameter, write_parameter
+from headrace.app.config.grammar_file import is_schema, read_grammar_file
 from headrace.app.sessions.records import Message, Role
 from headrace.runtime.errors import UsageError
 
@@ -26,6 +29,23 @@ def set_parameter(conversation: Conversation, assignment: str) -> str:
     read_parameter(name, "")  # raises for an unknown name
     shown = write_parameter(name, conversation.session.sampling)
     return f"{name}: {shown or 'not set'}; in effect: {sampling_in_effect(conversation.effective)}"
+
+
+def set_schema(conversation: Conversation, argument: str) -> str:
+    """Set the JSON schema of the answers: a file's, a written one, or `off`; return it without an argument.
+
+    Raises UsageError.
+    """
+    if not argument:
+        schema = conversation.session.sampling.get("schema")
+        return "no schema" if schema is None else f"schema: {shown(schema)}"
+    if argument == "off":
+        conversation.branch.set_sampling(dict.fromkeys(GRAMMARS))
+        return f"no schema, {_LATER}"
+    options = AnswerOptions.of({"schema": argument if is_schema(argument) else read_grammar_file(argument)})
+    options.grammar_source()  # refused now, not at the next message
+    conversation.branch.set_sampling(dict.fromkeys(GRAMMARS) | options.stored())
+    return f"schema set, {_LATER}"
 
 
 def preset_names() -> Sequence[str]:

@@ -30,6 +30,7 @@ COMMANDS = (
     Command("system", "the system prompt; alone: all parameters", "[TEXT]"),
     Command("set", "set a parameter, as in /set temperature 0.7", "[NAME VALUE]", key="F6"),
     Command("queue", "edit the queued messages"),
+    Command("schema", "answers fit a JSON schema; `object` for any object, `off`", "[FILE]"),
     Command("preset", "a system prompt with settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
     Command("regen", "answer the last question again", key="Ctrl+R"),

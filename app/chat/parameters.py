@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions
 from headrace.app.answer.value_types import OneOf, Texts, ThinkingValue, parse_value
 from headrace.runtime.errors import UsageError
 
+_OTHERS = ("logit_bias", *GRAMMARS)  # set by a flag, or by a command of their own
 _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the table's order
 
 
@@ -36,7 +37,7 @@ def _parameter(name: str) -> Parameter:
             return Parameter(name, row.help, str(row.kind))
 
 
-PARAMETERS = tuple(_parameter(name) for name in dict.fromkeys([*_ORDER, *OPTIONS]) if name != "logit_bias")
+PARAMETERS = tuple(_parameter(name) for name in dict.fromkeys([*_ORDER, *OPTIONS]) if name not in _OTHERS)
 _BY_NAME = {parameter.name: parameter for parameter in PARAMETERS}
 
 

@@ -7,7 +7,18 @@ from typing import Any, TypeVar
 import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import LogitBias, OneOf, Texts, ThinkingValue, Whole, read_value
+from headrace.app.answer.value_types import (
+    JSONSchema,
+    LogitBias,
+    OneOf,
+    Text,
+    TextFile,
+    Texts,
+    ThinkingValue,
+    Whole,
+    read_value,
+)
+from headrace.app.config.grammar_file import is_schema, read_grammar_file
 from headrace.app.config.kv_option import KV_NAMES
 from headrace.models.text.thinking import LEVELS
 from headrace.runtime.errors import UsageError
@@ -44,6 +55,12 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, multiple=True, metavar=metavar, help=f"{help} Repeatable.")
         case OneOf(names):
             return click.option(*declared, type=click.Choice(names), metavar="|".join(names), help=help)
+        case JSONSchema():
+            return click.option(*declared, metavar="FILE|JSON", help=help)
+        case TextFile():
+            return click.option(*declared, metavar="FILE", help=help)
+        case Text():
+            return click.option(*declared, metavar="REGEX", help=help)
         case _:
             return click.option(*declared, type=int if isinstance(row.kind, Whole) else float, help=help)
 
@@ -74,6 +91,10 @@ def read_options(given: Mapping[str, Any]) -> AnswerOptions:
         values["stop"] = list(values["stop"])  # as JSON writes it, for errors
     if "logit_bias" in values:
         values["logit_bias"] = dict(map(_bias, values["logit_bias"]))
+    for name, value in values.items():
+        kind = OPTIONS[name].kind
+        if isinstance(kind, TextFile) or (isinstance(kind, JSONSchema) and not is_schema(value)):
+            values[name] = read_grammar_file(value)
     return AnswerOptions(**{name: read_value(OPTIONS[name].kind, _flag(name), value) for name, value in values.items()})
 
 

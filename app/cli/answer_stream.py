@@ -1,4 +1,7 @@
-"""An answer on standard output as it grows, sanitised for a terminal; prefill progress on standard error."""
+"""An answer on standard output as it grows, sanitised for a terminal; prefill progress on standard error.
+
+Of an answer with a schema or a grammar, thinking is left out: standard output has the text that fits.
+"""
 
 import sys
 import time
@@ -17,7 +20,7 @@ _PATIENCE_S = 1.0  # of prefill before its progress is shown
 
 def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bool) -> None:
     """Consume an answer to its end. echo: print its text. quiet: show no progress."""
-    progress, sanitiser, last = RedrawnLine(quiet=quiet), Sanitiser(), "\n"
+    progress, sanitiser, last, printed = RedrawnLine(quiet=quiet), Sanitiser(), "\n", 0
     tells = sys.stderr.isatty() and not quiet
     for part in parts:
         if isinstance(part, PrefillProgress):
@@ -25,8 +28,12 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
                 progress.draw(f"prefill {part.done} of {part.total} tokens")
             continue
         progress.clear()
-        if part.text and echo:
-            last = part.text
+        text = part.text
+        if answer.constrained:
+            whole = answer.growing_result
+            text, printed = whole[printed:], len(whole)
+        if text and echo:
+            last = text
             sys.stdout.write(sanitiser.feed(last))
             sys.stdout.flush()
         if tells and answer.repeats:

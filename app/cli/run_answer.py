@@ -34,6 +34,7 @@ def run_answer(arguments: RunArguments) -> int:
     """Answer the prompt, once or --samples times. Return the exit code."""
     content, attachments = read_prompt(arguments.prompt, arguments.files, raw=arguments.raw)
     settings = load_settings()
+    arguments.options.grammar_source()  # refused before a model is loaded
     draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)
     session = RunSession(settings, arguments)
     started = time.perf_counter()
@@ -112,7 +113,10 @@ def _one_answer(
     if disk_cache is not None:
         end = time.monotonic() + _WRITE_S
         disk_cache.write(lambda: time.monotonic() > end)
-    return 130 if answer.request.cancel and answer.end.reason == "cancelled" else 0
+    if answer.request.cancel and answer.end.reason == "cancelled":
+        return 130
+    answer.check_whole()
+    return 0
 
 
 def _context_hint(answerer: Answerer, session: RunSession) -> str:

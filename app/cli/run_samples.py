@@ -81,7 +81,7 @@ class Samples:
             if self._echo and answer.finished is not None:
                 self._before()
                 heading = f"--- {self._printed} of {len(self.answers)}, seed {answer.seed} ---"
-                click.echo(f"{heading}\n{sanitise(answer.text)}\n")
+                click.echo(f"{heading}\n{sanitise(answer.result if answer.constrained else answer.text)}\n")
 
     def _counts(self) -> Counts:
         load, answered = self._answerer.engine.load(), len(self.finished)
@@ -120,7 +120,11 @@ def run_samples(answerer: Answerer, messages: str | Messages, session: RunSessio
         print_json(_document(answerer, samples, source))
     elif sys.stderr.isatty() and not arguments.quiet:
         say(sampling_phrase(first.request.sampling, source), err=True)
-    return 130 if len(samples.finished) < count else 0
+    if len(samples.finished) < count:
+        return 130
+    for answer in answers:
+        answer.check_whole()
+    return 0
 
 
 def _document(answerer: Answerer, samples: Samples, source: SamplingSource) -> Mapping[str, Any]:

@@ -8,12 +8,13 @@
 Unknown keys are refused. Saving a preset keeps the rest of the file as it is.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions, Option
+from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions, Option
 from headrace.app.answer.value_types import Text
 from headrace.app.config.file_lock import alone_with
 from headrace.app.config.settings import SAMPLING_ROWS, read_table, read_toml, shown, write_whole
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 _LONGEST_NAME = 40
-_ROWS = {"system": Option(Text(), "System prompt"), **SAMPLING_ROWS, "stop": OPTIONS["stop"]}
+_ROWS = {
+    "system": Option(Text(), "System prompt"),
+    **SAMPLING_ROWS,
+    **{name: OPTIONS[name] for name in ("stop", *GRAMMARS)},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ def save_preset(name: str, preset: Preset, path: Path | None = None) -> None:
         raise UsageError(f"a preset's name must have 1 to {_LONGEST_NAME} printable characters")
     table = {"system": preset.system} if preset.system else {}
     table |= AnswerOptions.of(preset.sampling).stored()
+    if "schema" in table:
+        table["schema"] = json.dumps(table["schema"])  # it may have null, which TOML lacks
     _change(path or presets_path(), lambda document: document.update({name: table}))
 
 

@@ -167,8 +167,9 @@ class EngineHost:
         tokenized = time.monotonic()
         given = bool(command.continue_text) or command.prompt is not None
         opening = "" if given else self._answerer.chat_prompt.opening(ids)
-        thinking = bool(opening) or split_thinking(command.continue_text).is_open
-        prompt = Prompt(ids, opening, thinking)
+        so_far = split_thinking(command.continue_text)
+        thinking, chat = bool(opening) or so_far.is_open, command.prompt is None
+        prompt = Prompt(ids, opening, thinking, chat=chat, begun=so_far.answer)
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
         self._disk_cache.load(ids)
         sequence = self._answerer.submit(answer)

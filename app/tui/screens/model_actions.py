@@ -1,6 +1,6 @@
 """Commands that change the model, the system prompt, parameters and presets."""
 
-from headrace.app.chat.command_actions import preset_names, set_parameter, set_system, use_preset
+from headrace.app.chat.command_actions import preset_names, set_parameter, set_schema, set_system, use_preset
 from headrace.app.tui.screens.chat_view import ChatView
 
 
@@ -13,6 +13,7 @@ class ModelActions:
             "model": self._model,
             "system": self._system,
             "set": self._set,
+            "schema": lambda text: self._state.notify(set_schema(self._state.conversation, text)),
             "preset": self._preset,
         }
 

@@ -1,0 +1,46 @@
+"""A finished answer for programs, and its value under a schema."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.app.answer.answer import Answer
+from headrace.models.text.answer import EndedBy
+from headrace.runtime.engine.request import FinishReason
+from headrace.runtime.metrics.telemetry import Summary
+from headrace.runtime.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer; `str` of it is its text.
+
+    reason: "stop", "length" or "cancelled". ended_by: the same in detail. sampling: as used, with the seed that gives
+    the answer again. parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None
+    without a schema.
+    """
+
+    text: str
+    reason: FinishReason
+    ended_by: EndedBy
+    sampling: SamplingParams
+    summary: Summary
+    parsed: Any = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def generation(answer: Answer, schema: object = None) -> Generation:
+    """Return a finished answer. schema: the caller's. Raises EngineError for a cut answer with a schema."""
+    end, parsed = answer.end, parsed_value(answer, schema)
+    return Generation(answer.text, end.reason, answer.ended_by, answer.request.sampling, end.summary, parsed)
+
+
+def parsed_value(answer: Answer, schema: Any) -> Any:
+    """Return the value of an answer with a schema, else None. Raises EngineError for one that is not whole."""
+    if schema is None:
+        return None
+    answer.check_whole()
+    validate = getattr(schema, "model_validate_json", json.loads)
+    return validate(answer.result)
