@@ -11,6 +11,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.patience import PATIENCE_S
 
@@ -70,7 +71,10 @@ def test_it_asks_for_mlx_with_metal_and_starts_by_its_name(wheel: Path) -> None:
             name.rsplit("/", 1)[1]: archive.read(name).decode() for name in archive.namelist() if "dist-info" in name
         }
     facts = Parser().parsestr(files["METADATA"])
-    requirements = [text for text in facts.get_all("Requires-Dist", []) if text.startswith("mlx==")]
-    assert [text.split(";")[1].strip() for text in requirements] == ['platform_system == "Darwin"']
+    requirements = [Requirement(text) for text in facts.get_all("Requires-Dist", [])]
+    for machine, expected in (("arm64", {"mlx", "mlx-lm"}), ("x86_64", set())):  # there are no wheels for Intel
+        mac = {"platform_system": "Darwin", "platform_machine": machine, "extra": ""}
+        wanted = {each.name for each in requirements if each.marker is None or each.marker.evaluate(mac)}
+        assert {name for name in wanted if name.startswith("mlx")} == expected
     assert facts["Requires-Python"] == ">=3.11"
     assert "headrace = headrace.app.cli.main:main" in files["entry_points.txt"]

@@ -7,6 +7,7 @@ A subcommand's module is imported when it runs, so `headrace --help` needs neith
 import contextlib
 import importlib
 import os
+import platform
 import sys
 import traceback
 
@@ -170,6 +171,12 @@ def cli() -> None:
     """
     for line in environment.check():
         _complain(line, None)
+    on_intel = sys.platform == "darwin" and platform.machine() == "x86_64"
+    if on_intel and click.get_current_context().invoked_subcommand != "doctor":
+        raise HeadraceError(
+            "this Python is built for Intel, and MLX has no GPU there",
+            "install headrace into an arm64 Python, on a Mac with Apple silicon",
+        )
 
 
 def _on_a_terminal() -> bool:

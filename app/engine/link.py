@@ -20,7 +20,7 @@ from headrace.app.engine.commands import Command, Quit
 from headrace.app.engine.events import Died, Event
 from headrace.app.engine.wire import CHUNK, Unpacker, pack, socket_pair
 from headrace.runtime.config.paths import cache_dir
-from headrace.runtime.machine.out_of_memory import HINT, reports_out_of_memory
+from headrace.runtime.machine.out_of_memory import METAL_HINT, reports_out_of_memory
 
 _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is truncated
@@ -184,7 +184,7 @@ def _open_log() -> int:
 
 def _exit_message(code: int, log: str, kill_reason: str) -> str:
     if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer
-        return f"the engine's memory ran out; {HINT}"
+        return f"the engine's memory ran out; {METAL_HINT}"
     if code == -signal.SIGKILL and kill_reason:
         return f"the engine {kill_reason}, and was killed; {log_path()} may tell why"
     if code == -signal.SIGKILL:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Row
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
@@ -239,12 +239,11 @@ class Engine:
                             break
                 read = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes)
                 self.kv.release(cache, prompt)
+                self._stop_work()
                 return read
         except BaseException:
-            self.kv.clear()
+            self._abandon_work()
             raise
-        finally:
-            self._stop_work()
 
     def _check_idle(self) -> None:
         if self._generating or self._scheduler:
@@ -461,15 +460,22 @@ class Engine:
         for sequence in self._ended:
             self._forget_state(sequence)
         self._ended.clear()
-        self.kv.clear()
-        self._stop_work()
+        self._abandon_work()
 
     def _start_work(self) -> None:
-        """Wire memory at the beginning of work."""
+        """Wire memory at the beginning of work, for one sequence alone: batches free and make buffers."""
         if self._at_work is None:
             mx.reset_peak_memory()
             self._at_work = ExitStack()
             self._at_work.enter_context(wired(self._weights, self._held))
+        if len(self._scheduler.running) + len(self._scheduler.waiting) > 1:
+            self._at_work.pop_all().close()
+
+    def _abandon_work(self) -> None:
+        """Free memory after an error, which is raised, not those of other work that the device still had."""
+        self.kv.clear()
+        with suppress(RuntimeError):
+            self._stop_work()
 
     def _stop_work(self) -> None:
         """Free memory at the end of work."""

@@ -13,6 +13,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 import mlx.core as mx
 
 from headrace.runtime.kv.slot_cache import SlotCache
+from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.ops import reference
 
 
@@ -41,6 +42,7 @@ class SlotBuffers:
         """Slots without a sequence."""
         return self.slots - self.used
 
+    @moving_buffers()
     def assign(self, newcomers: Sequence[SlotCache], affords: Callable[[int], bool]) -> None:
         """Copy sequences into slots; each of their own buffers is freed at once. affords: whether bytes may be idle."""
         self.close_gaps()
@@ -61,7 +63,6 @@ class SlotBuffers:
                 mx.eval(held[layer])
                 for newcomer in newcomers:
                     newcomer.sides[side][layer] = held[layer]
-                mx.clear_cache()
         self.slots = grown
         for slot, newcomer in enumerate(newcomers, start=first):
             newcomer.share(self, self.sides, slot)
@@ -80,6 +81,7 @@ class SlotBuffers:
                 self._move(moved.slot, slot)
                 moved.slot, caches[slot] = slot, reference_
 
+    @moving_buffers()
     def trim(self) -> None:
         """Free idle slots."""
         self.close_gaps()
@@ -88,7 +90,6 @@ class SlotBuffers:
             for layer in range(len(held)):
                 held[layer] = mx.take(held[layer], used, axis=0)
                 mx.eval(held[layer])
-                mx.clear_cache()
         self.slots = len(self._caches)
 
     def _cache(self, slot: int) -> SlotCache | None:

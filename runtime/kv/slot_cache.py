@@ -19,6 +19,7 @@ from headrace.runtime.kv.cache import CHUNK, KVShape
 from headrace.runtime.kv.pool import BlockPool, PrefixMatch
 from headrace.runtime.kv.prefix_index import PrefixNode, digest
 from headrace.runtime.kv.reuse import ReusableCache
+from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Phase, Projections, packed, reference
 
@@ -137,12 +138,13 @@ class SlotCache(ReusableCache):
         mx.eval(self.arrays)  # copying needs them, in-place writes included
         if any(capacity != span.capacity for span, _, capacity in placed):
             self.leave()
-        for span, first, capacity in placed:
-            kept = slice(first - span.first, max(first, self.length) - span.first)
-            for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
-                self._move(layer, kept, capacity)
-            self._set_first(span, first)
-            span.capacity = capacity
+        with moving_buffers():
+            for span, first, capacity in placed:
+                kept = slice(first - span.first, max(first, self.length) - span.first)
+                for layer in span.layers if (first, capacity) != (span.first, span.capacity) else ():
+                    self._move(layer, kept, capacity)
+                self._set_first(span, first)
+                span.capacity = capacity
 
     def restart(self) -> None:
         """Drop every entry but keep the committed length; the network appends them anew."""
@@ -227,7 +229,6 @@ class SlotCache(ReusableCache):
             for part in range(layer * self.parts, (layer + 1) * self.parts):
                 side[part] = self._ops.grow(side[part][:, :, kept], capacity)
                 mx.eval(side[part])
-                mx.clear_cache()
 
     def _set_first(self, span: Span, first: int) -> None:
         span.first = first

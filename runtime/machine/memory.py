@@ -125,6 +125,22 @@ def wired(weight_bytes: int, kv_bytes: int, host: Machine | None = None) -> Iter
         mx.set_wired_limit(before)
 
 
+@contextmanager
+def moving_buffers() -> Iterator[None]:
+    """Wire nothing in the block, and return each freed buffer to the system at once.
+
+    For loops that replace many buffers: on a Mac, wired memory and a churn of buffers are linked to kernel panics.
+    """
+    import mlx.core as mx
+
+    wired_before, cached_before = mx.set_wired_limit(0), mx.set_cache_limit(0)
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(cached_before)
+        mx.set_wired_limit(wired_before)
+
+
 def _wired_limit(weight_bytes: int, kv_bytes: int, host: Machine) -> int:
     working_set = host.device_memory_bytes
     if host.backend != "metal" or not working_set or not environment.wired():

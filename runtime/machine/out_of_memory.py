@@ -1,4 +1,4 @@
-"""Out-of-memory errors of devices, as NotEnoughMemoryError with figures.
+"""Out-of-memory errors of devices, as NotEnoughMemoryError with figures, and timeouts of GPUs, as EngineError.
 
 MLX raises RuntimeError with the device's message (Metal: a failed command buffer; allocators: a refused buffer), some
 time after the operation at fault. Metal may end the process instead; its last output then has the message.
@@ -8,13 +8,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.errors import EngineError, NotEnoughMemoryError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes
 
 _WORDS = re.compile(r"insufficient memory|out of memory|OutOfMemory|unable to allocate|maximum allowed buffer", re.I)
 _ASKED = re.compile(r"allocate (\d{1,20}) bytes")
+_TIMEOUT = re.compile(r"ErrorTimeout|Caused GPU Timeout|ImpactingInteractivity|Impacting Interactivity")  # of Metal
 HINT = "use a shorter context (--context) or a smaller model, or close other programs"
+METAL_HINT = f"{HINT}; sysctl iogpu.wired_limit_mb raises the GPU's share (docs/mac.md)"
+_TIMEOUT_HINT = (
+    "close other programs that use the GPU, or use a smaller model or a shorter context"
+)
 
 
 def reports_out_of_memory(text: str) -> bool:
@@ -29,13 +34,19 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def memory_errors(weight_bytes: int) -> Iterator[None]:
-    """Convert out-of-memory errors of the block into NotEnoughMemoryError. weight_bytes: for the message."""
+    """Convert out-of-memory errors of the block into NotEnoughMemoryError, and timeouts into EngineError.
+
+    weight_bytes: for the message.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise NotEnoughMemoryError(_figures(str(error), weight_bytes), HINT) from error
+        if is_out_of_memory(error):
+            hint = METAL_HINT if machine().backend == "metal" else HINT
+            raise NotEnoughMemoryError(_figures(str(error), weight_bytes), hint) from error
+        if _TIMEOUT.search(str(error)):
+            raise EngineError("the system ended a computation that kept the GPU too long", _TIMEOUT_HINT) from error
+        raise
 
 
 def _figures(message: str, weight_bytes: int) -> str:

@@ -299,3 +299,15 @@ def test_a_real_shell_completes(
 def test_there_is_a_script_for_every_shell(shell: str, headrace: Headrace, capsys: pytest.CaptureFixture[str]) -> None:
     assert headrace("completion", shell) == 0
     assert f"_HEADRACE_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def test_a_python_for_intel_macs_is_one_line_before_mlx_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(commands.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "argv", ["headrace", "run", "hi"])
+    assert run_command_line() == 1
+    assert "arm64" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["headrace", "doctor", "--help"])
+    assert run_command_line() == 0

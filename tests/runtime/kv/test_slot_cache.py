@@ -149,3 +149,15 @@ def test_packed_kv_stay_in_buffers_of_their_own(buffered: Decoder) -> None:
 
     assert new_kv(buffered.with_kv(Q8)).pool is None
     assert new_kv(buffered).pool is not None
+
+
+def test_a_cache_grows_without_wired_memory(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared, inside = list[bool](), list[bool]()
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: inside.append(limit == 0) or 1)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(True))
+    slot = new_slot(new_kv(buffered))
+    feed(buffered, slot, CHAT[:10])
+    del cleared[:], inside[:]
+    feed(buffered, slot, CHAT)
+    assert inside.count(True) == inside.count(False) >= 1
+    assert not cleared

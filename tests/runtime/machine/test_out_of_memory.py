@@ -1,8 +1,11 @@
 """Recognition of out-of-memory messages of MLX and macOS."""
 
+from dataclasses import replace
+
 import pytest
 
-from headrace.runtime.errors import NotEnoughMemoryError
+from headrace.runtime.errors import EngineError, NotEnoughMemoryError
+from headrace.runtime.machine import out_of_memory
 from headrace.runtime.machine.out_of_memory import memory_errors, reports_out_of_memory
 
 SAID = [
@@ -29,6 +32,29 @@ def test_the_size_of_the_refused_buffer_is_shown() -> None:
 def test_pythons_own_error_counts_too() -> None:
     with pytest.raises(NotEnoughMemoryError), memory_errors(0):
         raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[METAL] Command buffer execution failed: Caused GPU Timeout Error "
+        "(00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+        "[METAL] Command buffer execution failed: Impacting Interactivity "
+        "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+    ],
+)
+def test_a_gpu_timeout_has_a_hint_of_its_own(said: str) -> None:
+    with pytest.raises(EngineError) as ended, memory_errors(0):
+        raise RuntimeError(said)
+    assert "GPU" in (ended.value.hint or "")
+
+
+def test_on_a_mac_the_hint_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = replace(out_of_memory.machine(), backend="metal", device_memory_bytes=8 << 30)
+    monkeypatch.setattr(out_of_memory, "machine", lambda: host)
+    with pytest.raises(NotEnoughMemoryError) as ended, memory_errors(0):
+        raise RuntimeError(SAID[0])
+    assert "iogpu.wired_limit_mb" in (ended.value.hint or "")
 
 
 @pytest.mark.parametrize("said", ["Command buffer execution failed: Invalid Resource", "shapes differ"])
