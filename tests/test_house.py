@@ -49,7 +49,9 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert not heavy & imported_by(tmp_path, "--help")
 
 
-@pytest.mark.parametrize("command", ["chat", "run", "serve", "bench", "models", "sessions", "paths", "doctor", "completion"])
+@pytest.mark.parametrize(
+    "command", ["chat", "run", "serve", "bench", "models", "sessions", "paths", "doctor", "completion"]
+)
 def test_a_commands_help_draws_nothing_and_loads_no_model_code(tmp_path: Path, command: str) -> None:
     heavy = {"mlx_lm", "textual", "transformers", "numpy", "tokenizers", "huggingface_hub", "gguf"}
     assert not heavy & imported_by(tmp_path, command, "--help")
