@@ -13,9 +13,10 @@ from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
 from headrace.app.server.form import named
 from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.structure import flat_format
 from headrace.app.server.usage import timings
 
-REFUSED = frozenset({"mcp_servers", "container", "output_format"})
+REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
 _THINKING: dict[str, bool] = {"disabled": False, "adaptive": True}
 
@@ -29,8 +30,7 @@ def read_call(body: Body) -> Call:
     if items(body, "tools", 1024):
         raise refused("tools is not supported", "tools")
     output = mapping(body, "output_config")
-    if output.get("format"):
-        raise refused("output_config.format is not supported", "output_config")
+    structure = flat_format(mapping(output, "format") or mapping(body, "output_format"))
     messages = read_messages(body)
     continue_text = ""
     if messages[-1]["role"] == "assistant":
@@ -40,7 +40,7 @@ def read_call(body: Body) -> Call:
     return Call(
         model=text(body, "model"),
         messages=messages,
-        options=answer_options({**body, "thinking": None}, {"stop_sequences": "stop"}),
+        options=answer_options({**body, "thinking": None}, {"stop_sequences": "stop"}, structure),
         stream=flag(body, "stream"),
         effort=choice(output, "effort", (*EFFORTS, "max")),
         budget=_budget(mapping(body, "thinking")),

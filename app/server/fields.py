@@ -73,8 +73,10 @@ def refuse(body: Body, names: Collection[str]) -> None:
             raise refused(f"{name} is not supported", name)
 
 
-def answer_options(body: Body, renamed: Mapping[str, str] | None = None) -> AnswerOptions:
-    """Return the answer options among the fields. renamed: other names of options.
+def answer_options(
+    body: Body, renamed: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
+) -> AnswerOptions:
+    """Return the answer options among the fields. renamed: other names of options. more: options from other fields.
 
     -1 as a seed or a number of tokens means unset. Raises UsageError for a value out of range.
     """
@@ -91,4 +93,4 @@ def answer_options(body: Body, renamed: Mapping[str, str] | None = None) -> Answ
         raise refused(f"stop has {len(values['stop'])} texts, at most {MAX_STOPS} are allowed", "stop")
     if len(values.get("logit_bias", ())) > MAX_BIASES:
         raise refused(f"logit_bias has more than {MAX_BIASES} tokens", "logit_bias")
-    return AnswerOptions(**values)
+    return AnswerOptions(**(values | dict(more or {})))

@@ -26,16 +26,17 @@ from headrace.app.server.fields import (
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.messages import read_messages
 from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.structure import format_options
 from headrace.app.server.usage import openai_usage
 
 MAX_LOGPROBS = 20
+_RENAMED = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
 REFUSED = frozenset({
     "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
-    "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs", "guided_json",
-    "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema",
-    "continue_final_message", "documents", "mirostat", "typical_p", "tfs_z", "top_n_sigma", "xtc_probability",
-    "dry_multiplier", "dynatemp_range", "chat_template", "logits_processors",
+    "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs",
+    "guided_grammar", "json_schema", "continue_final_message", "documents", "mirostat", "typical_p", "tfs_z",
+    "top_n_sigma", "xtc_probability", "dry_multiplier", "dynatemp_range", "chat_template", "logits_processors",
 })  # fmt: skip
 
 
@@ -45,11 +46,10 @@ def read_call(body: Body) -> Call:
     _check_structure(body)
     if body.get("modalities") not in (None, [], ["text"]):
         raise refused("modalities can only be text", "modalities")
-    options = answer_options(body, {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"})
     return Call(
         model=text(body, "model"),
         messages=read_messages(body),
-        options=options,
+        options=answer_options(body, _RENAMED, format_options(body)),
         count=whole(body, "n", 1, MAX_CHOICES, 1) or 1,
         stream=flag(body, "stream"),
         include_usage=flag(mapping(body, "stream_options"), "include_usage"),
@@ -61,11 +61,9 @@ def read_call(body: Body) -> Call:
 
 
 def _check_structure(body: Body) -> None:
-    """Refuse tools and response formats."""
+    """Refuse tools."""
     if items(body, "tools", MAX_CHOICES * 64):
         raise refused("tools is not supported", "tools")
-    if mapping(body, "response_format").get("type", "text") != "text":
-        raise refused("response_format is not supported", "response_format")
 
 
 def _logprobs(body: Body) -> int | None:

@@ -14,6 +14,7 @@ from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, refuse, text, whole
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
+from headrace.app.server.structure import format_options
 from headrace.app.server.usage import openai_usage
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -22,10 +23,10 @@ MAX_LOGPROBS = 5
 
 def read_call(body: Body) -> Call:
     """Return the call of a body. Raises ApiError and UsageError that name the field."""
-    refuse(body, REFUSED - {"best_of"} | {"response_format", "tools"})
+    refuse(body, REFUSED - {"best_of"} | {"tools"})
     if body.get("best_of") not in (None, 1, body.get("n", 1)):
         raise refused("best_of is not supported", "best_of")
-    options = answer_options(body, {"repeat_penalty": "repetition_penalty"})
+    options = answer_options(body, {"repeat_penalty": "repetition_penalty"}, format_options(body))
     if options.thinking is not None:
         raise refused("thinking needs a conversation, not a text to continue", "thinking")
     prompts, count = _prompts(body.get("prompt")), whole(body, "n", 1, MAX_CHOICES, 1) or 1

@@ -15,16 +15,14 @@ from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choic
 from headrace.app.server.form import COMMENT, named
 from headrace.app.server.messages import join_system, text_content
 from headrace.app.server.parts import AnswerParts, CallPart, Part
+from headrace.app.server.structure import flat_format
 from headrace.app.server.usage import openai_usage
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
 _ECHOED: dict[str, Any] = {
-    "instructions": None,
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
-    "metadata": {},
-}
+    "instructions": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
+    "text": {"format": {"type": "text"}},
+}  # fmt: skip
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -33,14 +31,14 @@ def read_call(body: Body) -> Call:
     refuse(body, REFUSED)
     if body.get("truncation") not in (None, "disabled"):
         raise refused("truncation can only be disabled", "truncation")
-    if mapping(mapping(body, "text"), "format").get("type", "text") != "text":
-        raise refused("text.format is not supported", "text")
     if any(isinstance(tool, dict) and tool.get("type") == "function" for tool in items(body, "tools", 1024)):
         raise refused("tools is not supported", "tools")
     return Call(
         model=text(body, "model"),
         messages=read_input(body),
-        options=answer_options(body, {"max_output_tokens": "max_tokens"}),
+        options=answer_options(
+            body, {"max_output_tokens": "max_tokens"}, flat_format(mapping(mapping(body, "text"), "format"))
+        ),
         stream=flag(body, "stream"),
         effort=choice(mapping(body, "reasoning"), "effort", EFFORTS),
         explain=flag(mapping(body, "headrace"), "explain"),
@@ -154,7 +152,6 @@ class ResponseForm:
             "reasoning": {"effort": self._call.effort, "summary": None},
             "store": False,
             "temperature": options.temperature,
-            "text": {"format": {"type": "text"}},
             "top_p": options.top_p,
             "truncation": "disabled",
             "usage": None if done is None else _usage(done),

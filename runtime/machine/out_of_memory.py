@@ -17,9 +17,7 @@ _ASKED = re.compile(r"allocate (\d{1,20}) bytes")
 _TIMEOUT = re.compile(r"ErrorTimeout|Caused GPU Timeout|ImpactingInteractivity|Impacting Interactivity")  # of Metal
 HINT = "use a shorter context (--context) or a smaller model, or close other programs"
 METAL_HINT = f"{HINT}; sysctl iogpu.wired_limit_mb raises the GPU's share (docs/mac.md)"
-_TIMEOUT_HINT = (
-    "close other programs that use the GPU, or use a smaller model or a shorter context"
-)
+_TIMEOUT_HINT = "close other programs that use the GPU, or use a smaller model or a shorter context"
 
 
 def reports_out_of_memory(text: str) -> bool:

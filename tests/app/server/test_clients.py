@@ -1,9 +1,11 @@
 """The Python packages of OpenAI and Anthropic against a server: what people's programs use."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import jsonschema
 import openai
 import pytest
 
@@ -108,6 +110,28 @@ def test_a_client_that_leaves_is_cancelled(openai_client: openai.OpenAI, server:
     assert server.health()["requests"] == 1
     stream.close()
     server.until(requests=0)
+
+
+def test_answers_fit_a_schema(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object", "properties": {"n": {"type": "integer"}, "of": {"enum": ["mills", "rivers"]}},
+        "required": ["n", "of"], "additionalProperties": False,
+    }  # fmt: skip
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "count", "schema": schema}}
+    options: Any = {"model": "tiny", "temperature": 1, "seed": 2}
+    chat = openai_client.chat.completions.create(**options, messages=HELLO, response_format=wanted)
+    flat: Any = {"format": {"type": "json_schema", "name": "count", "schema": schema}}
+    response = openai_client.responses.create(model="tiny", input="hello", temperature=1, text=flat)
+    message: Any = anthropic_client.messages.create(model="tiny", messages=HELLO, max_tokens=999, output_config=flat)
+    for text in (chat.choices[0].message.content, response.output_text, message.content[0].text):
+        jsonschema.validate(json.loads(text or ""), schema)
+    chosen = openai_client.chat.completions.create(
+        **options, messages=HELLO, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert chosen.choices[0].message.content in ("yes", "no")
+    bad: Any = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "mill"}}}
+    with pytest.raises(openai.BadRequestError, match="mill"):
+        openai_client.chat.completions.create(**options, messages=HELLO, response_format=bad)
 
 
 def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:

@@ -56,7 +56,11 @@ def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
     ("fields", "named"),
     [
         ({"functions": [{}]}, "functions"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_grammar": "x"}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs"),
+        ({"guided_choice": "x"}, "choice"),
+        ({"response_format": {"type": "poem"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"logit_bias": []}, "logit_bias"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 1e99}, "temperature"),
@@ -84,7 +88,26 @@ def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
 def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     error = refusal(**fields)
     assert named in error.message
-    assert error.param == named or error.param == named.partition("[")[0] or named.startswith("messages")
+    assert error.param in (named, "structured_outputs") or named.startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": 1}}}},
+            {"schema": {"x": 1}},
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"guided_json": {"x": 1}}, {"schema": {"x": 1}}),
+        ({"guided_choice": ["a.b", "c"]}, {"regex": r"a\.b|c"}),
+        ({"schema": {"x": 1}}, {"schema": {"x": 1}}),
+    ],
+)
+def test_structure_becomes_an_option(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert call(**fields).options == AnswerOptions(**options)
 
 
 def test_messages_of_every_form() -> None:
