@@ -31,6 +31,11 @@ class Network(Protocol):
         """All weights, to load before the first step and to count."""
         ...
 
+    @property
+    def draft_head(self) -> "DraftHead | None":
+        """The checkpoint's multi-token prediction head, if it has one."""
+        ...
+
     def kv_backend(self, options: KVOptions, /) -> KVBackend:
         """Return a new K/V backend for one engine: the kind that this network's layers attend with."""
         ...
@@ -40,9 +45,36 @@ class Network(Protocol):
         ...
 
     def layers(self, x: mx.array, kv: KVPass, /) -> mx.array:
-        """Run all layers; each appends K/V through `kv`, and attends over all entries."""
+        """Run all layers; each appends K/V through `kv`, and attends over all entries.
+
+        With a `draft_head` the result is the hidden states (B, T, E) that it takes.
+        """
         ...
 
     def logits(self, x: mx.array) -> mx.array:
         """Logits of the last position: output of `layers` -> (B, V)."""
+        ...
+
+
+class DraftHead(Protocol):
+    """A multi-token prediction head: one layer with K/V of its own. E = model width."""
+
+    @property
+    def cost(self) -> StepCost:
+        """Bytes and FLOPs of one draft token, without the output projection."""
+        ...
+
+    def kv_backend(self, options: KVOptions, /) -> KVBackend:
+        """Return a new backend for the layer's K/V."""
+        ...
+
+    def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass, /) -> mx.array:
+        """Append T entries and return their hidden states (1, T, E).
+
+        hidden (1, T, E): of successive positions, from the network or this head. tokens (1, T): those behind them.
+        """
+        ...
+
+    def logits(self, hidden: mx.array, /) -> mx.array:
+        """Logits of the token behind `tokens`, at the last position: (1, T, E) -> (1, V)."""
         ...

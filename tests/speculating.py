@@ -7,6 +7,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Request
 from headrace.runtime.engine.sequence import Sequence as Sequenced
 from headrace.runtime.speculation.controller import Controller
+from headrace.runtime.speculation.dry_run import DryRun
 
 
 class Always(Controller):
@@ -15,22 +16,27 @@ class Always(Controller):
     def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0) -> bool:
         return True
 
-    def choose(self, chances: Sequence[Sequence[float]], _cost_s: float = 0.0) -> list[int]:
+    def choose(self, chances: Sequence[Sequence[float]], _costs_s: Sequence[float] = ()) -> list[int]:
         return [len(own) for own in chances]
+
+    def gain(self, _sequences: int, chances: Sequence[float], _cost_s: float = 0.0) -> float:
+        return float(len(chances))
 
     def excess(self, _sequences: int, _count: int) -> float:
         return -1e6  # a dry run pays before anything is compared
 
 
 class Scripted:
-    """Proposes the result of `draft(tokens so far, count)`."""
+    """Proposes the result of `draft(tokens so far, count)`, verified at once or after a dry run that pays."""
 
     source = "test"
     cost_s = 0.0
     needs_all_tokens = False
+    is_wanted = True
 
-    def __init__(self, draft: Callable[[Sequence[int], int], Sequence[int]]) -> None:
+    def __init__(self, draft: Callable[[Sequence[int], int], Sequence[int]], *, dry_run: DryRun | None = None) -> None:
         self._draft = draft
+        self.dry_run = dry_run
 
     def update(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -42,7 +48,13 @@ class Scripted:
         return self._draft(self._tokens, count)
 
 
-def oracle(prompt: Sequence[int], answer: Sequence[int], wrong: frozenset[int] = frozenset()) -> Scripted:
+def oracle(
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    wrong: frozenset[int] = frozenset(),
+    *,
+    dry_run: DryRun | None = None,
+) -> Scripted:
     """Propose the known answer, with wrong tokens at some positions."""
     whole = [*prompt, *answer]
 
@@ -51,7 +63,7 @@ def oracle(prompt: Sequence[int], answer: Sequence[int], wrong: frozenset[int] =
         right = whole[at : at + count]
         return [token ^ 1 if at + i - len(prompt) in wrong else token for i, token in enumerate(right)]
 
-    return Scripted(draft)
+    return Scripted(draft, dry_run=dry_run)
 
 
 def speculating(network: Any, *, context_limit: int = 256, **options: Any) -> Engine:
@@ -67,7 +79,7 @@ def run(engine: Engine, requests: Sequence[Request], proposers: Sequence[Any] = 
     for number, request in enumerate(requests):
         sequences.append(engine.submit(request))
         if proposers:
-            sequences[-1].proposer = proposers[number]
+            sequences[-1].proposers = [proposers[number]]
     events: dict[Sequenced, list[Event]] = {sequence: [] for sequence in sequences}
     while engine.has_work:
         for sequence, event in engine.step():

@@ -9,6 +9,7 @@ that loaded its model.
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import cast
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions
@@ -164,9 +165,9 @@ class Answerer:
         return self._grammars.compile(source, thinks, prompt.begun)
 
     def _speculation(self, choice: str | None) -> Speculation:
-        if choice == "off":
-            return "off"
-        return "draft" if self._drafted else "ngram"
+        if self._drafted and choice != "off":
+            return "draft"
+        return cast(Speculation, choice or "auto")
 
 
 def _stream(answer: Answer, events: Iterator[Event]) -> Generator[Part, None, None]:

@@ -26,7 +26,7 @@ from headrace.models.text.structured.source import GrammarSource
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.params import MAX_MAGNITUDE, SEEDS, SamplingParams
 
-SPECULATE = ("off", "ngram")
+SPECULATE = ("auto", "ngram", "mtp", "off")
 """Choices of draft tokens, where no draft model is named."""
 DEFAULT_MAX_TOKENS = 2048
 """Longest answer outside the chat."""
@@ -84,7 +84,7 @@ class AnswerOptions:
     )
     stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer")
     speculate: str | None = _option(
-        OneOf(SPECULATE), "Source of draft tokens, off or ngram; same answer", default="ngram", example="ngram"
+        OneOf(SPECULATE), "Source of draft tokens; same answer", default="auto", example="off"
     )
     thinking: bool | int | str | None = _option(
         ThinkingValue(), "Thinking: on, off, a level, or a budget in tokens, where the model allows it", example=False

@@ -19,7 +19,8 @@ def load_draft(resolved: ResolvedModel, model: LoadedModel) -> LoadedModel:
     both do not fit together, and what `load_resolved` raises.
     """
     draft = load_resolved(resolved)
-    if not draft.network.kv_backend(KVOptions(1)).rolls_back:
+    backend = draft.network.kv_backend(KVOptions(1))
+    if not backend.rolls_back or backend.acquire(()).needs_marks:
         raise UsageError(f"{draft.name} cannot be a draft: its cache cannot roll back rejected tokens")
     check_same_vocabulary(model.tokenizer, draft.tokenizer, draft.name)
     check_memory([*model.network.cost.kv, *draft.network.cost.kv], model.context_limit, draft.name)

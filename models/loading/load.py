@@ -178,10 +178,19 @@ def _sized(
     device = mx.default_device().type
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
+        from headrace.models.network.mtp import head_tensors
+        from headrace.models.network.mtp_network import add_head
 
         kernels = None if (chosen := ops.select()) is ops.reference else chosen
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
-        return network.use_kernels, sum(array.nbytes for array in network.arrays), network.cost.kv
+        weights = sum(array.nbytes for array in network.arrays)
+        if (head := head_tensors(checkpoint)) is None:
+            return network.use_kernels, weights, network.cost.kv
+        return (
+            lambda: add_head(network.use_kernels(), head, device, kernels, requantize),
+            weights + head.nbytes,
+            network.cost.kv,
+        )
     part = text_part(checkpoint)
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)

@@ -21,12 +21,15 @@ from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import KVPass, KVShape
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.network import DraftHead
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight
 from headrace.runtime.ops.kv_format import KVFormat
 
 
 class Decoder:
     """The network (see `runtime.network`) of all architectures in `models.network.config`."""
+
+    draft_head: DraftHead | None = None
 
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None

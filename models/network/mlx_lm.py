@@ -22,9 +22,11 @@ from headrace.models.network.mlx_lm_functions import KernelFunctions
 from headrace.models.network.mlx_lm_kernels import exchange, stored_arrays
 from headrace.models.network.mlx_lm_kv import make_parts, quantized
 from headrace.models.network.mlx_lm_load import load, quantize, refused
+from headrace.models.network.mtp import Head, project, text_model
 from headrace.models.network.stored_kv import refused as refused_kv
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
+from headrace.runtime.network import DraftHead
 from headrace.runtime.ops import Ops
 from headrace.runtime.ops.kv_format import KVFormat
 
@@ -33,7 +35,7 @@ class MlxLmNetwork:
     """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
     kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
-    kernels: operations for `use_kernels`; None: the class stays stock MLX.
+    kernels: operations for `use_kernels`; None: the class stays stock MLX. head: see `mlx_lm_load.load`.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class MlxLmNetwork:
         requantize: Quantization | None = None,
         kv: KVFormat | None = None,
         kernels: Ops | None = None,
+        head: Head | None = None,
     ) -> None:
-        self._model, stored = load(checkpoint, device)
+        self._model, stored = load(checkpoint, device, head)
         if requantize is not None:
             quantize(self._model, requantize)
             stored = stored_arrays(self._model)
         self._kernels = None if kernels is None else (kernels, stored)  # held until the layers are exchanged
         self._functions: KernelFunctions | None = None
+        self.draft_head: DraftHead | None = None
         self.arrays = list(self._parameters().values())
         self.kv_format: KVFormat | None = None  # None: the class's own
         try:
@@ -64,7 +68,12 @@ class MlxLmNetwork:
         self._agrees: bool | None = None  # whether shared steps give the same logits; None: not tested yet
         if kv is not None and kv.packed:
             self._store(kv)
-        self.rolls_back = self._long_rope is None and not MlxLmCache(self._fresh_parts(), 1, ()).needs_marks
+        self.rolls_back = self._long_rope is None and MlxLmCache(self._fresh_parts(), 1, ()).rolls_back
+
+    @property
+    def model(self) -> Any:
+        """mlx-lm's model."""
+        return self._model
 
     def use_kernels(self) -> "MlxLmNetwork":
         """Run projections, tables and norms on the kernels, if there are any; return self.
@@ -131,17 +140,18 @@ class MlxLmNetwork:
         return tokens
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """x: tokens (B, T) -> logits (B, T, V)."""
+        """x: tokens (B, T) -> logits (B, T, V), or with a head hidden states (B, T, E)."""
         parts = cast(MlxLmPass, kv).parts
         if self._functions is not None:
             self._functions.phase = kv.rows[0].phase
+        model = self._model if self.draft_head is None else text_model(self._model).model
         if len(kv.rows) > 1:
-            together: mx.array = self._model(x.T, cache=parts)  # (N, 1) -> (N, 1, V)
+            together: mx.array = model(x.T, cache=parts)  # (N, 1) -> (N, 1, V)
             return together.swapaxes(0, 1)
         if self._long_rope is not None:
             parts = self._rotated(self._long_rope, x, cast(MlxLmCache, kv.rows[0].cache))
-        logits: mx.array = self._model(x, cache=parts)
-        return logits
+        out: mx.array = model(x, cache=parts)
+        return out
 
     def _rotated(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> list[Any]:
         """Set the factors for the sequence's new length, and return its parts with all keys rotated by them."""
@@ -155,8 +165,8 @@ class MlxLmNetwork:
         return cache.parts
 
     def logits(self, x: mx.array) -> mx.array:
-        """(B, T, V) -> (B, V)."""
-        return x[:, -1]
+        """Return the logits (B, V) of the last position of the output of `layers`."""
+        return x[:, -1] if self.draft_head is None else project(self._model, x[:, -1:])[:, 0]
 
     def _fresh_parts(self) -> list[Any]:
         return make_parts(self._model, self.kv_format)

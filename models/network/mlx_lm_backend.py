@@ -24,6 +24,9 @@ class MlxLmPass:
     def __init__(self, rows: Sequence[PassRow]) -> None:
         self.rows = rows
         self._caches = [cast(MlxLmCache, row.cache) for row in rows]
+        for cache, row in zip(self._caches, rows, strict=True):
+            if cache.needs_marks and row.phase == "decode" and row.count > 1:
+                cache.hold()
         parts = [cache.parts for cache in self._caches]
         self.parts: Sequence[Any] = parts[0] if len(parts) == 1 else batch_parts(parts)
 

@@ -27,10 +27,31 @@ class MlxLmCache(CacheLengths):
         super().__init__(limit)
         self.parts = parts
         self.needs_marks = any(_drops(part) for part in leaves(parts))
+        self._before: tuple[int, list[Any]] | None = None  # length and recurrent state before the newest pass
         self._marks = Marks()
         self._kv = kv
 
+    @property
+    def rolls_back(self) -> bool:
+        """True if draft tokens can be verified: parts that drop entries have recurrent state, and no window."""
+        return not any(hasattr(part, name) for part in leaves(self.parts) for name in _ROOM)
+
+    def hold(self) -> None:
+        """Keep the recurrent state, which is replaced and never written to, for a rollback of the next pass."""
+        states = [tree_map(lambda leaf: leaf, vars(part)) if _drops(part) else None for part in leaves(self.parts)]
+        self._before = (self.length, states)
+
     def rollback(self) -> None:
+        if self.length > self.committed and self._before is not None and self.needs_marks:
+            length, states = self._before
+            for part, state in zip(leaves(self.parts), states, strict=True):
+                if state is None:
+                    part.trim(self.length - length)
+                else:
+                    vars(part).update(state)
+            self.length = self.committed = length
+            self._before = None
+            return
         self._go_back(self.committed)
         super().rollback()
 

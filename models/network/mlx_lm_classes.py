@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.text_part import BODIES, text_config, text_name
+from headrace.models.network.mtp import without_head
 
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
 _TABLE = "embed_tokens.weight"
@@ -39,7 +40,7 @@ def classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             """Return the arrays under the names of this class's parameters."""
             names = dict(tree_flatten(self.parameters()))
-            weights = _renamed(_moved(weights, names), config)
+            weights = _renamed(_moved(without_head(weights, config), names), config)
             weights = super().sanitize(weights) if hasattr(stock, "sanitize") else weights
             return _stacked(weights, names)
 

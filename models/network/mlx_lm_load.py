@@ -22,22 +22,24 @@ from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.mlx_lm_classes import classes, known_config
 from headrace.models.network.mlx_lm_fixes import fix
 from headrace.models.network.mlx_lm_kernels import Stored, stored_arrays
+from headrace.models.network.mtp import Head
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
 _UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # their classes ignore rope scaling
 
 
-def load(checkpoint: Checkpoint, device: mx.DeviceType) -> tuple[Any, Stored]:
+def load(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None = None) -> tuple[Any, Stored]:
     """Return the model in the compute dtype of `device`, and its layers' arrays as they are stored.
 
-    Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
+    head: make the model of one layer of this multi-token prediction head. Raises UnsupportedModelError if mlx-lm has no
+    class for it, CheckpointError if its class refuses it.
     """
     _refuse_what_classes_ignore(checkpoint.config)
     try:
         checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
-        stock = checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
-        model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device)
+        stock = head is None and checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
+        model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
         fix(model, checkpoint)
         _refuse_ignored_windows(model, checkpoint.config)
         stored = stored_arrays(model)
@@ -161,7 +163,7 @@ def _from_files(checkpoint: Checkpoint) -> Any:
     return model
 
 
-def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
+def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> Any:
     from mlx_lm.utils import infer_quant_config
 
     config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
@@ -169,6 +171,8 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
         config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
     model_class, arguments = classes(config)
     model = model_class(arguments.from_dict(config))
+    if head is not None:
+        head.adapt(model)
     arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
     genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}
     if checkpoint.foreign is not None:
@@ -177,7 +181,9 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType) -> Any:
         parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
         if parts[2] in arrays and layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
             arrays |= zip(parts, groups_of_16.requantized(*(arrays[part] for part in parts)), strict=True)
-    weights = model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
+    arrays = arrays if head is None else head.arrays(arrays)
+    weights = model.sanitize(dict(arrays)) if hasattr(model, "sanitize") else arrays
+    weights = weights if head is None else head.shifted(weights, arrays)
 
     def packed(path: str, module: Any) -> bool | dict[str, Any]:
         if not (hasattr(module, "to_quantized") and f"{path}.scales" in weights):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import cast
 
 import mlx.core as mx
@@ -40,20 +40,34 @@ from headrace.runtime.sampling.sampler import Sampler, choose
 Sample = Callable[[mx.array], mx.array]
 
 
-def decode_step(network: Network, kv_pass: KVPass, sample: Sample, tokens: mx.array, rows: int = 1) -> mx.array:
-    """Run one pass over tokens (N,); the first `rows` choose the next token each -> (rows,), not yet computed."""
+def decode_step(
+    network: Network,
+    kv_pass: KVPass,
+    sample: Sample,
+    tokens: mx.array,
+    rows: int | list[int] = 1,
+    keep: Callable[[mx.array], None] | None = None,
+) -> mx.array:
+    """Run one pass over tokens (N,); `rows` of them choose the next token each -> (rows,), not yet computed.
+
+    rows: the first so many, or these. keep: called with the output of the layers (1, N, E).
+    """
     x = network.embed(tokens[None])  #          1. embedding  (1, N, E)
     x = network.layers(x, kv_pass)  #           2. layers, each with 3. attention over the whole KV cache  (1, N, E)
     logits = network.logits(_rows(x, rows))  #  4. logits  (rows, V)
     chosen = sample(logits)  #                  5. token selection  (rows,), of constrained rows later
     kv_pass.advance()  #                        6. KV append: one K and one V per layer, final once its token is read
+    if keep is not None:
+        keep(x)
     return chosen
 
 
-def _rows(x: mx.array, rows: int) -> mx.array:
-    """Return the first `rows` of (1, N, ...), as sequences of one token: (rows, 1, ...)."""
+def _rows(x: mx.array, rows: int | list[int]) -> mx.array:
+    """Return rows of (1, N, ...), see `decode_step`, as sequences of one token: (rows, 1, ...)."""
     if x.shape[1] == 1:
         return x
+    if isinstance(rows, list):
+        return x[0, mx.array(rows)][:, None]
     return (x if x.shape[1] == rows else x[:, :rows]).reshape(rows, 1, *x.shape[2:])
 
 
@@ -71,6 +85,7 @@ class InFlightBatch:
     appended: list[mx.array] = field(default_factory=list)  # K/V of passes that choose no token
     choosing: list[tuple[list[ScheduledChunk], mx.array]] = field(default_factory=list)  # and their logits, until then
     logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the chosen tokens
+    hidden: dict[Sequence, mx.array] = field(default_factory=dict)  # (1, T, E): of sequences that draft from them
 
     @property
     def draft_tokens(self) -> int:
@@ -82,7 +97,7 @@ class InFlightBatch:
         """True if its tokens are needed to schedule the next pass: draft tokens, proposers or forced tokens depend."""
         return any(
             chunk.draft_tokens
-            or ((proposer := chunk.sequence.proposer) is not None and proposer.needs_all_tokens)
+            or any(proposer.needs_all_tokens and proposer.is_wanted for proposer in chunk.sequence.proposers)
             or chunk.sequence.may_force(1)
             for chunk in self.chunks
         )
@@ -102,7 +117,7 @@ class InFlightBatch:
             chosen = [self._select(chunks, logits) for chunks, logits in choosing]
             self.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
             kept = [array for rows in self.logprobs.values() for values in rows for array in values]
-            mx.async_eval(self.token, *self.logits, *kept, *self.appended)
+            mx.async_eval(self.token, *self.logits, *kept, *self.appended, *self.hidden.values())
 
     def _select(self, chunks: list[ScheduledChunk], logits: mx.array) -> mx.array:
         """Return the tokens (N,) that the chunks choose from their logits (N, V)."""
@@ -119,9 +134,9 @@ class InFlightBatch:
         first = 0
         for chunk in chunks:
             if (top := chunk.sequence.request.logprobs) is not None:
-                rows = [slice(row, row + 1) for row in range(first, first + chunk.count)]
+                rows = [slice(row, row + 1) for row in range(first, first + chunk.rows)]
                 self.logprobs[chunk.sequence] = [logprobs(logits[row], chosen[row], top) for row in rows]
-            first += chunk.count
+            first += chunk.rows
         return chosen
 
     def wait(self) -> list[int]:
@@ -150,7 +165,7 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     for kv_pass in passes:
         _begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight)
     if in_flight.constrained or not in_flight.choosing:
-        mx.async_eval(*in_flight.appended, *(logits for _, logits in in_flight.choosing))
+        mx.async_eval(*in_flight.appended, *in_flight.hidden.values(), *(logits for _, logits in in_flight.choosing))
     else:
         in_flight.select()
     return in_flight
@@ -166,8 +181,12 @@ def _begin(
     """Build one forward pass over the chunks, up to the logits of those that choose."""
     tokens = _fed(group, before)
     choosing = [chunk for chunk in group if chunk.chooses]
+
+    def keep(x: mx.array) -> None:
+        in_flight.hidden |= _kept_hidden(group, x)
+
     if not choosing:
-        feed(network, kv_pass, tokens)
+        keep(feed(network, kv_pass, tokens))
         in_flight.appended += kv_pass.arrays
         return
 
@@ -175,7 +194,27 @@ def _begin(
         in_flight.choosing.append((choosing, logits))
         return logits
 
-    decode_step(network, kv_pass, sample, tokens, sum(chunk.count for chunk in choosing))
+    decode_step(network, kv_pass, sample, tokens, _choosing_rows(choosing), keep)
+
+
+def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:
+    """Return the rows that choose, of the chunks at the beginning of a pass: see `decode_step`."""
+    if not any(chunk.again for chunk in choosing):
+        return sum(chunk.count for chunk in choosing)
+    ends = accumulate(chunk.count for chunk in choosing)
+    return [row for chunk, end in zip(choosing, ends, strict=True) for row in range(end - chunk.rows, end)]
+
+
+def _kept_hidden(group: list[ScheduledChunk], x: mx.array) -> dict[Sequence, mx.array]:
+    """Return the rows (1, T, E) of x (1, N, E) of the sequences that draft from hidden states."""
+    if not any(chunk.sequence.mtp for chunk in group):
+        return {}
+    ends = list(accumulate(chunk.count for chunk in group))
+    return {
+        chunk.sequence: x[:, end - chunk.count : end]
+        for chunk, end in zip(group, ends, strict=True)
+        if chunk.sequence.mtp
+    }
 
 
 def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:

@@ -15,6 +15,7 @@ from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.acceptance import Acceptance
+from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.proposer import MAX_DRAFT
 
 _CHANCE = 0.7  # of acceptance, before any measurement
@@ -26,7 +27,8 @@ class DraftModel:
     """Draft tokens for one sequence of at most `limit` entries. sampler: returns a fork of the sequence's sampler."""
 
     source = "draft"
-    needs_all_tokens = True
+    needs_all_tokens = is_wanted = True
+    dry_run: DryRun | None = None
 
     def __init__(self, network: Network, limit: int, vocab_size: int, sampler: Callable[[], Sampler]) -> None:
         """vocab_size: logits that the sampler takes; networks may pad one vocabulary differently."""

@@ -1,85 +1,132 @@
 """Draft tokens of the next pass: proposed per sequence, counted by the controller.
 
-If a sequence's newest token is not read yet, its proposer drafts from the tokens before: the first draft token stands
-for the unread one. Proposers are updated only when draft tokens may pay. Draft tokens of a sequence with a `DryRun` are
-verified while the dry run pays, else only compared with its output.
+Of several proposers, that with the highest expected gain drafts for a sequence. If a sequence's newest token is not
+read yet, its proposer drafts from the tokens before: the first draft token stands for the unread one. A proposer that
+needs all tokens drafts then in no pass, and the next pass waits for it only if its draft tokens are expected to pay.
+Draft tokens of a proposer with a `DryRun` are verified while the dry run pays, else only compared with the output.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
 from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.scheduler import ScheduledChunk
+from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
 from headrace.runtime.speculation.controller import Controller
 from headrace.runtime.speculation.pass_costs import PassCostStore
-from headrace.runtime.speculation.proposer import MAX_DRAFT
+from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 Sequenced = sequences.Sequence
 _NEWS = 16  # new passes with draft tokens that are worth writing the file
 
 
-class Drafting:
-    """Drafting of one engine. vocab_size: draft tokens beyond it are dropped. costs: stored pass times, if any."""
+@dataclass(slots=True)
+class _Offer:
+    """A proposer's draft tokens for one sequence. chances: of each, that it and all before it are accepted."""
 
-    def __init__(self, vocab_size: int, costs: PassCostStore | None = None) -> None:
+    proposer: Proposer | None = None
+    chances: Sequence[float] = ()
+
+
+class Drafting:
+    """Drafting of one engine.
+
+    vocab_size: draft tokens beyond it are dropped. costs: stored pass times, if any. has_head: the network has a
+    multi-token prediction head.
+    """
+
+    def __init__(self, vocab_size: int, costs: PassCostStore | None = None, *, has_head: bool = False) -> None:
         self.controller = Controller(costs.load() if costs else None)
+        # Of a multi-token prediction head, by place in the draft:
+        self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and has_head else ())
+        self._has_head = has_head
         self._vocab_size = vocab_size
         self._costs = costs
         self._kept = 0  # passes with draft tokens at the last save
+        self.spent_s = 0.0  # by networks that proposed draft tokens of the newest pass
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
         """Return the pass with draft tokens where they pay. extend: adds them to a chunk, as far as there is room."""
-        proposers = [chunk.sequence.proposer for chunk in chunks]
-        if not all(chunk.chooses for chunk in chunks) or not any(proposers):
+        if not all(chunk.chooses for chunk in chunks) or not any(chunk.sequence.proposers for chunk in chunks):
             return chunks
-        pays, cost_s = self.controller.pays, max(proposer.cost_s for proposer in proposers if proposer)
-        if not pays(len(chunks), 1.0, cost_s):
+        batch, self.spent_s = [chunk.sequence for chunk in chunks], 0.0
+        if not self.controller.pays(len(batch), 1.0):
+            for proposer in (proposer for sequence in batch for proposer in sequence.proposers):
+                proposer.is_wanted = False
             return chunks
-        first_chances = [_first_chance(chunk.sequence) for chunk in chunks]
-        if not pays(len(chunks), max(first_chances), cost_s):
+        offers, trials = self._offers(batch)
+        self._start_dry_runs(batch, trials)
+        if not any(offer.chances for offer in offers):
             return chunks
-        chances = [
-            _chances(chunk.sequence) if chance else () for chunk, chance in zip(chunks, first_chances, strict=True)
-        ]
-        verified = [_is_verified(chunk.sequence) for chunk in chunks]
-        if not all(verified):
-            self._dry_run(chunks, [() if paid else own for own, paid in zip(chances, verified, strict=True)])
-            chances = [own if paid else () for own, paid in zip(chances, verified, strict=True)]
-            if not any(chances):
-                return chunks
-        counts = self.controller.choose(chances, cost_s)
+        counts = self.controller.choose([offer.chances for offer in offers], [_cost_s(offer) for offer in offers])
         costs = self._costs_of(counts)
+        for offer, count in zip(offers, counts, strict=True):
+            if offer.proposer is not None:
+                offer.proposer.is_wanted = bool(count)
         return [
-            self._with(chunk, count, cost, extend) if count else chunk
-            for chunk, count, cost in zip(chunks, counts, costs, strict=True)
+            self._with(chunk, offer.proposer, count, cost, extend) if count and offer.proposer else chunk
+            for chunk, offer, count, cost in zip(chunks, offers, counts, costs, strict=True)
         ]
 
     def keep(self) -> None:
         """Save pass times, if enough are new."""
         if self._costs is not None and self.controller.passes - self._kept >= _NEWS:
             self._kept = self.controller.passes
-            self._costs.save(self.controller.measured)
+            self._costs.save(self.controller.measured, self.acceptance.rates if self._has_head else ())
 
-    def _with(self, chunk: ScheduledChunk, count: int, cost: float, extend: Extend) -> ScheduledChunk:
+    def _offers(self, batch: Sequence[Sequenced]) -> tuple[list[_Offer], list[_Offer]]:
+        """Return each sequence's best draft to verify, and its draft for a dry run."""
+        controller, rows = self.controller, len(batch)
+        firsts = [_first_chances(sequence) for sequence in batch]
+        best: dict[str, tuple[float, float]] = {}  # by source: first chance, and cost
+        for proposer, chance in (pair for own in firsts for pair in own):
+            best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
+        paying = {source for source, (chance, cost_s) in best.items() if controller.pays(rows, chance, cost_s)}
+        if "mtp" in best.keys() - paying:
+            self.acceptance.relax()
+        offers, trials = [_Offer() for _ in batch], [_Offer() for _ in batch]
+        for row, (sequence, own) in enumerate(zip(batch, firsts, strict=True)):
+            for proposer, _ in own:
+                proposer.is_wanted = proposer.source in paying
+                if not proposer.is_wanted or (proposer.needs_all_tokens and _unread(sequence)):
+                    continue
+                found = _Offer(proposer, _chances(sequence, proposer))
+                if not _is_verified(sequence, proposer):
+                    trials[row] = found
+                elif not offers[row].chances or self._gain(found, rows) > self._gain(offers[row], rows):
+                    offers[row] = found
+        return offers, trials
+
+    def _gain(self, offer: _Offer, rows: int) -> float:
+        return self.controller.gain(rows, offer.chances, _cost_s(offer))
+
+    def _with(
+        self, chunk: ScheduledChunk, proposer: Proposer, count: int, cost: float, extend: Extend
+    ) -> ScheduledChunk:
         """Return a chunk with its draft tokens."""
-        sequence, proposer = chunk.sequence, chunk.sequence.proposer
-        draft_tokens = self._propose(sequence, count)
-        if proposer is None or not draft_tokens:
+        sequence = chunk.sequence
+        draft_tokens = self._propose(sequence, proposer, count)
+        if not draft_tokens:
             return chunk
         extended = extend(chunk, draft_tokens, proposer.source)
-        if sequence.dry_run is not None and extended.draft_tokens:
-            sequence.dry_run.start(_next_position(sequence), draft_tokens, cost)
+        if proposer.dry_run is not None and extended.draft_tokens:
+            proposer.dry_run.start(_next_position(sequence), draft_tokens, cost)
         return extended
 
-    def _dry_run(self, chunks: list[ScheduledChunk], chances: list[Sequence[float]]) -> None:
+    def _start_dry_runs(self, batch: Sequence[Sequenced], trials: Sequence[_Offer]) -> None:
         """Start dry runs of the draft tokens that would be verified."""
-        counts = self.controller.choose(chances)
-        for chunk, count, cost in zip(chunks, counts, self._costs_of(counts), strict=True):
-            sequence = chunk.sequence
-            if count and sequence.dry_run is not None and not sequence.dry_run.pending:
-                sequence.dry_run.start(_next_position(sequence), self._propose(sequence, count), cost)
+        if not any(trial.chances for trial in trials):
+            return
+        counts = self.controller.choose([trial.chances for trial in trials])
+        for sequence, trial, count, cost in zip(batch, trials, counts, self._costs_of(counts), strict=True):
+            proposer = trial.proposer
+            if count and proposer is not None and proposer.dry_run is not None and not proposer.dry_run.pending:
+                draft_tokens = self._propose(sequence, proposer, count)
+                proposer.dry_run.start(_next_position(sequence), draft_tokens, cost)
 
     def _costs_of(self, counts: Sequence[int]) -> list[float]:
         """Return each sequence's share of the cost of draft tokens, in passes that give it one token each."""
@@ -87,16 +134,16 @@ class Drafting:
         excess = self.controller.excess(sequences, total) if total else 0.0
         return [sequences * excess * count / max(total, 1) for count in counts]
 
-    def _propose(self, sequence: Sequenced, count: int) -> tuple[int, ...]:
+    def _propose(self, sequence: Sequenced, proposer: Proposer, count: int) -> tuple[int, ...]:
         """Return draft tokens. A proposer that raises is dropped."""
-        proposer, unread = sequence.proposer, _unread(sequence)
-        if proposer is None:
-            return ()
+        began, unread = time.perf_counter(), _unread(sequence)
         try:
             draft_tokens = tuple(proposer.propose(count + unread)[unread : count + unread])
         except Exception:
-            sequence.proposer = None
+            sequence.proposers.remove(proposer)
             return ()
+        if proposer.cost_s:
+            self.spent_s += time.perf_counter() - began
         for place, token in enumerate(draft_tokens):
             if not 0 <= token < self._vocab_size:
                 return draft_tokens[:place]
@@ -113,34 +160,38 @@ def _next_position(sequence: Sequenced) -> int:
     return len(sequence.tokens) + _unread(sequence)
 
 
-def _is_verified(sequence: Sequenced) -> bool:
-    """Return whether the sequence's draft tokens are verified, and not only compared with its output."""
-    if sequence.dry_run is None:
+def _cost_s(offer: _Offer) -> float:
+    return offer.proposer.cost_s if offer.proposer else 0.0
+
+
+def _is_verified(sequence: Sequenced, proposer: Proposer) -> bool:
+    """Return whether a proposer's draft tokens are verified, and not only compared with the output."""
+    if proposer.dry_run is None:
         return True
-    sequence.dry_run.update(sequence.tokens)
-    return sequence.dry_run.pays
+    proposer.dry_run.update(sequence.tokens)
+    return proposer.dry_run.pays
 
 
-def _first_chance(sequence: Sequenced) -> float:
-    """Return the first draft token's chance of acceptance, the highest of all; 0 without a proposer."""
-    proposer = sequence.proposer
-    if proposer is None or not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2):
-        return 0.0
-    if proposer.needs_all_tokens and _unread(sequence):
-        return 0.0
-    try:
-        proposer.update(sequence.tokens)
-        return max(proposer.chances(1), default=0.0)
-    except Exception:
-        sequence.proposer = None
-        return 0.0
+def _first_chances(sequence: Sequenced) -> list[tuple[Proposer, float]]:
+    """Return the proposers that have draft tokens, and the first one's chance of acceptance, the highest of all."""
+    if not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2):
+        return []
+    found = []
+    for proposer in tuple(sequence.proposers):
+        try:
+            proposer.update(sequence.tokens)
+            if chance := max(proposer.chances(1), default=0.0):
+                found.append((proposer, chance))
+        except Exception:
+            sequence.proposers.remove(proposer)
+    return found
 
 
-def _chances(sequence: Sequenced) -> Sequence[float]:
+def _chances(sequence: Sequenced, proposer: Proposer) -> Sequence[float]:
     """Return each draft token's chance that it and all before it are accepted."""
-    proposer, most, unread = sequence.proposer, min(MAX_DRAFT, sequence.remaining - 1), _unread(sequence)
+    most, unread = min(MAX_DRAFT, sequence.remaining - 1), _unread(sequence)
     try:
-        return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread] if proposer else ()
+        return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread]
     except Exception:
-        sequence.proposer = None
+        sequence.proposers.remove(proposer)
         return ()

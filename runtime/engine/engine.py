@@ -24,6 +24,7 @@ from headrace.runtime.engine.decode import InFlightBatch, accepted, read, start
 from headrace.runtime.engine.draft_model import DraftModel
 from headrace.runtime.engine.drafting import Drafting
 from headrace.runtime.engine.kv_budget import KVBudget
+from headrace.runtime.engine.mtp_draft import MtpDraft
 from headrace.runtime.engine.prefill import chunk_end, prefill
 from headrace.runtime.engine.request import Event, Failed, Finished, FinishReason, Request, Step
 from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
@@ -36,7 +37,6 @@ from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_erro
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
-from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.forced import Forced
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.pass_costs import PassCostStore
@@ -96,15 +96,16 @@ class Engine:
         self.context_limit = context_limit
         self._keeps = keep_prefix
         self._cost = network.cost
-        held = replace(self._cost, kv=[*self._cost.kv, *draft.cost.kv]) if draft else self._cost
+        drafting = [part.cost for part in (draft, network.draft_head) if part is not None]
+        held = replace(self._cost, kv=[*self._cost.kv, *(layer for cost in drafting for layer in cost.kv)])
         self._held = held.kv_bytes(context_limit)
-        self._weights = self._cost.weight_bytes + (draft.cost.weight_bytes if draft else 0)
+        self._weights = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting)
         self._budget = KVBudget(held, context_limit, kv_memory)
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
         self._pace = pace or ChunkBudget()
         self._scheduler = Scheduler(self._budget, self._pace, most_running, shared=self.kv.shares_prefixes)
         self._draft = draft
-        self._drafting = Drafting(network.vocab_size, pass_costs)
+        self._drafting = Drafting(network.vocab_size, pass_costs, has_head=network.draft_head is not None)
         self._in_flight: InFlightBatch | None = None  # the newest batch
         self._landed = 0.0  # when the newest batch was read
         self._ended: list[Sequence] = []  # whose caches are not released yet
@@ -205,7 +206,7 @@ class Engine:
         self.kv.evict()
         self._in_flight = start(self.network, self.kv, chunks, before) if chunks else None
         if decided and self._in_flight is not None:
-            self._in_flight.started = self._landed  # its time includes drafting
+            self._in_flight.started = self._landed + self._drafting.spent_s  # its time includes other drafting
         if before is not None:
             self._commit(before, events)
         if self._in_flight is None:
@@ -253,6 +254,8 @@ class Engine:
         request.check(self.network.vocab_size, self.context_limit)
         if request.speculate == "draft" and self._draft is None:
             raise UsageError("speculating with a draft needs a draft model")
+        if request.speculate == "mtp" and self.network.draft_head is None:
+            raise UsageError("the model has no multi-token prediction head", "--speculate auto takes what there is")
         self._budget.check(len(request.prompt))
 
     def _enter(self, request: Request) -> Sequence:
@@ -298,8 +301,8 @@ class Engine:
         """Acquire a sequence's cache."""
         sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
         sequence.marks = cache.needs_marks and (self._keeps or (self._is_reusable and self.kv.pool is None))
-        if self.kv.rolls_back and not cache.needs_marks and sequence.proposer is None:
-            sequence.proposer = self._proposer(sequence)
+        if self.kv.rolls_back and not sequence.proposers:
+            sequence.proposers = self._proposers(sequence)
         if not sequence.served:
             sequence.served = True
             sequence.reused = sequence.reported = cache.committed
@@ -312,24 +315,24 @@ class Engine:
         """Return whether another prompt may begin like a running one."""
         return self._keeps or not self._generating
 
-    def _proposer(self, sequence: Sequence) -> Proposer | None:
-        if sequence.constraint is not None:
-            return Forced(sequence.constraint, self._free_proposer(sequence))
-        if sequence.request.speculate == "ngram":
-            sequence.dry_run = DryRun()
-        return self._free_proposer(sequence)
+    def _proposers(self, sequence: Sequence) -> list[Proposer]:
+        """Return the sequence's proposers: "auto" means all that need no other model."""
+        choice, head, proposers = sequence.request.speculate, self.network.draft_head, list[Proposer]()
 
-    def _free_proposer(self, sequence: Sequence) -> Proposer | None:
-        """Return the proposer of a sequence's unconstrained tokens."""
-        match sequence.request.speculate:
-            case "ngram":
-                return NGram(sampled=sequence.request.sampling.temperature > 0)
-            case "draft":
-                assert self._draft is not None
-                return DraftModel(
-                    self._draft, sequence.limit, self.network.vocab_size, lambda: cast(Sampler, sequence.sampler).fork()
-                )
-        return None
+        def sampler() -> Sampler:
+            return cast(Sampler, sequence.sampler).fork()
+
+        if choice in ("auto", "ngram"):
+            proposers.append(NGram(sampled=sequence.request.sampling.temperature > 0))
+        if choice in ("auto", "mtp") and head is not None:
+            sequence.mtp = mtp = MtpDraft(head, sequence.limit, self._drafting.acceptance, sampler)
+            proposers.append(mtp)
+        if choice == "draft":
+            assert self._draft is not None
+            proposers.append(DraftModel(self._draft, sequence.limit, self.network.vocab_size, sampler))
+        if (constraint := sequence.constraint) is None:
+            return proposers
+        return [Forced(constraint, inner) for inner in proposers or (None,)]
 
     def _commit(self, in_flight: InFlightBatch, events: list[Delivery]) -> None:
         """Wait for a batch, commit its entries, and append its events."""
@@ -350,7 +353,7 @@ class Engine:
         row = 0
         for chunk in in_flight.chunks:
             sequence = chunk.sequence
-            chosen = tokens[row : row + chunk.count] if chunk.chooses else []
+            chosen = tokens[row : row + chunk.rows] if chunk.chooses else []
             row += len(chosen)
             if sequence.state == "finished":
                 continue
@@ -360,6 +363,7 @@ class Engine:
                         raise in_flight.errors[sequence]
                     events.append(self._commit_decode(chunk, chosen, in_flight))
                 continue
+            self._hand_over(in_flight, sequence, chunk.count)
             sequence.kv.commit(chunk.count)
             if chunk.phase == "prefill":
                 self._commit_prefill(sequence, events)
@@ -375,14 +379,16 @@ class Engine:
             said = said[: stop + 1]
         if sequence.constraint is not None:
             sequence.constraint.accept(said if stop is None else said[:stop])
-        sequence.kv.commit(len(said))
+        self._hand_over(in_flight, sequence, chunk.again + len(said))
+        sequence.kv.commit(chunk.again + len(said))
         source = None
         if draft_tokens:
-            sequence.kv.rollback()
             cast(Sampler, sequence.sampler).commit(len(said))
             sequence.draft_entries, source = 0, chunk.source
         sequence.tokens += said
         record = sequence.timeline.step_done(sequence.kv, in_flight.batch, len(said), len(draft_tokens), source)
+        if draft_tokens:
+            sequence.kv.rollback()
         values = in_flight.logprobs.get(sequence)
         if stop is not None:
             if not stop:
@@ -391,6 +397,12 @@ class Engine:
         sequence.output_count += len(said)
         read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
         return sequence, Step(tuple(said), record, read_values)
+
+    def _hand_over(self, in_flight: InFlightBatch, sequence: Sequence, count: int) -> None:
+        """Give the hidden states of the next `count` committed positions to the proposer that drafts from them."""
+        hidden = in_flight.hidden.get(sequence)
+        if hidden is not None and sequence.mtp is not None:
+            sequence.mtp.take(sequence.kv.committed, hidden[:, :count])
 
     def _commit_prefill(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Report a committed chunk of a prompt, and share it."""
@@ -449,7 +461,7 @@ class Engine:
 
     def _forget_state(self, sequence: Sequence) -> None:
         sequence.cache = sequence.sampler = None  # users may keep the sequence
-        sequence.proposer = None
+        sequence.proposers, sequence.mtp = [], None
         self._budget.release(sequence)
 
     def _drop_all(self) -> None:

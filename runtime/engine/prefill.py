@@ -54,11 +54,14 @@ def prefill(
         yield done
 
 
-def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> None:
-    """Run a pass over tokens (N,) that chooses none."""
-    network.layers(network.embed(tokens[None]), kv_pass)  # (1, N) -> (1, N, E)
-    # The output is never evaluated: the last layer's feed-forward and the logits cost nothing here.
+def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> mx.array:
+    """Run a pass over tokens (N,) that chooses none -> the output of the layers (1, N, E).
+
+    Unless the output is evaluated, the last layer's feed-forward costs nothing.
+    """
+    x = network.layers(network.embed(tokens[None]), kv_pass)  # (1, N) -> (1, N, E)
     kv_pass.advance()
+    return x
 
 
 def chunk_end(done: int, prompt: int, marks: bool, departs: int = 0) -> int:

@@ -46,7 +46,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None  # None: off; n >= 0: the chosen token's, and the n best
     cancel: CancelFlag = field(default_factory=CancelFlag)
-    speculate: Speculation = "ngram"  # proposer of draft tokens; the answer does not depend on it
+    speculate: Speculation = "auto"  # proposers of draft tokens; the answer does not depend on it
     section: SectionLimit | None = None  # whose end is forced
     grammar: Grammar | None = None  # of the output
 

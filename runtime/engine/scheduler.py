@@ -24,7 +24,7 @@ REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: 
 class ScheduledChunk:
     """One sequence's part of a pass: `count` tokens. chooses: they choose the next tokens.
 
-    draft_tokens: draft tokens, included in `count`.
+    draft_tokens: draft tokens, included in `count`. again: first tokens of `count` that were fed and rolled back.
     """
 
     sequence: Sequence
@@ -33,6 +33,12 @@ class ScheduledChunk:
     chooses: bool
     draft_tokens: tuple[int, ...] = ()
     source: str | None = None
+    again: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Tokens that choose, if it chooses."""
+        return self.count - self.again
 
 
 class Scheduler:
@@ -99,6 +105,9 @@ class Scheduler:
             if sequence.state != "decode" or not sequence.remaining or not self._reserve_entry(sequence):
                 continue
             known = len(sequence.tokens) - sequence.kv.length
+            if 1 < known <= REFEED and sequence.kv.needs_marks:  # a rejected draft took accepted entries with it
+                first.append(ScheduledChunk(sequence, known, "decode", chooses=True, again=known - 1))
+                continue
             if known > 1:  # its output before it was preempted
                 again.append(ScheduledChunk(sequence, min(known - 1, REFEED), "decode", chooses=False))
                 continue
@@ -111,7 +120,7 @@ class Scheduler:
         sequence, count = chunk.sequence, chunk.count + len(draft_tokens)
         if (
             not draft_tokens
-            or count > sequence.remaining
+            or count - chunk.again > sequence.remaining
             or not self._budget.reserve(sequence, sequence.kv.length + count)
         ):
             return chunk

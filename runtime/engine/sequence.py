@@ -15,8 +15,7 @@ from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.sampling.constraint import Constraint
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.sampling.section_limit import SectionLimit
-from headrace.runtime.speculation.dry_run import DryRun
-from headrace.runtime.speculation.proposer import Proposer
+from headrace.runtime.speculation.proposer import Proposer, TakesHidden
 
 State = Literal["waiting", "prefill", "decode", "preempted", "finished"]
 
@@ -46,8 +45,8 @@ class Sequence:
     departs: int = 0  # tokens in common with the prompt behind it in the queue
     cancelled: bool = False
     failed: bool = False  # its cache is invalid
-    proposer: Proposer | None = None
-    dry_run: DryRun | None = None  # None: draft tokens are verified at once
+    proposers: list[Proposer] = field(default_factory=list)  # the best one drafts
+    mtp: TakesHidden | None = None  # one of them, if it drafts from hidden states
     draft_entries: int = 0  # draft tokens of the in-flight pass: its last entries
     stop_id: int | None = None  # ended the turn; `Finished` follows in the next step
     section: SectionLimit | None = field(init=False)  # until it is over

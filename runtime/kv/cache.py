@@ -56,7 +56,7 @@ class KVCache(Protocol):
         ...
 
     def rollback(self) -> None:
-        """Drop the uncommitted entries."""
+        """Drop the uncommitted entries. Caches with recurrent state drop those that the newest pass committed, too."""
         ...
 
     def reachable(self, length: int) -> int:

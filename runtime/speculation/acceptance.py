@@ -5,17 +5,26 @@ from collections.abc import Sequence
 LONGEST = 24  # longer matches share one estimate
 _HALF_LIFE = 64.0  # draft tokens after which older ones count half
 _PRIOR_WEIGHT = 8.0  # draft tokens
+_RELAX = 1 / 1024  # of the distance to the prior
 
 # Acceptance of n-gram draft tokens at greedy and at sampled decoding (docs/speculation.md), by match length. Length 0
 # is the first draft token after a replaced token.
 GREEDY_PRIOR = (0.4, 0.25, 0.3, 0.5, 0.65, 0.76, 0.8, 0.83, 0.86, 0.88, *[0.9] * 7, *[0.95] * 7, 0.97)
 SAMPLED_PRIOR = (0.25, 0.12, 0.25, 0.45, 0.6, 0.65, 0.7, 0.7, 0.72, 0.74, *[0.8] * 7, *[0.88] * 7, 0.93)
 
+# The same of a multi-token prediction head, by place in the draft: published rates of heads of depth 1, which repeat.
+MTP_PRIOR = (0.75, 0.65, 0.55, 0.5, 0.45)
+
 
 class Acceptance:
-    """Acceptance rate by match length, starting from `priors`; longer matches use the last one."""
+    """Acceptance rate by match length, starting from `priors`; longer matches use the last one.
 
-    def __init__(self, priors: Sequence[float]) -> None:
+    stored: `rates` of an earlier run, which count as much as the priors.
+    """
+
+    def __init__(self, priors: Sequence[float], stored: Sequence[float] = ()) -> None:
+        self._priors = priors
+        priors = [*stored[: len(priors)], *priors[len(stored) :]]
         self._accepted = [_PRIOR_WEIGHT * prior for prior in priors]
         self._verified = [_PRIOR_WEIGHT] * len(priors)
 
@@ -32,3 +41,13 @@ class Acceptance:
         """Return the chance that a draft token at this match length is accepted."""
         at = min(length, len(self._verified) - 1)
         return self._accepted[at] / self._verified[at]
+
+    @property
+    def rates(self) -> list[float]:
+        """All rates, by match length."""
+        return [self.chance(length) for length in range(len(self._verified))]
+
+    def relax(self) -> None:
+        """Move all rates a little towards their priors: draft tokens that do not pay are tried again at some time."""
+        for at, prior in enumerate(self._priors):
+            self._accepted[at] += _RELAX * (prior * self._verified[at] - self._accepted[at])

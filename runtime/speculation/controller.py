@@ -138,10 +138,11 @@ class Controller:
         curve.refused += chance > _LIKELY
         return curve.refused >= _MAX_REFUSED
 
-    def choose(self, chances: Sequence[Sequence[float]], cost_s: float = 0.0) -> list[int]:
-        """Return the number of draft tokens of each sequence. cost_s: see `Proposer`.
+    def choose(self, chances: Sequence[Sequence[float]], costs_s: Sequence[float] = ()) -> list[int]:
+        """Return the number of draft tokens of each sequence.
 
-        chances: for each sequence, the cumulative acceptance chances of its draft tokens in order.
+        chances: for each sequence, the cumulative acceptance chances of its draft tokens in order. costs_s: seconds
+        to propose one, for each sequence; none if proposals are free.
         """
         sequences = len(chances)
         counts = [0] * sequences
@@ -150,12 +151,13 @@ class Controller:
             return counts
         # Chances fall within a sequence, so the best of all sequences are a prefix of each.
         ordered = sorted(((chance, row) for row, own in enumerate(chances) for chance in own), reverse=True)
-        best, taken, tokens, cost = _MIN_GAIN, 0, float(sequences), cost_s / curve.plain_s
-        for count, (chance, _) in enumerate(ordered[:MAX_DRAFT_PER_PASS], 1):
+        best, taken, tokens, spent_s = _MIN_GAIN, 0, float(sequences), 0.0
+        for count, (chance, row) in enumerate(ordered[:MAX_DRAFT_PER_PASS], 1):
             tokens += chance
+            spent_s += costs_s[row] if costs_s else 0.0
             if count not in curve.ratios:
                 continue
-            gain = tokens / (sequences * (curve.ratios[count] + count * cost))
+            gain = tokens / (sequences * (curve.ratios[count] + spent_s / curve.plain_s))
             if gain > best:
                 best, taken = gain, count
         if not taken and tokens > (1 + _LIKELY) * sequences:
@@ -166,6 +168,16 @@ class Controller:
         for _, row in ordered[:taken]:
             counts[row] += 1
         return counts
+
+    def gain(self, sequences: int, chances: Sequence[float], cost_s: float = 0.0) -> float:
+        """Return the best gain in tokens per second if each of these sequences has draft tokens of such chances."""
+        curve, tokens, best = self._curve(sequences), 1.0, 0.0
+        for count, chance in enumerate(chances, 1):
+            tokens += chance
+            ratio = curve.ratios.get(count * sequences)
+            if ratio is not None and curve.plain_s is not None:
+                best = max(best, tokens / (ratio + sequences * count * cost_s / curve.plain_s))
+        return best
 
     def excess(self, sequences: int, count: int) -> float:
         """Return the cost of `count` draft tokens in a pass, relative to a pass without."""

@@ -8,6 +8,7 @@ depend on it. Where a token is free, another proposer may draft.
 from collections.abc import Sequence
 
 from headrace.runtime.sampling.constraint import Constraint
+from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.proposer import Proposer
 
 _SOURCE = "grammar"
@@ -19,10 +20,16 @@ class Forced:
 
     def __init__(self, constraint: Constraint, inner: Proposer | None) -> None:
         self.source, self.cost_s = _SOURCE, 0.0
+        self.is_wanted = True
         self.needs_all_tokens = inner is not None and inner.needs_all_tokens
         self._constraint = constraint
         self._inner = inner
         self._tokens: Sequence[int] = ()
+
+    @property
+    def dry_run(self) -> DryRun | None:
+        """See `Proposer`. Forced tokens need none."""
+        return None if self._tokens or self._inner is None else self._inner.dry_run
 
     def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`."""

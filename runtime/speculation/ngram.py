@@ -11,6 +11,7 @@ is found, the draft resumes behind that token, once.
 from collections.abc import Sequence
 
 from headrace.runtime.speculation.acceptance import GREEDY_PRIOR, LONGEST, SAMPLED_PRIOR, Acceptance
+from headrace.runtime.speculation.dry_run import DryRun
 
 _MAX_LOOKUPS = 8  # occurrences of a pair
 _PAIR = 2
@@ -25,8 +26,10 @@ class NGram:
     source = "ngram"
     cost_s = 0.0
     needs_all_tokens = False
+    is_wanted = True
 
     def __init__(self, *, sampled: bool = False) -> None:
+        self.dry_run: DryRun | None = DryRun()
         self.acceptance = Acceptance(SAMPLED_PRIOR if sampled else GREEDY_PRIOR)
         self._tokens: Sequence[int] = ()
         self._indexed = 0  # tokens

@@ -1,4 +1,4 @@
-"""Measured costs of passes with draft tokens, stored between processes.
+"""Measured costs of passes with draft tokens, and acceptance rates of a model's own head, kept between processes.
 
 The key is machine, MLX, kernels, threads, and the model's step: its bytes, FLOPs and K/V bytes. Entries older than
 RECENT_DAYS are dropped, the file is bounded, and a broken file reads as empty. A stored cost may be stale, so it counts
@@ -6,7 +6,7 @@ for a few passes at most (`runtime.speculation.controller`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,20 @@ class PassCostStore:
         entry = _stored().get(self._key)
         return _read(entry["passes"]) if entry else {}
 
-    def save(self, costs: Costs) -> None:
-        """Add costs to the stored ones; new ones replace those of the same passes."""
+    def load_rates(self) -> list[float]:
+        """Return the stored acceptance rates of a multi-token prediction head; empty if there are none."""
+        rates = _stored().get(self._key, {}).get("mtp")
+        if not isinstance(rates, list) or not all(isinstance(rate, float | int) and 0 <= rate <= 1 for rate in rates):
+            return []
+        return [float(rate) for rate in rates]
+
+    def save(self, costs: Costs, rates: Sequence[float] = ()) -> None:
+        """Add costs to the stored ones; new ones replace those of the same passes. rates: see `load_rates`."""
         merged = {**self.load(), **costs}
         passes = [[*at, round(ratio, 4), count] for at, (ratio, count) in sorted(merged.items())][:_MAX_PASSES]
-        entry = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
+        entry: dict[str, Any] = {"measured_at": datetime.now(UTC).strftime(_TIME), "passes": passes}
+        if rates:
+            entry["mtp"] = [round(rate, 4) for rate in rates]
         others = {key: kept for key, kept in _stored().items() if key != self._key}
         newest = sorted(others, key=lambda key: others[key]["measured_at"])[-(MAX_MODELS - 1) :]
         write_cache(_file(), {"costs": {**{key: others[key] for key in newest}, self._key: entry}})

@@ -6,7 +6,11 @@ A proposer serves one sequence. Its draft tokens affect speed, never output.
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-Speculation = Literal["off", "ngram", "draft"]
+import mlx.core as mx
+
+from headrace.runtime.speculation.dry_run import DryRun
+
+Speculation = Literal["off", "auto", "ngram", "mtp", "draft"]
 MAX_DRAFT = 15  # draft tokens per sequence and pass: rows up to 16 keep the bits that each has alone
 
 
@@ -15,10 +19,20 @@ class Proposer(Protocol):
 
     source: str
     """Name in records."""
-    cost_s: float
-    """Seconds to propose one draft token."""
     needs_all_tokens: bool
     """True if it cannot propose while the newest token is still on the device."""
+    is_wanted: bool
+    """Whether its draft tokens pay, as last estimated: no pass waits for tokens that only an unwanted one needs."""
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds to propose one draft token."""
+        ...
+
+    @property
+    def dry_run(self) -> DryRun | None:
+        """Decides when draft tokens are verified; None: always."""
+        ...
 
     def update(self, tokens: Sequence[int], /) -> None:
         """Take all tokens of prompt and answer: those of the last call and more."""
@@ -30,4 +44,12 @@ class Proposer(Protocol):
 
     def propose(self, count: int, /) -> Sequence[int]:
         """Return up to `count` draft tokens that follow the tokens of the last `update`."""
+        ...
+
+
+class TakesHidden(Protocol):
+    """A proposer that drafts from the hidden states of the sequence's passes."""
+
+    def take(self, start: int, hidden: mx.array, /) -> None:
+        """Take the hidden states (1, T, E) of committed positions from `start`."""
         ...

@@ -23,7 +23,6 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.controller import MAX_DRAFT_PER_PASS, Controller
-from headrace.runtime.speculation.dry_run import DryRun
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.proposer import MAX_DRAFT
 
@@ -66,7 +65,8 @@ class _Sequence:
     """A sequence with a known answer, its tokens so far, and its proposer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], sampled: bool) -> None:
-        self.proposer, self.dry_run = NGram(sampled=sampled), DryRun()
+        self.proposer = NGram(sampled=sampled)
+        self.dry_run = self.proposer.dry_run
         self._tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
 
     @property

@@ -146,7 +146,7 @@ class OwnEngine:
                 pass_costs=PassCostStore(self.cost),
             )
         self._asked[test] += 1
-        way: Speculation = "ngram" if self._draft is None else "draft"
+        way: Speculation = "auto" if self._draft is None else "draft"
         question, turn = self._questions[test.workload], self._asked[test]
         sample = measure_pair(self._asking[test.batch], test, question, turn, way)
         peak = max(0, (sample.peak_memory_bytes or 0) - self._held)

@@ -96,7 +96,7 @@ def test_a_text_is_continued_as_it_is(model: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("choice", "drafted", "expected"),
     [
-        (None, False, "ngram"),
+        (None, False, "auto"),
         ("ngram", False, "ngram"),
         ("off", False, "off"),
         ("off", True, "off"),

@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
 @pytest.mark.parametrize(
     ("options", "settings", "expected"),
     [
-        ((), "", "ngram"),
+        ((), "", "auto"),
         (("--speculate", "off"), "", "off"),
         ((), '[sampling]\nspeculate = "off"\n', "off"),
         (("--speculate", "ngram"), '[sampling]\nspeculate = "off"\n', "ngram"),

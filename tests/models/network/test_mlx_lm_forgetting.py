@@ -116,18 +116,18 @@ def alone(network: MlxLmNetwork, prompt: tuple[int, ...], steps: int) -> list[in
 
 
 def end_by_length(engine: Engine, prompt: list[int]) -> Iterator[Event]:
-    return engine.generate(Request(prompt, max_tokens=2 * WINDOW))
+    return engine.generate(Request(prompt, speculate="off", max_tokens=2 * WINDOW))
 
 
 def end_by_stop_token(engine: Engine, prompt: list[int]) -> Iterator[Event]:
     said = alone(engine.network._network, tuple(prompt), WINDOW)  # type: ignore[attr-defined]
     newest = max(said.index(token) for token in said)  # greedy answers of random weights repeat themselves
-    return engine.generate(Request(prompt, stop_ids=frozenset([said[newest]])))
+    return engine.generate(Request(prompt, speculate="off", stop_ids=frozenset([said[newest]])))
 
 
 def end_by_cancel(engine: Engine, prompt: list[int]) -> Iterator[Event]:
     cancel = CancelFlag()
-    for event in engine.generate(Request(prompt, cancel=cancel)):
+    for event in engine.generate(Request(prompt, speculate="off", cancel=cancel)):
         if isinstance(event, Step) and event.record.index == WINDOW:
             cancel.set()
         yield event
@@ -135,7 +135,7 @@ def end_by_cancel(engine: Engine, prompt: list[int]) -> Iterator[Event]:
 
 def end_by_closing(engine: Engine, prompt: list[int]) -> Iterator[Event]:
     """As a stop string does."""
-    events = engine.generate(Request(prompt))
+    events = engine.generate(Request(prompt, speculate="off"))
     for event in events:
         yield event
         if isinstance(event, Step) and event.record.index == WINDOW:
@@ -220,7 +220,7 @@ def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(one_of_its_kind
     chat.watched._on_pass = explode
     prompt = [*FIRST, *said, 1, 2, 3]
     with pytest.raises(RuntimeError, match="device lost"):
-        list(chat.engine.generate(Request(prompt, max_tokens=WINDOW)))
+        list(chat.engine.generate(Request(prompt, speculate="off", max_tokens=WINDOW)))
     chat.watched.fed.pop() if len(chat.watched.fed) > at else None
     chat.watched._on_pass = lambda _: None
     assert chat.ask(prompt)[1] == len(prompt)
@@ -241,9 +241,11 @@ def test_what_is_kept_is_counted_and_bounded(network: MlxLmNetwork) -> None:
     alone = Engine(network, context_limit=LIMIT)
     prompt = list(FIRST)
     for _ in range(3):
-        said, _ = split(list(engine.generate(Request(prompt, max_tokens=8))))
+        said, _ = split(list(engine.generate(Request(prompt, speculate="off", max_tokens=8))))
         prompt += [*said, 4, 5]
     kept: Any = engine.kv.acquire([*prompt, 1])
-    live = next(event for event in alone.generate(Request(prompt, max_tokens=1)) if isinstance(event, Step))
+    live = next(
+        event for event in alone.generate(Request(prompt, speculate="off", max_tokens=1)) if isinstance(event, Step)
+    )
     state = kept.allocated_bytes - sum(int(part.nbytes) for part in kept.parts)
     assert 0 < state <= 6 * 3 * max(live.record.kv_allocated_bytes, 1)

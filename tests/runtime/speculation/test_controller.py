@@ -45,7 +45,7 @@ def test_no_draft_before_a_plain_pass_was_measured() -> None:
     assert controller.choose([[1.0] * 15]) == [0]
     controller.record(1, 0, 0.01, ahead=True)
     assert controller.choose([[1.0] * 15]) != [0]
-    assert controller.choose([[1.0] * 15], cost_s=0.02) == [0]  # draft tokens that cost two steps each
+    assert controller.choose([[1.0] * 15], [0.02]) == [0]  # draft tokens that cost two steps each
 
 
 def test_a_pass_with_drafts_includes_the_delay_behind_it() -> None:
@@ -113,5 +113,5 @@ def test_a_coarse_clock_is_no_error() -> None:
     for count in (0, 3, 0):
         controller.record(1, count, 0.0, ahead=True)
     assert not controller.pays(1, 1.0, cost_s=0.01)
-    assert controller.choose([[1.0] * 3], cost_s=0.01) == [0]
+    assert controller.choose([[1.0] * 3], [0.01]) == [0]
     assert all(ratio >= 1 for ratio, _ in controller.measured.values())

@@ -72,7 +72,7 @@ def test_rejected_drafts_cost_no_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     for wrong in (frozenset(range(40)), frozenset[int]()):
         monkeypatch.setattr(
             "headrace.runtime.engine.engine.NGram",
-            lambda *, sampled, wrong=wrong: oracle(request.prompt, plain, wrong),  # noqa: ARG005  # always the same
+            lambda *, sampled, wrong=wrong: oracle(request.prompt, plain, wrong, dry_run=DryRun()),  # noqa: ARG005  # always the same
         )
         controller.drafts.clear()
         controller.ahead.clear()

@@ -148,7 +148,7 @@ def test_an_answer_cancelled_within_a_step_counts_its_tokens_only(network: Decod
         request, count = asked(stop_ids=frozenset({tokens[17]})), 0
         engine = speculating(network)
         sequence = engine.submit(request)
-        sequence.proposer = oracle(PROMPT, tokens)
+        sequence.proposers = [oracle(PROMPT, tokens)]
         while sequence.state != "finished":
             for _, event in engine.step():
                 if isinstance(event, Step):
@@ -172,7 +172,7 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     watched = WatchedNetwork(network)
     engine, plain = speculating(watched), Engine(WatchedNetwork(network), context_limit=256)
     ours = engine.submit(asked(EVERYTHING, logprobs=None))
-    ours.proposer = oracle(PROMPT, tokens, frozenset(range(2, SAYS, 5)))
+    ours.proposers = [oracle(PROMPT, tokens, frozenset(range(2, SAYS, 5)))]
     theirs = plain.submit(asked(EVERYTHING, logprobs=None, speculate="off"))
     states = {}
     while theirs.state != "finished":
@@ -211,9 +211,9 @@ def test_batch_with_cancels_and_little_memory(network: Decoder) -> None:
         engine = speculating(network, context_limit=300, kv_memory=memory)
         sequences = [engine.submit(request) for request in requests]
         for sequence, proposer in zip(sequences, proposers, strict=True):
-            sequence.proposer = proposer
+            sequence.proposers = [proposer]
         passing = engine.submit(Request(PROMPT[:40], 90))
-        passing.proposer = Scripted(lambda _, most: [3] * most)
+        passing.proposers = [Scripted(lambda _, most: [3] * most)]
         events: dict[Any, list[Event]] = {sequence: [] for sequence in [*sequences, passing]}
         while engine.has_work:
             if passing.output_count >= 5 and passing.state != "finished":
@@ -231,7 +231,7 @@ def test_cancelling_in_the_middle_of_a_run_keeps_only_output_tokens(network: Dec
     for wrong in (frozenset[int](), frozenset(range(SAYS))):
         engine = speculating(network, keep_prefix=True)
         sequence = engine.submit(asked())
-        sequence.proposer = oracle(PROMPT, tokens, wrong)
+        sequence.proposers = [oracle(PROMPT, tokens, wrong)]
         while sequence.output_count < 6:
             engine.step()
         engine.cancel(sequence)

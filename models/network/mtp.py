@@ -1,0 +1,217 @@
+"""Multi-token prediction heads of checkpoints whose networks are mlx-lm's classes.
+
+At position t, with the last hidden state of t and token t + 1, a head predicts token t + 2:
+
+    x = projection [norm(embedding of t + 1), norm(hidden state of t)]    (B, T, 2E) -> (B, T, E)
+    hidden = norm(layer(x)), logits = output projection(hidden)           the model's table and output projection
+
+mlx-lm's classes drop the head's tensors. Its layer becomes the only one of a model of the same class, so that caches,
+quantization and kernels are those of every other model. The hidden states are the input of the output projection,
+after the last norm, as in vLLM and SGLang; draft tokens behind the first take the head's own ones.
+
+Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from headrace.models.checkpoint.safetensors import Checkpoint
+
+_OUTER = ("", "language_model.", "model.")  # prefixes of conversions
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """A family's tensor names. prefix: `{}` is the number of the network's layers. layer: prefix of the layer's own.
+
+    hidden_first: the projection's input begins with the hidden state. centred: norms are stored minus one.
+    """
+
+    prefix: str
+    layer: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str
+    hidden_first: bool = False
+    centred: bool = False
+
+
+_DEEPSEEK = _Names("model.layers.{}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
+_QWEN = _Names("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", centred=True)
+_MIMO = _Names(
+    "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
+)
+_FAMILIES = {
+    "deepseek_v3": _DEEPSEEK, "glm4_moe": _DEEPSEEK, "glm4_moe_lite": _DEEPSEEK, "mimo": _MIMO, "qwen3_next": _QWEN,
+    "qwen3_5": _QWEN, "qwen3_5_moe": _QWEN, "qwen3_5_text": _QWEN, "qwen3_5_moe_text": _QWEN,
+}  # fmt: skip
+# Names in the model of one layer. Its table is replaced by the head's input.
+_INPUT = "model.embed_tokens."
+_LAYER = "model.layers.0."
+_SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the model's own
+# Config keys that make the only layer one of full attention, and of experts if the network has any.
+_ONE_LAYER = {
+    "num_hidden_layers": 1, "num_nextn_predict_layers": 0, "first_k_dense_replace": 0, "full_attention_interval": 1,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "layer_types": ["full_attention"],
+}  # fmt: skip
+
+
+class HeadInput(nn.Module):  # type: ignore[misc]
+    """The head's input, in place of the table of the model of one layer."""
+
+    def __init__(self, table: Any, norm: nn.RMSNorm, *, hidden_first: bool) -> None:
+        super().__init__()
+        width = int(norm.weight.shape[0])
+        self.embedding_norm, self.hidden_norm = nn.RMSNorm(width, norm.eps), nn.RMSNorm(width, norm.eps)
+        self.projection = nn.Linear(2 * width, width, bias=False)
+        object.__setattr__(self, "_shared", (table, hidden_first))  # no parameters of the head
+        self._hidden: mx.array | None = None
+
+    def use(self, hidden: mx.array) -> None:
+        """Set the hidden states (1, T, E) of the next call."""
+        object.__setattr__(self, "_hidden", hidden)
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """Join the embeddings of tokens (1, T) with the hidden states before them -> (1, T, E)."""
+        table, hidden_first = self._shared
+        embedded = table(tokens)
+        hidden, self._hidden = self._hidden, None
+        parts = [
+            self.embedding_norm(embedded),
+            self.hidden_norm(mx.zeros_like(embedded) if hidden is None else hidden.astype(embedded.dtype)),
+        ]
+        x: mx.array = self.projection(mx.concatenate(parts[::-1] if hidden_first else parts, axis=-1))
+        return x
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Return logits by the network's table."""
+        logits: mx.array = self._shared[0].as_linear(x)
+        return logits
+
+
+class _Shared(nn.Module):  # type: ignore[misc]
+    """The network's output projection, without parameters of the head."""
+
+    def __init__(self, projection: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "_projection", projection)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits: mx.array = self._projection(x)
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTensors:
+    """A head's tensors in a checkpoint. renamed: stored names -> names in the model of one layer.
+
+    checkpoint: with the config of that model. shifts: norms are stored minus one.
+    """
+
+    checkpoint: Checkpoint
+    renamed: Mapping[str, str]
+    hidden_first: bool
+    shifts: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors, as stored."""
+        return sum(self.checkpoint.tensors[name].nbytes for name in self.renamed)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head's tensors and the network that it belongs to."""
+
+    tensors: HeadTensors
+    network: Any
+
+    def adapt(self, model: Any) -> None:
+        """Give a new model of one layer the head's input, and the network's output projection."""
+        outer, inner = text_model(self.network), text_model(model)
+        inner.model.embed_tokens = HeadInput(
+            outer.model.embed_tokens, inner.model.norm, hidden_first=self.tensors.hidden_first
+        )
+        if hasattr(inner.model, "ssm_idx"):
+            inner.model.ssm_idx = None  # of a layer with recurrent state, for its mask: there is none
+        if "lm_head" in inner:
+            inner.lm_head = _Shared(outer.lm_head)
+
+    def arrays(self, stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        """Return the head's arrays under the names of the model of one layer."""
+        return {self.tensors.renamed[name]: array for name, array in stored.items() if name in self.tensors.renamed}
+
+    def shifted(self, arrays: Mapping[str, mx.array], before: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        """Add the one that norms are stored without, unless the class did. before: what the class got."""
+        given = {id(array) for array in before.values()} if self.tensors.shifts else set[int]()
+        return {
+            name: array + 1.0 if id(array) in given and array.ndim == 1 and "norm" in name else array
+            for name, array in arrays.items()
+        }
+
+
+def text_model(model: Any) -> Any:
+    """Return the part with the layers (`model`) and the output projection, of a multimodal class or a text-only one."""
+    return model.language_model if "language_model" in model else model
+
+
+def project(model: Any, hidden: mx.array) -> mx.array:
+    """Return logits (B, T, V) of hidden states (B, T, E) by a model's output projection."""
+    text = text_model(model)
+    logits: mx.array = text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)
+    return logits
+
+
+def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
+    """Return the tensors of a checkpoint's head; None if it has none that headrace knows. Headers only."""
+    config, found = checkpoint.config, _prefix(checkpoint.config, checkpoint.tensors)
+    if found is None:
+        return None
+    names, prefix = found
+    ends = {
+        names.embedding_norm: f"{_INPUT}embedding_norm",
+        names.hidden_norm: f"{_INPUT}hidden_norm",
+        names.projection: f"{_INPUT}projection",
+        names.norm: "model.norm",
+    }
+    renamed: dict[str, str] = {}
+    for name in checkpoint.tensors:
+        rest = name.removeprefix(prefix)
+        module, _, part = rest.rpartition(".")
+        if rest == name or rest.startswith(_SHARED):
+            continue
+        if module in ends:
+            renamed[name] = f"{ends[module]}.{part}"
+        elif rest.startswith(names.layer):
+            renamed[name] = _LAYER + rest.removeprefix(names.layer)
+    if f"{_INPUT}projection.weight" not in renamed.values():
+        return None
+    text = config.get("text_config")
+    one = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None
+    changed = {**config, "text_config": one} if one else {**config, **_ONE_LAYER}
+    raw = any(name.endswith("conv1d.weight") and info.shape[-1] != 1 for name, info in checkpoint.tensors.items())
+    return HeadTensors(replace(checkpoint, config=changed), renamed, names.hidden_first, names.centred and raw)
+
+
+def without_head(arrays: Mapping[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
+    """Return the arrays without those of a head, which some classes refuse."""
+    found = _prefix(config, arrays)
+    return {name: array for name, array in arrays.items() if found is None or not name.startswith(found[1])}
+
+
+def _prefix(config: Mapping[str, Any], names: Collection[str]) -> tuple[_Names, str] | None:
+    """Return the family's names and the prefix of the head's tensors, if there are any."""
+    text = config.get("text_config", config)
+    family = _FAMILIES.get(str(config.get("model_type")))
+    if family is None or not isinstance(text, Mapping):
+        return None
+    inner = family.prefix.format(text.get("num_hidden_layers"))
+    for outer in _OUTER:
+        if any(name.startswith(outer + inner) for name in names):
+            return family, outer + inner
+    return None

@@ -1,0 +1,186 @@
+"""Multi-token prediction heads against NumPy, and in the engine: draft tokens, K/V in step, unchanged answers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.network.mtp import head_tensors
+from headrace.models.network.mtp_network import MtpNetwork, add_head
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.mtp_draft import MAX_WAITING, MtpDraft
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.errors import UsageError
+from headrace.runtime.kv.backend import KVOptions, one_pass
+from headrace.runtime.ops import Ops, native
+from headrace.runtime.sampling.params import SamplingParams
+from tests.mtp_models import CONFIGS, VOCAB, WIDTH, head_logits, write_model
+from tests.speculating import run, speculating
+
+pytestmark = pytest.mark.peer
+KINDS = sorted(CONFIGS)
+BACKENDS: list[Ops | None] = [None, *([native] if native.status().available else [])]
+SAYS = 24
+SAMPLED = SamplingParams(temperature=1.0, seed=5)
+
+
+def load(directory: Path, kernels: Ops | None = None) -> MlxLmNetwork:
+    checkpoint = open_checkpoint(directory)
+    network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu, kernels=kernels).use_kernels()
+    tensors = head_tensors(checkpoint)
+    return network if tensors is None else add_head(network, tensors, mx.DeviceType.cpu, kernels, None)
+
+
+def logits_of(network: MlxLmNetwork, tokens: Sequence[int]) -> tuple[Any, Any]:
+    """Return the output of the layers and the last logits for a prompt."""
+    kv = network.kv_backend(KVOptions(256))
+    x = network.layers(network.embed(mx.array([list(tokens)])), one_pass(kv, kv.acquire(()), len(tokens)))
+    return np.array(x[0]), np.array(network.logits(x)[0])
+
+
+@pytest.mark.parametrize("kernels", BACKENDS, ids=["stock", "kernels"][: len(BACKENDS)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_computes_what_its_paper_says(tmp_path: Path, kind: str, kernels: Ops | None) -> None:
+    tensors, random = write_model(tmp_path, kind), np.random.default_rng(3)
+    network = load(tmp_path, kernels)
+    head, tokens = network.draft_head, [5, 9, 2, 7, 7, 1, 30, 12]
+    assert isinstance(head, MtpNetwork)
+    hidden = random.normal(size=(len(tokens), WIDTH))
+    kv = head.kv_backend(KVOptions(64))
+    cache, given, rows = kv.acquire(()), mx.array(hidden[None].astype(np.float32)), []
+    for start, end in ((0, 5), (5, 6), (6, 8)):
+        kv_pass = one_pass(kv, cache, end - start)
+        out = head.hidden(mx.array([tokens[start:end]]), given[:, start:end], kv_pass)
+        kv_pass.advance()
+        rows += list(np.array(out[0]))
+        expected_hidden, expected = head_logits(kind, tensors, tokens[:end], hidden[:end])
+        np.testing.assert_allclose(rows, expected_hidden, atol=2e-4)
+        np.testing.assert_allclose(np.array(head.logits(out)[0]), expected[-1], atol=5e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_answers_as_without_its_head(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path / "with", kind)
+    write_model(tmp_path / "without", kind, head=False)
+    with_head, without = load(tmp_path / "with"), load(tmp_path / "without")
+    assert without.draft_head is None
+    hidden, logits = logits_of(with_head, [3, 1, 4, 1, 5])
+    assert hidden.shape == (5, WIDTH)
+    np.testing.assert_allclose(logits, logits_of(without, [3, 1, 4, 1, 5])[1], atol=1e-5)
+
+
+class Corrected:
+    """A head's proposer whose draft tokens are replaced by the known answer's, many by a wrong one.
+
+    firsts: the head's own first draft token, by the number of tokens known.
+    """
+
+    source, needs_all_tokens, is_wanted, dry_run, cost_s = "mtp", True, True, None, 0.0
+
+    def __init__(self, mtp: Any, whole: Sequence[int]) -> None:
+        self._mtp, self._whole = mtp, whole
+        self.firsts: dict[int, int] = {}
+
+    def update(self, tokens: Sequence[int]) -> None:
+        self._known = len(tokens)
+        self._mtp.update(tokens)
+
+    def chances(self, count: int) -> Sequence[float]:
+        return [1.0] * min(count, 3)
+
+    def propose(self, count: int) -> Sequence[int]:
+        own = self._mtp.propose(count)
+        if own:
+            self.firsts[self._known] = own[0]
+        right = self._whole[self._known : self._known + count]
+        return [token ^ 1 if (self._known + at) * 7 % 10 < 4 else token for at, token in enumerate(right)]
+
+
+def expected_firsts(kind: str, network: MlxLmNetwork, tensors: Any, whole: Sequence[int]) -> dict[int, int]:
+    hidden, _ = logits_of(network, whole)
+    _, logits = head_logits(kind, tensors, list(whole[1:]), hidden[:-1].astype(np.float64))
+    return {known: int(logits[known - 2].argmax()) for known in range(2, len(whole))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_entries_follow_a_batch_with_rejections_and_preemption(tmp_path: Path, kind: str) -> None:
+    tensors = write_model(tmp_path, kind)
+    network = load(tmp_path)
+    prompts = [[11, 3, 5, 8, 60, 2, 9], [4, 4, 31, 1]]
+    answers = [
+        [token for event in Engine(network, context_limit=128).generate(Request(prompt, SAYS, speculate="off"))
+         if isinstance(event, Step) for token in event.tokens]
+        for prompt in prompts
+    ]  # fmt: skip
+    engine = speculating(network, context_limit=128)
+    sequences = [engine.submit(Request(prompt, SAYS, speculate="mtp")) for prompt in prompts]
+    wholes = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    corrected: list[Any] = []
+    states: list[str] = []
+    for step in range(400):
+        engine.step()
+        states.append(sequences[1].state)
+        if len(corrected) < 2 and all(sequence.mtp for sequence in sequences):
+            corrected = [
+                Corrected(sequence.proposers[0], whole) for sequence, whole in zip(sequences, wholes, strict=True)
+            ]
+            for sequence, proposer in zip(sequences, corrected, strict=True):
+                sequence.proposers = [proposer]
+        if step == 7:
+            engine.preempt_youngest()
+        if not engine.has_work:
+            break
+    assert states.count("preempted")
+    for whole, sequence, proposer in zip(wholes, sequences, corrected, strict=True):
+        assert sequence.tokens == whole
+        expected = expected_firsts(kind, network, tensors, whole)
+        assert len(proposer.firsts) > SAYS // 4
+        assert proposer.firsts == {known: expected[known] for known in proposer.firsts}
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+def test_draft_tokens_of_a_head_leave_output_unchanged(tmp_path: Path, sampling: SamplingParams) -> None:
+    write_model(tmp_path, "glm4_moe")
+    network = load(tmp_path, BACKENDS[-1])
+    found = {
+        choice: [
+            (event.tokens, event.record.source)
+            for event in run(speculating(network), [Request([1, 2, 3], SAYS, sampling, speculate=choice)])[0]
+            if isinstance(event, Step)
+        ]
+        for choice in ("off", "mtp", "auto")
+    }
+    tokens = {choice: [token for step, _ in steps for token in step] for choice, steps in found.items()}
+    assert tokens["mtp"] == tokens["auto"] == tokens["off"]
+    assert {source for _, source in found["mtp"]} >= {"mtp"}
+
+
+def test_a_model_without_a_head_refuses_to_draft_with_one(tmp_path: Path) -> None:
+    write_model(tmp_path, "mimo", head=False)
+    with pytest.raises(UsageError, match="no multi-token prediction head"):
+        Engine(load(tmp_path), context_limit=64).submit(Request([1], speculate="mtp"))
+
+
+def test_waiting_hidden_states_are_bounded(tmp_path: Path) -> None:
+    write_model(tmp_path, "mimo")
+    head = load(tmp_path).draft_head
+    assert head is not None
+    mtp = MtpDraft(head, 3 * MAX_WAITING, _acceptance(), lambda: lambda logits: mx.argmax(logits, axis=-1))  # type: ignore[arg-type, return-value]
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 3 * MAX_WAITING)]
+    for start in range(0, len(tokens) - 1, 512):
+        mtp.take(start, mx.zeros((1, min(512, len(tokens) - 1 - start), WIDTH)))
+    assert sum(hidden.shape[1] for hidden in mtp._waiting) <= MAX_WAITING
+    mtp.update(tokens)
+    proposals = [mtp.propose(2) for _ in range(MAX_WAITING // 256 + 1)]
+    assert any(len(draft) == 2 for draft in proposals)
+
+
+def _acceptance() -> Any:
+    from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
+
+    return Acceptance(MTP_PRIOR)
