@@ -43,7 +43,7 @@ class Answer:
     """An answer being generated. Times count from the start of its prompt's encoding.
 
     steps: those so far. finished: its end, once there. ttft_s: seconds to the first text; None until there is some.
-    cpu_use: of the machine from the first step to the end; None if unknown.
+    cpu_use: of the machine from the first step to the end, from the prefill on if that is too short; None if unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Answer:
         self.e2e_s = 0.0
         self.cpu_use: CPUUse | None = None
         self._own_processes = own_processes
-        self._meter: CPUMeter | None = None
+        self._meters: list[CPUMeter] = []  # from the first event, from the first step
         self._text = AnswerText(tokenizer, request, stop)
         self._repetition = Repetition()
         self._pieces: list[str] = []
@@ -73,6 +73,8 @@ class Answer:
     def take(self, event: Event) -> Part:
         """Return the text event of an engine's event. Raises the error that the answer failed with."""
         part = self._text.part(event)
+        if not self._meters or (isinstance(part, TextChunk) and not self.steps):
+            self._meters.append(CPUMeter(self._own_processes))
         if isinstance(part, PrefillProgress):
             self.chunks.append((time.perf_counter() - self.prompt.started, part.done))
         if isinstance(part, TextChunk | Completed):
@@ -83,12 +85,11 @@ class Answer:
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
                 self._repetition.add(part.step.tokens)
-                if self._meter is None:
-                    self._meter = CPUMeter(self._own_processes)
             else:
                 self.finished = part.finished
                 self.e2e_s = time.perf_counter() - self.prompt.started
-                self.cpu_use = self._meter.use() if self._meter is not None else None
+                uses = (meter.use() for meter in reversed(self._meters))
+                self.cpu_use = next((use for use in uses if use is not None), None)
         return part
 
     @property

@@ -79,6 +79,10 @@ def sentence(of: StepFigures) -> str:
     return " ".join([_bytes(of), _limit(of), _speed(of)])
 
 
+OTHERS = "other programs used the CPU"
+"""`cpu_phrase` where it is not known how much."""
+
+
 def cpu_phrase(use: CPUUse, verb: str = "use") -> str:
     """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
     busiest = sanitise(use.busiest)[:_NAME] if isinstance(use, Load) else ""

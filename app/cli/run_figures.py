@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.options import SamplingSource
-from headrace.app.answer.sentence import StepFigures, cpu_phrase
+from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase
 from headrace.app.cli.run_session import RunSession
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
@@ -66,7 +66,7 @@ class RunReport:
         """Means of the steps with an inter-token latency, for the sentence."""
         summary, use = self.summary, self.answer.cpu_use
         known = summary.step_s is not None and summary.tpot_s
-        slowed_by = cpu_phrase(use, "used") if self.busy and use is not None else ""
+        slowed_by = "" if not self.busy else OTHERS if use is None else cpu_phrase(use, "used")
         if self.without_kernels:
             slowed_by = "stock MLX runs instead of headrace's CPU kernels (see `headrace doctor`)"
         return StepFigures(
@@ -92,8 +92,8 @@ class RunReport:
 
     @property
     def busy(self) -> bool:
-        """True if other programs slowed the answer down."""
-        return self.answer.busy
+        """True if other programs slowed the answer down, or for a short one the reading of memory after it."""
+        return self.answer.busy or (self.answer.cpu_use is None and self.memory_now.busy)
 
     @property
     def mbu_base_gb_s(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from headrace.app.answer.phrases import phrases, sampling_phrase, sampling_text
-from headrace.app.answer.sentence import sentence
+from headrace.app.answer.sentence import OTHERS, cpu_phrase, sentence
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.cli.run_figures import RunReport
@@ -188,8 +188,8 @@ def _kv(report: RunReport) -> str:
 
 def _mbu(report: RunReport) -> str:
     use = report.answer.cpu_use
-    if report.busy and use is not None:
-        return f"busy: other programs used {use.other_cpus:.1f} of {use.cpus} cores during the answer"
+    if report.busy:
+        return f"busy: {OTHERS if use is None else cpu_phrase(use, 'used') + ' during the answer'}"
     if report.mbu is None:
         return "unknown"
     paired = report.mbu_base_gb_s == report.memory_now.gb_s

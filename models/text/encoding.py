@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.models.text.tokenizers_library import library_errors, parts_of, text_growth
+from headrace.models.text.tokenizers_library import library_errors, panics_hidden, parts_of, text_growth
 from headrace.runtime.errors import CheckpointError, ContextLimitError, HeadraceError
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, nothing added. Raises ContextLimitError for a text that takes too much memory."""
-        return limited(lambda: self.encode_here(text), len(text))
+        with panics_hidden():  # in this thread, which may give up the call
+            return limited(lambda: self.encode_here(text), len(text))
 
     def encode_here(self, text: str) -> list[int]:
         """Encode on this thread."""

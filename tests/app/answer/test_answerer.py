@@ -1,5 +1,6 @@
 """Answers of one model: alone and side by side, with errors of their own."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,25 @@ def test_an_answer_is_the_same_alone_and_beside_others(model: LoadedModel) -> No
     assert all(answer.ttft_s is not None and answer.ttft_s <= answer.e2e_s for answer in answers)
     latencies = [len(answer.latencies) for answer in answers]
     assert latencies == [sum(record.tokens for record in answer.records[1:]) for answer in answers]
+
+
+@pytest.mark.parametrize("decoding", [None, "decoding"])
+def test_a_short_answer_has_the_cpu_use_of_its_prefill_too(
+    decoding: str | None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A meter says nothing about a fraction of a second."""
+    uses = iter(["whole", decoding])
+
+    def meter(_: Any) -> Any:
+        use = next(uses)
+        return SimpleNamespace(use=lambda: use)
+
+    monkeypatch.setattr("headrace.app.answer.answer.CPUMeter", meter)
+    answerer = Answerer(model)
+    answer: Any = prepared(answerer, "a", max_tokens=9)
+    for _ in answerer.stream(answer):
+        pass
+    assert answer.cpu_use == (decoding or "whole")
 
 
 def test_a_stop_rule_that_raises_ends_its_answer_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

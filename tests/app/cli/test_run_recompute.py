@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.answer.answer import Answer, Prompt
-from headrace.app.answer.sentence import sentence
+from headrace.app.answer.sentence import OTHERS, sentence
 from headrace.app.cli.run_figures import RunReport
 from headrace.app.cli.run_report import document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
@@ -151,6 +151,11 @@ def test_a_busy_machine_has_no_mbu() -> None:
     assert "MBU busy" in summary_line(found)
     assert said["explanation"].endswith("in part because other programs used 1.0 of 2 cores.")
     assert dict(table(found))["MBU"].startswith("busy: other programs used 1.0 of 2 cores")
+    found.answer.cpu_use = None  # too short to tell; the reading of memory was not
+    busy = replace(found, memory_now=replace(found.memory_now, busy=True))
+    assert (document(busy, with_steps=False)["mbu"], dict(table(busy))["MBU"]) == (None, f"busy: {OTHERS}")
+    assert document(busy, with_steps=False)["explanation"].endswith(f"in part because {OTHERS}.")
+    assert not found.busy
     found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.9)
     said = document(found, with_steps=False)
     assert (said["mbu"] is None, said["busy"]) == (False, False)

@@ -93,6 +93,13 @@ def test_panics_and_errors_of_a_call_are_its_own() -> None:
         limited(lambda: 1 // 0, 1)
 
 
+def test_a_panic_during_an_encoding_is_one_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, model=BPE, pre_tokenizer=split_on("(?:z|z){25}(?!.)(?=.)")))
+    with pytest.raises(CheckpointError, match="^the tokenizer failed: "):
+        tokenizer.encode("z" * 30)
+    assert capfd.readouterr().err == ""
+
+
 def test_the_length_of_a_text_is_limited_by_its_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "_MOST_NORMALIZED", 200)
     tokenizer = Tokenizer.load(write(tmp_path, normalizer=replaced("b" * 10), pre_tokenizer=SPELLED))
