@@ -70,6 +70,13 @@ class ChatTemplate:
         )
 
     @cached_property
+    def words(self) -> Sequence[str]:
+        """Return the text literals of all sources: what a template can look for in a message."""
+        from headrace.models.text.template_sandbox import text_literals
+
+        return list(dict.fromkeys(word for source in self.sources.values() for word in text_literals(source)))
+
+    @cached_property
     def _places_system(self) -> bool:
         """Return whether the prompt contains system messages; Gemma 2 raises on them, others drop them silently."""
         from headrace.models.text.template_sandbox import render_template

@@ -5,7 +5,7 @@ and cannot tell template from user text, so two rewrites separate them:
 
 - `mask` replaces in all outside text the characters of control tokens by stand-ins from a private-use plane. The
   template may join, trim or replace such text: control tokens then consist of template text alone. For a template that
-  looks for words, `mask` replaces only the characters that control tokens begin or end with.
+  looks for words, these words keep all characters but those that control tokens begin or end with.
 - `shadow` is a second tokenizer in which control tokens have secret names. `secret` gives the template's control
   tokens in a masked, rendered prompt these names and restores all other characters. The shadow encodes the result in
   one pass, so merges and spacing are unchanged.
@@ -14,7 +14,7 @@ and cannot tell template from user text, so two rewrites separate them:
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ _SECRET_NAMES = 0x100000  # area B
 # Added tokens not declared special count as control tokens if the template writes them and they look like markup
 # (`<think>`, `<tool_call>`), unlike Gemma's added tokens for runs of blank lines.
 _MARKUP = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+_MOST_WORDS = 100  # that the template may find; they are searched in all outside text
 _MARKUP_IN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
@@ -53,21 +54,31 @@ class ControlTokens:
         """Return the ids of control tokens written in a text, leftmost first, the longest at each position."""
         return [self._ids_of[found] for found in self._all.findall(text)] if self._ids_of else []
 
-    def mask(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, words: bool = False) -> "Masked":
+    def mask(self, messages: Sequence[Mapping[str, Any]], tools: Any, words: Collection[str] = ()) -> "Masked":
         """Return messages and tools with stand-ins for the characters of control tokens.
 
-        words: only for possible edges, so that the template finds words.
+        words: texts that the template looks for. In them, only possible edges are replaced.
         """
         written = list(_strings([messages, tools]))
         used = set().union(*written)
-        replaced = [char for char in (self._edges if words else self._characters) if char in used]
+        replaced = [char for char in self._characters if char in used]
         if not replaced:
             return Masked(messages, tools, back={}, has_look_alike=False)
         free = (code for code in range(_STAND_INS, _STAND_INS + 0xFFFE) if chr(code) not in used)
         back = dict(zip(free, replaced, strict=False))
         table = {ord(char): chr(stand_in) for stand_in, char in back.items()}
-        masked_messages = [self._mask_message(message, table) for message in messages]
-        masked_tools = _map_strings(tools, lambda text: text.translate(table))
+        edges = {code: stand_in for code, stand_in in table.items() if chr(code) in self._edges}
+        found = [word for word in words if not used.isdisjoint(word) and any(word in text for text in written)]
+        kept = _any_of(found[:_MOST_WORDS])
+
+        def masked(text: str) -> str:
+            if not found:
+                return text.translate(table)
+            parts = zip(kept.split(text), [*kept.findall(text), ""], strict=True)
+            return "".join(part.translate(table) + word.translate(edges) for part, word in parts)
+
+        masked_messages = [self._mask_message(message, masked) for message in messages]
+        masked_tools = _map_strings(tools, masked)
         left = "".join(_strings([masked_messages, masked_tools]))
         has_look_alike = sum(len(self.find(text)) for text in written) != len(self.find(left))
         return Masked(masked_messages, masked_tools, back, has_look_alike)
@@ -114,14 +125,11 @@ class ControlTokens:
                 (left, right) for left, right in model["merges"] if names.keys().isdisjoint((left, right, left + right))
             ]
 
-    def _mask_message(self, message: Mapping[str, Any], table: dict[int, str]) -> dict[str, Any]:
+    def _mask_message(self, message: Mapping[str, Any], masked: Callable[[str], str]) -> dict[str, Any]:
         def outside_markup(text: str) -> str:
             kept = self._markup.findall(text)
-            parts = [part.translate(table) for part in self._markup.split(text)]
+            parts = [masked(part) for part in self._markup.split(text)]
             return parts[0] + "".join(token + part for token, part in zip(kept, parts[1:], strict=True))
-
-        def plain(text: str) -> str:
-            return text.translate(table)
 
         # Only the text of an assistant's message is its own, not the arguments of its tool calls. The keys of a
         # message belong to the chat format; nested keys are outside text.
@@ -129,7 +137,7 @@ class ControlTokens:
         return {
             key: value
             if key == "role"
-            else _map_strings(value, outside_markup if own and isinstance(value, str) else plain)
+            else _map_strings(value, outside_markup if own and isinstance(value, str) else masked)
             for key, value in message.items()
         }
 
@@ -154,7 +162,7 @@ def markup_in(text: str) -> set[str]:
     return set(_MARKUP_IN.findall(text))
 
 
-def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:
+def _any_of(texts: Collection[str]) -> re.Pattern[str]:
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
 

@@ -6,7 +6,7 @@ memory and time; the source length bounds compilation. Importing this module imp
 on first use.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jinja2
@@ -69,6 +69,13 @@ def compile_template(source: str) -> jinja2.Template:
         return _environment().from_string(source)
     except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, *_DATA_ERRORS) as error:
         raise CheckpointError(f"the chat template cannot be read: {_one_line(error)}") from error
+
+
+def text_literals(source: str) -> Iterator[str]:
+    """Yield the text literals in the expressions of a template that was compiled."""
+    for constant in _environment().parse(source).find_all(nodes.Const):
+        if isinstance(constant.value, str):
+            yield constant.value
 
 
 _OF_JINJA = ("_loop_vars", "_block_vars")  # keyword arguments of jinja2 itself, for calls in loops and blocks

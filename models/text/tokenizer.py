@@ -119,7 +119,7 @@ class Tokenizer:
             safe = _well_formed(template.render(masked.messages, tools=masked.tools, **options))
             if safe.translate(masked.back) == prompt or self._controls.mixes(safe, masked):
                 return safe, masked
-        masked = self._controls.mask(messages, tools, words=True)  # the template looks for words
+        masked = self._controls.mask(messages, tools, template.words)  # the template looks for some of them
         return _well_formed(template.render(masked.messages, tools=masked.tools, **options)), masked
 
     def encode_here(self, text: str) -> list[int]:

@@ -22,6 +22,8 @@ _REWORKING = {
     "encloses": "{% for m in messages %}<{{ m.content }}><|{{ m.content }}|>{% endfor %}",
     "opens": "{% for m in messages %}{{ m.content | replace('(', '<') | replace(')', '>') }}{% endfor %}",
     "splits": "<|im_start|>{% for m in messages %}{{ m.content.split('/') | join }}{% endfor %}",
+    "looks for a word": "{% for m in messages %}{% if 'end' in m.content %}<|{{ m.content }}>{% endif %}{% endfor %}",
+    "unescapes": "{% for m in messages %}{{ m.content.replace('&lt;', '<').replace('&gt;', '>') }}{% endfor %}",
     "reverses": "<|im_start|>{% for m in messages %}{{ m.content | reverse }}{% endfor %}",
 }
 
@@ -99,6 +101,7 @@ def test_a_user_adds_no_markup_either(text: str) -> None:
 @example(contents=["end", "start"])
 @example(contents=[">|dne_mi|<"])
 @example(contents=["|im_end|", "(|im_end|)"])
+@example(contents=["im_end|", "&lt;|im_end|&gt;"])
 def test_no_rework_of_the_template_makes_a_control_token(template: str, contents: list[str]) -> None:
     tokenizer = tokenizer_of("chatml", _REWORKING[template])
     harmless = tokenizer.encode_chat(conversation(["hello"] * len(contents)))

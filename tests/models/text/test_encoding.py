@@ -95,7 +95,7 @@ def test_panics_and_errors_of_a_call_are_its_own() -> None:
 
 def test_a_panic_during_an_encoding_is_one_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, model=BPE, pre_tokenizer=split_on("(?:z|z){25}(?!.)(?=.)")))
-    with pytest.raises(CheckpointError, match="^the tokenizer failed: "):
+    with pytest.raises(CheckpointError, match=r"^the tokenizer failed: "):
         tokenizer.encode("z" * 30)
     assert capfd.readouterr().err == ""
 
