@@ -6,7 +6,7 @@ A client belongs to one thread. `state` and `card` change only in `poll` and `st
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from headrace.app.engine.commands import Cancel, CountTokens, Generate, ModelSpec, PrefetchPrompt, Pull, Rest
+from headrace.app.engine.commands import Cancel, CountTokens, Generate, ModelSpec, PrefetchPrompt, Pull, Rest, TimeSteps
 from headrace.app.engine.events import (
     Abandoned,
     AnswerEvent,
@@ -61,6 +61,10 @@ class ChatEngine(Protocol):
 
     def rest(self) -> None:
         """Suspend idle work until the next command."""
+        ...
+
+    def time_steps(self, every: int) -> None:
+        """Time one decode step in `every` by part."""
         ...
 
     def cancel(self, generation: int | None = None) -> None:
@@ -144,6 +148,10 @@ class EngineClient:
     def rest(self) -> None:
         if self._link is not None:
             self._link.send(Rest())
+
+    def time_steps(self, every: int) -> None:
+        if self._link is not None:
+            self._link.send(TimeSteps(every))
 
     def cancel(self, generation: int | None = None) -> None:
         if self._link is not None:

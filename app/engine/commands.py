@@ -8,6 +8,8 @@ from typing import Any
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.text.thinking import Thinking
 
+TIMED_EVERY = 16
+"""One decode step in so many is timed by part, unless `TimeSteps` asks for others."""
 _UNSET = AnswerOptions()
 
 
@@ -87,6 +89,13 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSteps:
+    """Time one decode step in `every` by part, from now on. Taken during an answer, too."""
+
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
 class Quit:
     """Write recent K/V to disk for at most `seconds`, then exit."""
 
@@ -100,4 +109,4 @@ class Pull:
     name: str
 
 
-Command = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | Quit | Pull
+Command = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | TimeSteps | Quit | Pull

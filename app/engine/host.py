@@ -40,6 +40,7 @@ from headrace.runtime import ops
 from headrace.runtime.engine import request
 from headrace.runtime.engine.request import CancelFlag, Finished, Step
 from headrace.runtime.engine.sequence import Sequence
+from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.hardware import Machine, machine
@@ -96,6 +97,9 @@ class EngineHost:
         self._file_tokens: dict[str, int] = {}  # of the last prefetch
         self._spare_cpus = _spare_cpus(machine())
         self.idle = IdleWork(resolved, self._disk_cache)
+        self.timed_every = 0
+        """One decode step in so many is timed by part; 0: none."""
+        watch_garbage()
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
@@ -181,6 +185,7 @@ class EngineHost:
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
         batch = 0
+        self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
             match event:

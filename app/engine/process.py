@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from headrace.app.engine.commands import (
+    TIMED_EVERY,
     Cancel,
     Command,
     CountTokens,
@@ -27,6 +28,7 @@ from headrace.app.engine.commands import (
     Pull,
     Quit,
     Rest,
+    TimeSteps,
 )
 from headrace.app.engine.events import (
     Abandoned,
@@ -56,13 +58,14 @@ _JOINING_S = 0.02  # for requests that join between two steps
 
 
 class Inbox:
-    """Commands in order, and the cancel flag of every generation."""
+    """Commands in order, and the cancel flag of every generation. timed_every: of the newest TimeSteps."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._commands: deque[Command] = deque()
         self._arrived = threading.Condition()
         self._cancelled: dict[int, CancelFlag] = {}
+        self.timed_every = TIMED_EVERY
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def next(self, timeout: float | None) -> Command | None:
@@ -101,6 +104,8 @@ class Inbox:
                 for command in incoming.feed(piece):
                     if isinstance(command, Cancel):
                         self.cancel_flag(command.id).set()
+                    elif isinstance(command, TimeSteps):
+                        self.timed_every = command.every
                     else:
                         with self._arrived:
                             self._commands.append(command)
@@ -165,6 +170,7 @@ class Server:
             self._run(command)
             if time.monotonic() > until:
                 break
+        host.timed_every = self._inbox.timed_every
         try:
             host.step(self._send_event)
         except Exception as error:

@@ -1,8 +1,8 @@
 """Trace-event files of answers, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 The JSON object form of the "Trace Event Format": complete events (X) with microseconds, counters (C), names (M). One
-process; each sequence has a track, and one more with its draft tokens. A step's parts are computed: its bytes at the
-memory bandwidth, and the rest.
+process; each sequence has a track, and one more with its draft tokens. A step's parts are
+sums by kind of work, as timed in the kernels; else they are computed: its bytes at the memory bandwidth, and the rest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> I
         start_s += step.latency_s
         yield _slice(f"step {step.index}", "decode", track, start, end, _arguments(step))
         for name, begin, stop in _parts(step, start, end, memory_gb_s):
-            yield _slice(name, "computed", track, begin, stop, {})
+            yield _slice(name, "computed" if step.parts is None else "timed", track, begin, stop, {})
         if step.proposed:
             drafts = {"proposed": step.proposed, "accepted": step.accepted, "source": step.source or ""}
             name = f"{step.accepted} of {step.proposed} accepted"
@@ -77,7 +77,17 @@ def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> I
 
 
 def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) -> list[tuple[str, int, int]]:
-    """Return (name, start, end) of a step's parts, which fill it; reading is at most the whole step."""
+    """Return (name, start, end) of a step's parts, which fill it: sums by kind of work, one after the other.
+
+    Timed ones are as measured. Computed ones are reading, at most the whole step, and the rest.
+    """
+    if step.parts is not None:
+        ends = [start]
+        for seconds in step.parts.named().values():
+            ends.append(min(end, ends[-1] + _ns(seconds)))
+        names = [*step.parts.named(), "other kernels"]
+        timed = [(name, *span) for name, span in zip(names, pairwise([*ends, end]), strict=True)]
+        return [part for part in timed if part[2] > part[1]]
     if not memory_gb_s or end <= start:
         return []
     nbytes = step.kv_bytes_read + step.kv_bytes_written

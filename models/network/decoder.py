@@ -107,15 +107,20 @@ class Decoder:
             for array in self._table.arrays:
                 del read[id(array)]  # an untied table is looked up, not read
         nbytes = sum(array.nbytes for array in read.values())
+        parts = {"attention": 0, "MLP": 0, "experts used": 0, "head": self._head.nbytes}
         count = self._head.rows * self._head.columns
         for layer in self._layers:
             count += sum(weight.rows * weight.columns for weight in layer.matrices)
+            parts["attention"] += sum(weight.nbytes for weight in (*layer.qkv, layer.output))
             if (mixture := layer.mixture) is None:
+                parts["MLP"] += sum(weight.nbytes for weight in layer.matrices[len(layer.qkv) + 1 :])
                 continue
             for stack in mixture.stacks:  # only the active experts are read
                 nbytes -= stack.nbytes - stack.nbytes * mixture.active // mixture.count
+                parts["experts used"] += stack.nbytes * mixture.active // mixture.count
                 count += stack.rows * stack.columns * mixture.active // mixture.count
-        return network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
+        cost = network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
+        return replace(cost, weight_parts=[(name, size) for name, size in parts.items() if size])
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """Blocks that attention reads in place, if all layers can; else buffers."""

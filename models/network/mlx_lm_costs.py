@@ -42,13 +42,25 @@ def _step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float
     text = config.get("text_config", config)
     modules: dict[str, Any] = dict(model.named_modules())
     nbytes = weights = 0.0
+    parts: dict[str, float] = {}
     for name, array in tree_flatten(model.parameters()):
         nbytes += shares[name] * array.nbytes
+        if (part := _part(name)) is not None:
+            parts[part] = parts.get(part, 0.0) + shares[name] * array.nbytes
         if is_matrix(name, array):
             weights += shares[name] * array.size * weights_per_element(modules, name, array)
     heads, width = text.get("num_attention_heads", 0), text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or (width // heads if heads else 0)
-    return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim))
+    known = [(name, round(size)) for name, size in parts.items() if round(size)]
+    return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim), known)
+
+
+def _part(name: str) -> str | None:
+    """Return the part of the network that a parameter belongs to, by its name; None for norms and others."""
+    found = {"experts": "experts used", "switch_mlp": "experts used", "attn": "attention", "attention": "attention",
+             "mlp": "MLP", "feed_forward": "MLP", "lm_head": "head", "embed_tokens": "head", "wte": "head"}  # fmt: skip
+    modules = name.split(".")
+    return next((part for word, part in found.items() if any(word in module for module in modules)), None)
 
 
 def layers_kv(model: Any, make_parts: Callable[[], list[Any]]) -> list[LayerKV]:

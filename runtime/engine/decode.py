@@ -79,6 +79,7 @@ class InFlightBatch:
     batch: int  # sequences of the first pass, which share one read of the weights
     started: float
     token: mx.array | None = None
+    built: float = 0.0  # when it was handed to the device
     ahead: bool = False  # built before the batch before it was read
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
     errors: dict[Sequence, Exception] = field(default_factory=dict)  # raised by samplers; their tokens are invalid
@@ -168,6 +169,7 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
         mx.async_eval(*in_flight.appended, *in_flight.hidden.values(), *(logits for _, logits in in_flight.choosing))
     else:
         in_flight.select()
+    in_flight.built = time.perf_counter()
     return in_flight
 
 

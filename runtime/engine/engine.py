@@ -29,12 +29,13 @@ from headrace.runtime.engine.prefill import chunk_end, prefill
 from headrace.runtime.engine.request import Event, Failed, Finished, FinishReason, Request, Step
 from headrace.runtime.engine.scheduler import ScheduledChunk, Scheduler
 from headrace.runtime.engine.sequence import Sequence
+from headrace.runtime.engine.step_timer import StepTimer, garbage_seconds
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.errors import EngineError, UsageError, expected
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.machine.memory import CACHE_LIMIT, wired
 from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_errors
-from headrace.runtime.metrics.telemetry import PoolStats, StepRecord
+from headrace.runtime.metrics.telemetry import PassFacts, PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.forced import Forced
@@ -108,6 +109,8 @@ class Engine:
         self._drafting = Drafting(network.vocab_size, pass_costs, has_head=network.draft_head is not None)
         self._in_flight: InFlightBatch | None = None  # the newest batch
         self._landed = 0.0  # when the newest batch was read
+        self._garbage_s = 0.0  # of garbage collection until then
+        self.timer = StepTimer()
         self._ended: list[Sequence] = []  # whose caches are not released yet
         self._cancelled: list[Sequence] = []
         self.on_release: Callable[[Sequence], None] | None = None  # called before a sequence's cache is released
@@ -344,12 +347,16 @@ class Engine:
                 rows += 1
             else:
                 fed += chunk.count
-        seconds = now - max(self._landed, in_flight.started)
+        began = max(self._landed, in_flight.started)
+        seconds = now - began
         if not in_flight.draft_tokens:
             self._pace.took(rows, fed, seconds)
         if rows and not fed:
             self._drafting.controller.record(rows, in_flight.draft_tokens, seconds, ahead=in_flight.ahead)
         self._landed = now
+        parts = self.timer.landed(seconds, max(0.0, in_flight.built - began), decodes=rows > 0 and not fed)
+        garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()
+        shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts)
         row = 0
         for chunk in in_flight.chunks:
             sequence = chunk.sequence
@@ -361,7 +368,7 @@ class Engine:
                 with self._own_errors(sequence, events):
                     if sequence in in_flight.errors:
                         raise in_flight.errors[sequence]
-                    events.append(self._commit_decode(chunk, chosen, in_flight))
+                    events.append(self._commit_decode(chunk, chosen, in_flight, shared))
                 continue
             self._hand_over(in_flight, sequence, chunk.count)
             sequence.kv.commit(chunk.count)
@@ -370,7 +377,9 @@ class Engine:
                 if not rows and sequence.kv.committed == sequence.prefill_end:
                     mx.clear_cache()  # decoding needs no working memory of chunks
 
-    def _commit_decode(self, chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch) -> Delivery:
+    def _commit_decode(
+        self, chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch, shared: PassFacts
+    ) -> Delivery:
         """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
         sequence, draft_tokens = chunk.sequence, chunk.draft_tokens
         said = chosen[: 1 + accepted(chosen, draft_tokens)]
@@ -386,7 +395,7 @@ class Engine:
             cast(Sampler, sequence.sampler).commit(len(said))
             sequence.draft_entries, source = 0, chunk.source
         sequence.tokens += said
-        record = sequence.timeline.step_done(sequence.kv, in_flight.batch, len(said), len(draft_tokens), source)
+        record = sequence.timeline.step_done(sequence.kv, shared, len(said), len(draft_tokens), source)
         if draft_tokens:
             sequence.kv.rollback()
         values = in_flight.logprobs.get(sequence)

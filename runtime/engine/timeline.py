@@ -12,7 +12,9 @@ import mlx.core as mx
 
 from headrace.runtime.kv.cache import KVCache
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary
+from headrace.runtime.metrics.telemetry import PassFacts, Percentiles, StepRecord, Summary
+
+_ALONE = PassFacts()
 
 
 class Timeline:
@@ -48,11 +50,16 @@ class Timeline:
         self._prefilled = self._clock()
 
     def step_done(
-        self, cache: KVCache, batch: int = 1, tokens: int = 1, proposed: int = 0, source: str | None = None
+        self,
+        cache: KVCache,
+        shared: PassFacts = _ALONE,
+        tokens: int = 1,
+        proposed: int = 0,
+        source: str | None = None,
     ) -> StepRecord:
-        """A step's `tokens` have been read and as many entries committed. `batch` sequences took part in its pass.
+        """Return the record of a step whose `tokens` were read and committed. shared: facts of its pass.
 
-        proposed: how many had been draft_entries, and by what.
+        proposed, source: draft tokens that were verified in it, and their proposer.
         """
         now = self._clock()
         latency = now - (self._last if self._latencies else self._prefilled)
@@ -73,10 +80,13 @@ class Timeline:
             kv_allocated_bytes=cache.allocated_bytes,
             active_memory_bytes=mx.get_active_memory(),
             peak_memory_bytes=mx.get_peak_memory(),
-            batch=batch,
+            batch=shared.batch,
             proposed=proposed,
             accepted=tokens - 1,
             source=source,
+            fed=shared.fed,
+            gc_s=shared.gc_s,
+            parts=shared.parts,
         )
         if len(self._latencies) > 1:
             self._bytes += record.step_bytes

@@ -6,7 +6,7 @@ only if it is also the output projection; no inactive experts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ROLLBACK = 256  # entries that a windowed layer keeps beyond its window, for rollback
 DROPPED = 64  # entries are dropped in multiples of this, so that attention sums them in the same order
@@ -36,13 +36,15 @@ class StepCost:
     """Bytes and FLOPs of one decode step of one sequence.
 
     weight_bytes: read once per step for any batch. weight_flops: 2 per multiply-add of a weight.
-    attention_flops_per_entry: per visible cache entry in one layer (q·k and weights·v over all heads).
+    attention_flops_per_entry: per visible cache entry in one layer (q·k and weights·v over all heads). weight_parts:
+    (name, bytes) of `weight_bytes` by part of the network: most of them, or none if they are not known.
     """
 
     weight_bytes: int
     weight_flops: int
     kv: Sequence[LayerKV]
     attention_flops_per_entry: int = 0
+    weight_parts: Sequence[tuple[str, int]] = field(default=(), compare=False)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -13,11 +13,41 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class StepParts:
+    """Seconds of a step by part, measured in the kernels; the rest of the step is other kernels and dispatch.
+
+    waiting_s: the calling thread waited for others; not in the kernels' times. host_s: no step was queued.
+    """
+
+    weights_s: float
+    kv_s: float
+    sampling_s: float
+    waiting_s: float
+    host_s: float
+
+    def named(self) -> dict[str, float]:
+        """Return the seconds by the names that the decode view shows."""
+        names = ("weights", "KV", "sampling", "waiting", "host")
+        return dict(zip(names, (self.weights_s, self.kv_s, self.sampling_s, self.waiting_s, self.host_s), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PassFacts:
+    """Facts of a pass, which all its sequences share. The fields are those of `StepRecord`."""
+
+    batch: int = 1
+    fed: int = 0
+    gc_s: float = 0.0
+    parts: StepParts | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step of one sequence. `context`: cache entries after it.
 
     batch: sequences in its pass, which read `weight_bytes` once for all. proposed: draft tokens of `source` verified in
-    it; accepted: those accepted, up to the end of the answer.
+    it; accepted: those accepted, up to the end of the answer. fed: prompt tokens of other sequences computed in its
+    pass. gc_s: time of Python's garbage collection in it. parts: None if the step was not timed.
     """
 
     index: int
@@ -34,6 +64,9 @@ class StepRecord:
     proposed: int = 0
     accepted: int = 0
     source: str | None = None
+    fed: int = 0
+    gc_s: float = 0.0
+    parts: StepParts | None = None
 
     def __reduce__(self) -> tuple[type["StepRecord"], tuple[Any, ...]]:
         """Pickle as a tuple: one record is sent per token, and a frozen dataclass pickles five times slower."""

@@ -110,6 +110,7 @@ class ScriptedEngine:
     pulls: list[str] = field(default_factory=list)
     pieces_per_poll: int = 1
     rests: int = 0
+    timed_every: int | None = None
 
     def __post_init__(self) -> None:
         self._backlog: list[Event] = []
@@ -143,6 +144,9 @@ class ScriptedEngine:
 
     def rest(self) -> None:
         self.rests += 1
+
+    def time_steps(self, every: int) -> None:
+        self.timed_every = every
 
     def cancel(self, generation: int | None = None) -> None:
         there = {*self._playing, *(command.id for command in self._waiting)}

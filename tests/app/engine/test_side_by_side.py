@@ -127,6 +127,8 @@ class Broken:
 class Silent:
     """An inbox without commands."""
 
+    timed_every = 0
+
     def __init__(self) -> None:
         self.forgotten: list[int] = []
 

@@ -16,6 +16,7 @@ from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import CHUNK, CacheLengths
 from headrace.runtime.metrics.cost import LayerKV, StepCost
+from headrace.runtime.metrics.telemetry import PassFacts
 
 COST = StepCost(weight_bytes=1000, weight_flops=0, kv=[LayerKV(2, 10)])
 LIMIT = 1500
@@ -198,7 +199,7 @@ def test_timelines_tell_waiting_from_prefill() -> None:
     timeline.admitted(reused_tokens=3)
     timeline.prefilled()
     cache: Any = SimpleNamespace(committed=9, committed_bytes=180, allocated_bytes=200)
-    assert timeline.step_done(cache, batch=3).batch == 3
+    assert timeline.step_done(cache, PassFacts(3)).batch == 3
     summary = timeline.summary(cache, 1)
     assert (summary.queue_s, summary.prefill_s, summary.first_step_s, summary.ttft_s) == (2.0, 3.0, 1.0, 6.0)
     assert (summary.reused_tokens, summary.prefill_tokens) == (3, 5)

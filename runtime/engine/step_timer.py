@@ -1,0 +1,83 @@
+"""Time of a decode step by part, measured for one step in so many, and time of Python's garbage collection.
+
+The CPU kernels add up the wall time of their parallel regions by kind of work. A timed step begins when the step before
+it was read and ends when it is read itself; the device works ahead of both by the same few microseconds. Other kernels
+have no such clocks: no step is timed then. A timed step costs two clock reads per region and thread.
+"""
+
+import gc
+import time
+from typing import Literal
+
+from headrace.runtime import ops
+from headrace.runtime.metrics.telemetry import StepParts
+
+
+class StepTimer:
+    """`landed` after each step. every: one step in so many is timed; 0: none. It may be set from another thread."""
+
+    def __init__(self) -> None:
+        self.every = 0
+        self._steps = 0
+        self._times = False  # the kernels' clocks run
+        self._usable = ops.select() is ops.native
+
+    def landed(self, seconds: float, host_s: float, *, decodes: bool) -> StepParts | None:
+        """Return the parts of the step that was read just now, if it was timed; start the clocks if the next one is.
+
+        seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt.
+        """
+        every = self.every
+        if not self._times and not every:
+            return None
+        parts = None
+        if self._times and decodes:
+            parts = _parts(ops.native.region_times(), seconds, host_s)
+        self._steps += 1
+        due = self._usable and every > 0 and self._steps % every == 0
+        if due or self._times:  # starting again resets the clocks
+            ops.native.measure_regions(due)
+        self._times = due
+        return parts
+
+
+def _parts(times: dict[str, tuple[int, int, int, int]], seconds: float, host_s: float) -> StepParts | None:
+    """Return the parts from regions' (count, wall ns, waiting ns, busy ns); together at most the step.
+
+    None if the kernels read no weights: the network runs without them.
+    """
+    if not times["weights"][0]:
+        return None
+    own = {kind: (wall - waiting) / 1e9 for kind, (_, wall, waiting, _) in times.items()}
+    waiting_s = sum(waiting for _, _, waiting, _ in times.values()) / 1e9
+    found = (own.get("weights", 0.0), own.get("attention", 0.0), own.get("sampling", 0.0), waiting_s, host_s)
+    known = sum(found)
+    scale = min(1.0, seconds / known) if known > 0 else 0.0
+    return StepParts(*(max(0.0, part) * scale for part in found))
+
+
+class _Garbage:
+    """Seconds of garbage collection since `watch_garbage`."""
+
+    seconds = 0.0
+    began = 0.0
+    watched = False
+
+
+def watch_garbage() -> None:
+    """Measure garbage collection in this process from now on."""
+    if not _Garbage.watched:
+        _Garbage.watched = True
+        gc.callbacks.append(_note)
+
+
+def garbage_seconds() -> float:
+    """Return the seconds of garbage collection so far; 0 if it is not watched."""
+    return _Garbage.seconds
+
+
+def _note(phase: Literal["start", "stop"], info: dict[str, int]) -> None:  # noqa: ARG001
+    if phase == "start":
+        _Garbage.began = time.perf_counter()
+    else:
+        _Garbage.seconds += time.perf_counter() - _Garbage.began

@@ -1,0 +1,109 @@
+"""Time of steps by part: sampled, within the step, off by default; facts of a pass in the records."""
+
+import gc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime import ops
+from headrace.runtime.engine import step_timer
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request, Step
+from headrace.runtime.engine.step_timer import StepTimer, garbage_seconds, watch_garbage
+from tests.tiny import load_decoder, write_model
+
+Times = tuple[int, int, int, int]
+NS = st.tuples(st.just(1), st.integers(0, 10**9), st.integers(0, 10**9), st.just(0)).map(
+    lambda one: (one[0], one[1] + one[2], one[2], one[3])
+)
+
+
+@given(NS, NS, NS, st.floats(0, 2), st.floats(0, 1))
+def test_parts_are_within_the_step(
+    weights: Times, attention: Times, sampling: Times, seconds: float, host: float
+) -> None:
+    times = {"weights": weights, "attention": attention, "sampling": sampling}
+    parts = step_timer._parts(times, seconds, host)
+    assert parts is not None
+    named = parts.named()
+    assert step_timer._parts(times | {"weights": (0, 0, 0, 0)}, seconds, host) is None
+    assert all(value >= 0 for value in named.values())
+    assert sum(named.values()) <= seconds * (1 + 1e-9)
+    if sum(wall for _, wall, _, _ in times.values()) / 1e9 + host <= seconds:
+        assert named["weights"] == (weights[1] - weights[2]) / 1e9
+        assert named["host"] == host
+
+
+class Clocks:
+    """Kernels' clocks that count how often they were started."""
+
+    def __init__(self) -> None:
+        self.calls: list[bool] = []
+
+    def measure_regions(self, on: bool) -> None:
+        self.calls.append(on)
+
+    def region_times(self) -> dict[str, tuple[int, int, int, int]]:
+        return {"weights": (9, 5_000_000, 1_000_000, 0)}
+
+
+@pytest.mark.parametrize(("every", "timed"), [(0, 0), (1, 19), (4, 4)])
+def test_one_step_in_so_many_is_timed(monkeypatch: pytest.MonkeyPatch, every: int, timed: int) -> None:
+    clocks = Clocks()
+    monkeypatch.setattr(ops, "native", clocks)
+    monkeypatch.setattr(ops, "select", lambda: clocks)
+    timer = StepTimer()
+    timer.every = every
+    found = [timer.landed(0.01, 0.0, decodes=True) for _ in range(20)]
+    assert sum(parts is not None for parts in found) == timed
+    assert all(parts.weights_s == 0.004 and parts.waiting_s == 0.001 for parts in found if parts)
+    timer.every = 0
+    timer.landed(0.01, 0.0, decodes=False)
+    assert clocks.calls[-1:] == [False] * bool(every), "the clocks run on"
+    before = len(clocks.calls)
+    assert timer.landed(0.01, 0.0, decodes=True) is None
+    assert len(clocks.calls) == before
+
+
+def test_garbage_collection_is_timed_once_watched() -> None:
+    watch_garbage()
+    watch_garbage()
+    before = garbage_seconds()
+    gc.collect()
+    assert garbage_seconds() > before
+    assert gc.callbacks.count(step_timer._note) == 1
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_records_have_the_parts_and_the_prompt_tokens_of_their_pass(tmp_path: Path, kernels: str) -> None:
+    """A timed step of the kernels has parts; a step beside another sequence's prompt says how long that was."""
+    network = load_decoder(
+        write_model(tmp_path / "llama", "llama"), ops.native if kernels == "native" else ops.reference
+    )
+    engine = Engine(network, context_limit=400)
+    engine.timer.every = 1
+    first = engine.submit(Request([5, 17, 3], max_tokens=40))
+    records, joined = [], False
+    while engine.has_work:
+        for sequence, event in engine.step():
+            if sequence is first and isinstance(event, Step):
+                records.append(event.record)
+        if len(records) > 10 and not joined:
+            joined = True
+            engine.submit(Request([7] * 90, max_tokens=2))
+    assert sum(record.fed for record in records) == 89
+    timed = [record for record in records if record.parts is not None]
+    assert bool(timed) == (kernels == "native" and ops.select() is ops.native)
+    assert all(record.fed == 0 for record in timed)
+    assert all(record.parts.weights_s > 0 for record in timed)  # type: ignore[union-attr]
+
+
+def test_weight_parts_sum_to_the_weights_without_norms(either: Decoder) -> None:
+    cost = either.cost
+    parts = dict(cost.weight_parts)
+    assert {"attention", "MLP", "head"} <= set(parts)
+    norms = cost.weight_bytes - sum(parts.values())
+    assert 0 < norms < 0.2 * cost.weight_bytes
