@@ -21,6 +21,7 @@ from headrace.app.engine.client import ChatEngine, EngineClient
 from headrace.app.sessions.records import Session
 from headrace.app.sessions.store import SessionStore
 from headrace.app.tui.hangup import end_on_signals, when_mounted
+from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.machine_watch import MachineWatch
 from headrace.app.tui.palette import AppCommands
 from headrace.app.tui.poller import Poller
@@ -191,15 +192,18 @@ class HeadraceApp(App[None]):
     def action_export_metrics(self) -> None:
         self.state.export_metrics()
 
-    def action_export_trace(self, only_frozen: bool = False) -> None:
-        """Write a trace-event file. A letter may be meant as text, unless the figures are frozen."""
-        if self.state.frozen is not None or not only_frozen:
-            self.state.export_trace()
+    def action_export_trace(self) -> None:
+        self.state.export_trace()
+
+    def action_time_steps(self) -> None:
+        """Time every decode step by part, or a sample of them again."""
+        self.state.time_all_steps(not self.state.times_all_steps)
 
     def action_decode_view(self) -> None:
-        if not isinstance(self.screen, DecodeScreen):
-            frozen = self.state.frozen is not None
-            self.push_screen(DecodeScreen(self.state.shown_metrics, self.state.status, frozen=frozen))
+        if not isinstance(self.screen, DecodeScreen) and (chat := self.poller.chat) is not None:
+            state, view = self.state, chat.view
+            line = AskLine(view.prompt, chat.send, usable=state.comparison is None and view.editing is None)
+            self.push_screen(DecodeScreen(state.shown_metrics, state.status, line, frozen=state.frozen is not None))
 
     def action_help_quit(self) -> None:
         """Replace textual's hint for Ctrl+C, which names another key."""

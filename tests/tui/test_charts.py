@@ -9,19 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.content import Content
 
-from headrace.app.tui.decode.axes import decades, even_ticks, labels, marked, ticks
-from headrace.app.tui.decode.bandwidth import BandwidthSection
-from headrace.app.tui.decode.braille import bars, dotted
 from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
-from headrace.app.tui.decode.history import bar_chart
-from headrace.app.tui.decode.latency import LatencySection, _milliseconds
-from headrace.app.tui.decode.latency_chart import HEADROOM, colour, latency_chart
-from headrace.app.tui.decode.layers import layered
-from headrace.app.tui.decode.roofline import Point, decode_point, plot, roof
-from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.decode.drawing import bars, decades, dotted, even_ticks, labels, layered, marked, ticks
+from headrace.app.tui.decode.latency import HEADROOM, LatencySection, colour, latency_chart, milliseconds
+from headrace.app.tui.decode.roofline import RooflineSection, plot
+from headrace.app.tui.decode.step import StepSection
+from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.metrics.facts import MachineFacts
 from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, latency_window, roofs
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.metrics.telemetry import Percentiles
@@ -93,63 +90,77 @@ def test_a_dotted_line_is_dark_on_bars_and_light_on_the_ground() -> None:
     assert dotted(drawn, 99, 2) == drawn
 
 
-def _lines(latencies: list[float], newest: int, width: int, height: int, cursor: int | None = None) -> list[str]:
-    return [line.plain for line in latency_chart(latencies, _of(latencies), newest, width, height, cursor).lines]
+def _window(latencies: list[float]) -> LatencyWindow:
+    of = Percentiles.of(latencies)
+    assert of is not None
+    return LatencyWindow([replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate(latencies, 1)], of)
 
 
-def _of(latencies: list[float]) -> Percentiles:
-    found = Percentiles.of(latencies)
-    assert found is not None
-    return found
+def _lines(latencies: list[float], width: int, height: int, cursor: int | None = None) -> list[str]:
+    return [line.plain for line in latency_chart(_window(latencies), width, height, cursor)]
 
 
 STEADY = [0.010] * 99 + [0.012]
 
 
 def test_the_latency_chart_has_round_ticks_on_both_axes() -> None:
-    lines = _lines([0.010] * 97 + [0.030] * 3, 250, 47, 9)
-    assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == ["30", "20", "10", "0"]
-    assert lines[-1].split() == ["step", "╵180", "╵200", "╵220", "╵240"]
-    assert all(len(line) == 47 for line in lines)
-    for tick in (180, 200, 220, 240):  # two steps a cell, the newest rightmost
-        assert lines[-1].index(f"╵{tick}") == 46 - (250 - tick) // 2
+    lines = _lines([0.010] * 97 + [0.020] * 3, 40, 11)
+    assert [line.partition("┤")[0].strip() for line in lines if "┤" in line] == ["20", "15", "10", "5", "0"]
+    assert lines[-1].split() == ["step", "╵50", "100╵"]
+    assert all(len(line) == 40 for line in lines)
+    for tick in (50,):  # two steps a cell, the newest rightmost
+        assert lines[-1].index(f"╵{tick}") == 39 - (100 - tick) // 2
 
 
 def test_a_bar_that_goes_on_above_the_chart_is_marked() -> None:
     latencies = [0.010] * 100
     latencies[-21] = 0.5
-    lines = _lines(latencies, 100, 60, 9)
+    lines = _lines(latencies, 80, 9)
     assert lines[0].count("↑") == 1
-    assert lines[0].index("↑") == 59 - 20 // 2
+    assert lines[0].index("↑") == 80 - 12 - 1 - 20 // 2
     assert not any("↑" in line for line in lines[1:])
-    assert not any("↑" in line for line in _lines(STEADY, 100, 60, 9))
+    assert not any("↑" in line for line in _lines(STEADY, 80, 9))
 
 
 def test_the_percentiles_stand_in_the_chart() -> None:
-    lines = _lines([0.010] * 80 + [0.020] * 20, 100, 60, 9)
+    lines = _lines([0.010] * 80 + [0.020] * 20, 60, 9)
     names = [line[:3] for line in lines]
     assert names.index("p95") < names.index("p50")
 
 
-def test_the_axis_takes_no_more_room_than_its_labels() -> None:
-    assert latency_chart(STEADY, _of(STEADY), 100, 60, 9).left == 4 + len("10") + 1
-    assert latency_chart([0.0001] * 50, _of([0.0001]), 50, 60, 9).left == 4 + len("0.05") + 1
-    assert latency_chart([5e4] * 50, _of([5e4]), 50, 20, 9).left == 2  # too narrow for any
+@given(st.lists(st.floats(0, 10), max_size=300), st.floats(1e-6, 10), st.integers(1, 30))
+def test_the_histogram_has_every_step_once(latencies: list[float], top: float, rows: int) -> None:
+    counts = histogram(latencies, top, rows)
+    assert len(counts) == rows
+    assert sum(counts) == len(latencies)
+    assert sum(counts[1:]) == sum(int(latency / top * rows) < rows - 1 for latency in latencies)
+
+
+def test_the_histogram_stands_beside_the_history_on_the_same_axis() -> None:
+    lines = _lines([0.010] * 60 + [0.020] * 20, 72, 9)
+    tall = [cells for line in lines[:-1] if (cells := line.rpartition("▏")[2].strip())]
+    assert [len(cells) for cells in tall] == [3, 10]
+    assert "60 steps" in lines[-1]
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=2, max_size=400), st.integers(24, 80), st.integers(9, 20))
-def test_the_percentiles_drawn_are_those_written(latencies: list[float], width: int, height: int) -> None:
-    """The percentiles are those of all kept steps, also of those left of the chart."""
+def test_the_percentiles_are_those_of_the_steps_that_are_drawn(latencies: list[float], width: int, height: int) -> None:
     metrics = LiveMetrics()
     metrics.stepped([replace(record(n, 20 + n), latency_s=latency) for n, latency in enumerate([1.0, *latencies])])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, width, height)]
-    of = _of(latencies)
-    assert lines[-1].split()[:2] == ["p50", _milliseconds(of.p50)]
-    assert metrics.document()["itl_ms"]["p50"] == of.p50 * 1e3
-    chart = lines[1:-2]
-    top = even_ticks(of.p99 * HEADROOM * 1e3, len(chart), 2)[0] / 1e3
-    for name, value in (("p50", of.p50), ("p95", of.p95)):
-        rows = [row for row, line in enumerate(chart) if line.lstrip().startswith(name)]
+    cells = width - 8 - (12 if width >= 44 else 0)
+    window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells)
+    assert window is not None
+    assert window.latencies_s == latencies[-2 * cells :]
+    assert Percentiles.of(window.latencies_s) == window.of
+    (figures,) = [line for line in lines if line.startswith("p50 ") and "p95" in line]
+    assert figures.split()[:2] == ["p50", milliseconds(window.of.p50)]
+    chart = [line for line in lines[1:] if line[7:8] in ("│", "┤", "┈")]
+    high = min(window.of.p99 * HEADROOM, 3 * window.of.p50)
+    top = even_ticks(high * 1e3, len(chart), 2)[0] / 1e3
+    for name, value in (("p50", window.of.p50), ("p95", window.of.p95)):
+        rows = [row for row, line in enumerate(chart) if line.startswith(name)]
+        assert value <= top or not rows
         height_of = 4 * (len(chart) - 1 - rows[0]) if rows else 0  # p50 covers p95 in the same line
         assert not rows or height_of - 1 <= value / top * 4 * len(chart) <= height_of + 5
 
@@ -162,23 +173,22 @@ def test_colours_tell_the_distance_from_the_median() -> None:
         "$accent",
         "$error",
     ]
-    latencies = [0.010] * 80 + [0.040] * 20
-    chart = latency_chart(latencies, _of(latencies), 100, 60, 13)
-    styles = [_style(line) for line in chart.lines[:-1]]
+    chart = latency_chart(_window([0.010] * 80 + [0.027] * 20), 40, 13)
+    styles = [_style(line) for line in chart[:-1]]
     assert styles == sorted(styles, key=["$error", "$accent", "$primary"].index)
     assert set(styles) == {"$error", "$accent", "$primary"}
 
 
 @given(
     st.lists(st.floats(0, 10), min_size=1, max_size=300),
-    st.integers(12, 200),
+    st.integers(20, 200),
     st.integers(1, 20),
     st.none() | st.integers(0, 400),
 )
 def test_the_latency_chart_fills_its_place_whatever_it_shows(
     latencies: list[float], width: int, height: int, cursor: int | None
 ) -> None:
-    lines = _lines(latencies, len(latencies), width, height, cursor)
+    lines = _lines(latencies, width, height, cursor)
     assert len(lines) == height
     assert {len(line) for line in lines} == {width}
 
@@ -190,20 +200,22 @@ def _style(line: Content) -> str:
 
 # -- roofline, speed against context, history ----------------------------------------------------------------------
 
-POINTS = [Point(2.7, 19.4e9, "◆", ""), Point(96.0, 71.3e9, "▲", "")]
+POINTS = [(Point(2.7, 19.4e9), "◆", ""), (Point(96.0, 71.3e9), "▲", "")]
 
 
-def _plot(roof: float | None, width: int = 56, height: int = 13) -> list[str]:
-    return [line.plain for line in plot(POINTS, 10e9, roof, width, height)]
+def _plot(roof: float | None, width: int = 56, height: int = 13, nominal: float | None = None) -> list[str]:
+    trail = [Point(2.9, 15e9), Point(2.8, 18e9)]
+    return [line.plain for line in plot(POINTS, trail, Roofs(10e9, nominal, roof), width, height)]
 
 
 def test_the_roofline_has_round_ticks_and_a_measured_roof() -> None:
     lines = _plot(150e9)
-    assert lines[3].startswith("100G┤")
+    assert any(line.startswith("100G┤") for line in lines)
     assert "╵10 " in lines[-1]
     assert "╵100 " in lines[-1]
-    assert "⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀" in lines[1]  # flat
+    assert any("⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀" in line for line in lines[:3])  # flat
     assert {len(line) for line in lines} == {56}
+    assert _plot(150e9, nominal=20e9) != lines
 
 
 def test_without_a_compute_roof_the_plot_ends_beside_its_points() -> None:
@@ -213,15 +225,22 @@ def test_without_a_compute_roof_the_plot_ends_beside_its_points() -> None:
     assert max(line.rfind("▲") for line in lines) > 40
 
 
-def test_a_point_above_the_measured_roof_lifts_it() -> None:
+def test_a_point_above_a_roof_has_the_word_for_why() -> None:
+    limits = Roofs(10e9, None, 50e9)
+    assert limits.why_above(Point(2.0, 19e9)) == ""
+    assert "cache" in limits.why_above(Point(2.0, 21e9))
+    assert "compute" in limits.why_above(Point(96.0, 71e9))
     metrics = LiveMetrics()
+    assert roofs(metrics.machine) == Roofs(None, None, None)
     metrics.machine = MachineFacts(compute_flops=50e9, peak_flops=400e9)
-    assert roof(metrics, POINTS) == 71.3e9
-    metrics.machine = MachineFacts(compute_flops=500e9, peak_flops=400e9)
-    assert roof(metrics, POINTS) == 500e9
+    assert (roofs(metrics.machine).compute, roofs(metrics.machine).vendors) == (50e9, False)
     metrics.machine = MachineFacts(peak_flops=400e9)
-    assert roof(metrics, POINTS) == 400e9
-    assert roof(LiveMetrics(), POINTS) is None
+    assert (roofs(metrics.machine).compute, roofs(metrics.machine).vendors) == (400e9, True)
+    fast = _answering()
+    fast.machine = replace(fast.machine, measured_gb_s=1.0)
+    section = RooflineSection(fast)
+    section.lines(fast, 60, 12)
+    assert "cache" in str(section.border_subtitle)
 
 
 def test_the_expected_speed_follows_from_the_shapes() -> None:
@@ -263,7 +282,7 @@ def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
         metrics.stepped([replace(step, kv_bytes_read=read, kv_bytes_written=written)])
     if over:
         metrics.finished(summary(20, 0, len(steps)), "stop")
-    point, achieved = decode_point(metrics), metrics.achieved_gb_s
+    point, achieved = decode_point(metrics.totals), metrics.achieved_gb_s
     assert point is not None
     assert achieved is not None
     assert point.flops == pytest.approx(achieved * 1e9 * point.intensity)
@@ -272,13 +291,13 @@ def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
         assert point.flops == pytest.approx(counted / sum(seconds for *_, seconds in steps))
 
 
-@pytest.mark.parametrize("width", [14, 22, 26, 40])
-def test_the_bytes_of_a_step_are_never_cut(width: int) -> None:
+@pytest.mark.parametrize("width", [22, 26, 40])
+def test_the_bytes_of_a_step_are_there_before_it_is_timed(width: int) -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    line = BandwidthSection(metrics).lines(metrics, width, 6)[3].plain
-    assert line.endswith("KV")
-    assert "93.5 MiB" in line
+    lines = [line.plain for line in StepSection(metrics).lines(metrics, width, 6)]
+    assert lines[1].startswith("93.5 MiB a step")
+    assert lines[3].startswith("█ weights 93.5 MiB")
 
 
 def test_layers_show_all_dots_in_the_front_style() -> None:
@@ -298,19 +317,10 @@ def test_the_history_has_an_entry_for_each_second_of_decoding() -> None:
     assert len(history.samples) == 3
     history.add([record(n, 1000 + n) for n in range(8)])  # seven tokens are no point of the chart either
     assert [context for context, _ in history.speeds()] == [32 + 64 * n for n in range(7)]
-    assert history.token_gb_s == pytest.approx(sum(s.achieved_gb_s for s in history.samples) / 3)
+    assert history.token_gb_s == pytest.approx(sum(history.samples) / 3)
     copy = history.copy()
     history.add([record(n, 20) for n in range(400)])
     assert len(copy.samples) == 3
-
-
-def test_history_bars_have_round_ticks() -> None:
-    lines = [line.plain for line in bar_chart([1.0, 4.0, 6.0], 6.0, "", 20, 7, "", whole=True)]
-    assert [line[:2] for line in lines] == ["6┤", " │", "4┤", " │", "2┤", " │", "0┤"]
-    lines = [line.plain for line in bar_chart([60.0, 70.0, 65.0], 74.0, "tok/s", 30, 5, "")]
-    assert lines[0].startswith("tok/s┤")
-    assert [line.partition("┤")[0].strip() for line in lines[1:] if "┤" in line] == ["50", "0"]
-    assert {len(line) for line in lines} == {30}
 
 
 def _answering() -> LiveMetrics:

@@ -753,7 +753,7 @@ def test_the_status_line_leaves_out_what_the_panel_says(play) -> None:
         await it.press("f3")
         await it.until(lambda: "tok/s" not in it.text().splitlines()[0])
         await it.press("f2")
-        await it.until(lambda: "average" in it.text())
+        await it.until(lambda: "one step, taken apart" in it.text())
         assert "tok/s" not in it.text().splitlines()[0]
 
     play(scenario, size=(160, 40))

@@ -1,14 +1,17 @@
 """The decode view of F2: its sentence, its help, and frozen figures."""
 
 import json
+from dataclasses import replace
 
+import pytest
 from textual.content import Content
 
-from headrace.app.tui.decode.bandwidth import BandwidthSection
-from headrace.app.tui.decode.speed import SentenceLines
+from headrace.app.engine.commands import TIMED_EVERY
+from headrace.app.tui.decode.sentence import SentenceLines
+from headrace.app.tui.decode.step import StepSection
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.machine.load import Load
-from tests.app.scripted_engine import Script, ScriptedEngine
+from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
@@ -28,7 +31,7 @@ def test_sentence_help_and_freeze(play) -> None:
         it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()
         await it.until(lambda: "mostly a-program-with-a-long-n" in it.text().replace("\n", " "))
-        assert line.size.height >= 2
+        assert line.size.height >= 4
         await it.press("f7")
         assert "❚❚ frozen, F7 continues" in it.text()
         assert it.app.screen.has_class("-frozen")
@@ -41,15 +44,16 @@ def test_sentence_help_and_freeze(play) -> None:
         assert "frozen" not in it.text()
         await it.press("x")  # a letter of somebody who types
         assert list((data_dir() / "exports").iterdir()) == []
-        for key in ("question_mark", "f1"):
-            await it.press(key)
+        await it.press("backspace")
+        for keys in (("f7", "question_mark"), ("f1",)):
+            await it.press(*keys)
             text = it.text()
             assert "this screen" in text
             assert "Newest step" in text
             assert "commands" not in text
             assert "writing" not in text
             await it.press("escape")
-        section = it.app.screen.query_one(BandwidthSection)
+        section = it.app.screen.query_one(StepSection)
         assert isinstance(section.tooltip, Content)
         assert "MBU: Part of this machine's memory bandwidth" in section.tooltip.plain
         names = [each.name for each in it.app.screen.figures]  # type: ignore[attr-defined]
@@ -58,3 +62,38 @@ def test_sentence_help_and_freeze(play) -> None:
         assert "batch size" not in names
 
     play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))
+
+
+def test_one_can_ask_and_watch(play) -> None:
+    engine = ScriptedEngine().script(Script(["one ", "two "]), Script(["three "]))
+
+    async def scenario(it: Driver) -> None:
+        await it.ask("go")
+        await it.press("f2")
+        await it.press(*"and why".replace(" ", "_"), "left", "x", "enter")
+        await it.idle()
+        assert it.said[-2:] == ["and_whxy", "three "]
+        await it.press("slash", *"nonsense", "enter")
+        await it.until(lambda: "/nonsense: unknown command" in it.text())
+        assert it.prompt.text == "/nonsense"
+        await it.press("f2")
+        it.prompt.put("two\nlines")
+        await it.press("f2", "x")
+        assert it.prompt.text == "two\nlines"
+
+    play(scenario, engine, size=(80, 24))
+
+
+@pytest.mark.parametrize(("kernels", "every"), [("native", 1), ("reference", None)])
+def test_every_step_is_timed_on_request(play, kernels: str, every: int | None) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f2", "p")
+        assert it.engine.timed_every is None
+        await it.press("backspace", "f10")
+        assert it.engine.timed_every == every
+        await it.press("f7", "p")
+        assert it.engine.timed_every == (None if every is None else TIMED_EVERY)
+        assert ("only the CPU kernels" in it.text()) == (every is None)
+
+    engine = ScriptedEngine(card_to_load=replace(CARD, kernels={"kernels": kernels}))
+    play(scenario, engine, size=(120, 40))

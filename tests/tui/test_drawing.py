@@ -119,7 +119,7 @@ def test_a_key_draws_the_input_and_nothing_else(play, monkeypatch: pytest.Monkey
 def test_a_section_draws_only_lines_that_came_out_different(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
-        section = it.app.poller.chat.query_one("#bandwidth", Section)  # type: ignore[union-attr]
+        section = it.app.poller.chat.query_one("#step", Section)  # type: ignore[union-attr]
         section.redraw()
         await it.pilot.pause()
         before = list(section._lines)

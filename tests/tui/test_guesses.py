@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from textual.content import Content
 
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.speculation import SpeculationSection, acceptance_cells, speculation_totals
-from headrace.app.tui.decode.speed import SpeedFacts
+from headrace.app.tui.decode.step import StepSection
+from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.screens.answer_pane import FigureLines, Figures
 from headrace.app.tui.transcript.accepted import mark_accepted, sanitised
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.markdown_lines import render
 from headrace.runtime.metrics.telemetry import StepRecord
-from tests.app.scripted_engine import Script, ScriptedEngine, record
+from tests.app.scripted_engine import CARD, Script, ScriptedEngine, record
 from tests.tui.conftest import Driver
 
 
@@ -29,35 +30,25 @@ STEPS = [step(0), step(1), step(2, 4, 4, "ngram"), step(3, 4, 1, "ngram"), step(
 
 
 def test_the_figures_of_a_turn_are_those_of_its_steps() -> None:
-    found = speculation_totals(STEPS)
-    assert found is not None
+    found = totals_of(STEPS)
     assert (found.steps, found.tokens, found.proposed, found.accepted) == (4, 9, 10, 5)
-    assert (found.accepted_per_step, found.acceptance) == (1.25, 0.5)
+    assert found.acceptance == 0.5
     assert found.tokens_per_second is not None
     assert abs(found.tokens_per_second - 225) < 1e-6
     assert found.nbytes == sum(one.step_bytes for one in STEPS[1:])
-    assert speculation_totals([step(0, 4, 4, "ngram"), step(1), step(2)]) is None
+    assert totals_of([step(0, 4, 4, "ngram"), step(1), step(2)]).proposed == 0
 
 
-def test_the_section_tells_tokens_from_steps() -> None:
+def test_the_step_says_what_drafts_give() -> None:
     metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
     metrics.stepped(STEPS)
     assert metrics.speculating
-    section = SpeculationSection(metrics)
-    lines = [line.plain for line in section.lines(metrics, 40, 5)]
-    assert lines[0].split() == ["1.25", "accepted", "per", "step", "50%", "accepted"]
-    assert lines[1].split() == ["tok/s", "225", "steps/s", "100", "2.25", "tok/step"]
-    assert "/token" in lines[2]
-    assert lines[3].startswith("ngram ")
-    assert lines[3].endswith("62%")
-    assert lines[4].startswith("draft ")
-    assert lines[4].endswith("0%")
-    assert all(len(line) <= 40 for line in lines)
-    assert [len(section.lines(metrics, 40, height)) for height in (3, 4, 5)] == [3, 4, 5]
-    assert "100 steps/s" in [line.plain for line in SpeedFacts(metrics).lines(metrics, 30, 3)][2]
+    section = StepSection(metrics)
+    assert section.lines(metrics, 40, 6)[0].plain.startswith("10.0 ms a step, 2.25 tokens")
     metrics.submitted()
     assert not metrics.speculating
-    assert [line.plain for line in section.lines(metrics, 40, 5)] == ["no draft tokens in this answer"]
+    assert "tokens" not in "".join(line.plain for line in section.lines(metrics, 40, 6))
 
 
 def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
@@ -67,13 +58,6 @@ def test_a_side_of_a_comparison_tells_tokens_from_steps() -> None:
     assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens ")
     metrics.stepped(STEPS)
     assert lines.lines(metrics, 60, 3)[2].plain.startswith("10 tokens 2.25/step")
-
-
-def test_acceptance_over_time_is_drawn_where_something_was_guessed() -> None:
-    steps = [step(1, 4, 4, "ngram"), None, step(3, 4, 2, "ngram"), step(4, 4, 0, "ngram")]
-    assert acceptance_cells(steps, 4) == "█ ▅▁"
-    assert acceptance_cells(steps, 2) == "█▃"
-    assert acceptance_cells([], 3) == "   "
 
 
 def underlined(lines: list[Content]) -> list[str]:
@@ -120,20 +104,17 @@ def test_an_answer_shows_its_guesses_while_it_is_asked_to() -> None:
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=str)
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 55)], ids=str)
 def test_the_decode_view_tells_what_guesses_give(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("Copy this")
         if size[0] > 80:
-            assert "accepted per step" in it.text()
+            assert "2.33 tokens" in it.text()
         await it.press("f2")
         it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()
-        text = it.text()
-        assert "1.33 accepted per step" in text
-        assert "/token" in text
-        assert "ngram" in text
-        assert "steps/s" in text
+        assert "a step, 2.33 tokens" in it.text()
+        assert "67% of draft tokens were accepted" in " ".join(it.text().split())
 
     play(scenario, ScriptedEngine().script(Script(["one ", "two ", "three ", "four "], guessed=2)), size=size)
 

@@ -8,6 +8,8 @@ from textual.geometry import Region
 from textual.widget import Widget
 
 from headrace.app.config.settings import ScreenSettings, Settings
+from headrace.app.tui.decode.panel import Sections
+from headrace.app.tui.decode.sentence import SentenceLines
 from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
@@ -127,6 +129,16 @@ def test_a_notification_covers_no_chart_of_the_panel(play) -> None:
             await it.until(lambda width=width: sum(widths(it)) == width)
             (toast,) = it.app.screen.query("Toast")
             assert toast.region.right <= widths(it)[0]
+        for size in ((80, 24), (120, 40), (200, 55)):
+            await it.pilot.resize_terminal(*size)
+            await it.press("f2")
+            it.state.notify("a second notification")
+            it.state.notify("a third notification")
+            await it.pilot.pause()
+            shown = [toast.region for toast in it.app.screen.query("Toast") if toast.region]
+            assert shown
+            assert min(region.y for region in shown) >= it.app.screen.query_one(Sections).region.bottom
+            await it.press("f2")
 
     play(scenario)
 
@@ -142,7 +154,7 @@ def test_a_window_made_narrow_on_another_screen_is_narrow_in_the_chat(play, ther
         await it.pilot.resize_terminal(120, 40)
         await it.press(back)
         assert widths(it) == (74, 46)
-        assert "decode speed" in it.text()
+        assert "one step, taken apart" in it.text()
 
     play(scenario)
 
@@ -184,17 +196,17 @@ def test_a_part_asked_for_lines_that_it_no_longer_has(play) -> None:
 def test_the_decode_view_has_one_column_where_two_are_too_narrow(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
-        for width, height, columns in ((60, 20, 1), (79, 24, 1), (80, 24, 2), (120, 40, 2)):
+        for width, height, columns in ((60, 24, 1), (75, 24, 1), (80, 24, 2), (120, 40, 2), (200, 55, 3)):
             await it.pilot.resize_terminal(width, height)
             await it.press("f2")
-            parts = [it.app.screen.query_one(name) for name in ("#speed", "#latency")]
-            assert len({part.region.x for part in parts}) == columns
-            if columns == 1:
-                assert all(part.region.width >= width - 1 for part in parts)
-                assert "step latency" not in it.text()
-                await it.press(*["down"] * 20)
-                assert "turns" in it.text()
-            await it.press("f2")
+            sections = it.app.screen.query_one(Sections)
+            regions = [section.region for section in sections.shown]
+            assert len({region.x for region in regions}) == columns
+            assert sum(region.area for region in regions) == sections.region.area, "a gap, or one over another"
+            assert sections.region.height == height - 3 - it.app.screen.query_one(SentenceLines).region.height
+            await it.press("tab")
+            await it.until(lambda: "answers" in it.text())
+            await it.press("tab", "f2")
 
     play(scenario, size=(60, 20))
 

@@ -16,14 +16,14 @@ from headrace.app.chat.commands import COMMANDS, matching, parse_command
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.engine.events import Delta, Prefill
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.bandwidth import BandwidthSection
-from headrace.app.tui.decode.braille import Canvas, bars
+from headrace.app.tui.decode.drawing import Canvas, bars
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.roofline import decode_point, prefill_point
-from headrace.app.tui.decode.speed import detail, phases
-from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.decode.sentence import state
+from headrace.app.tui.decode.step import StepSection
+from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
 from headrace.app.tui.metrics.feed import facts, feed
+from headrace.app.tui.metrics.figures import decode_point, prefill_point
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.transcript import code_theme
 from headrace.app.tui.transcript.code_theme import AnsiDarkCodeTheme, AnsiLightCodeTheme, CodeTheme, coloured
@@ -34,7 +34,6 @@ from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, record, summary
 from tests.summaries import make_summary
 from tests.tui.conftest import Driver
@@ -254,15 +253,15 @@ def test_the_parts_of_a_time_to_first_token() -> None:
     metrics.ready(*facts(CARD))
     feed(metrics, [Prefill(1, 0, 37, 0, 0.976, 0.004), Delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
     feed(metrics, [Delta(1, "Hi", [], ttft_s=1.05)])
-    assert detail(metrics, 41).plain == "TTFT 1.05 s  wait 976 ms  prefill 60.0 ms"
-    assert detail(metrics, 80).plain == "TTFT 1.05 s  wait 976 ms  prefill 60.0 ms  37 tok"
-    assert detail(metrics, 20).plain == "TTFT 1.05 s"
+    assert state(metrics, 80).plain == "◌ decode  first token 1.05 s  37 computed  wait 976 ms  prefill 60.0 ms"
+    assert state(metrics, 60).plain == "◌ decode  first token 1.05 s  37 computed  wait 976 ms"
+    assert state(metrics, 30).plain == "◌ decode  first token 1.05 s"
     ended = replace(summary(38, 8, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05)
     metrics.finished(ended, "stop")
-    shown = "TTFT 980 ms  prefill 600 ms  tokenize 200 ms  wait 100 ms  first step 50.0 ms"
-    assert detail(metrics, 120).plain == f"{shown}  rest 30.0 ms  29 tok  8 cached"
+    shown = "first token 980 ms  8 prompt tokens cached  29 computed  prefill 600 ms  tokenize 200 ms  wait 100 ms"
+    assert f"{shown}  first step 50.0 ms  rest 30.0 ms" in state(metrics, 200).plain
     metrics.finished(replace(ended, ttft_s=None), "cancelled")
-    assert detail(metrics, 80).plain == ""
+    assert "first token" not in state(metrics, 80).plain
 
 
 def test_mbu_is_of_the_latest_reading_and_as_stored_at_the_end() -> None:
@@ -280,7 +279,7 @@ def test_other_load_hides_mbu() -> None:
     assert not metrics.busy  # one look may be a program that starts
     metrics.set_load(busy)
     assert (metrics.busy, metrics.mbu, metrics.mbu_average) == (True, None, None)
-    for section in (BandwidthSection, TurnsSection):
+    for section in (StepSection, TurnsSection):
         assert "busy" in "".join(line.plain for line in section(metrics).lines(metrics, 80, 8))
     metrics.finished(make_summary(mbu=0.42), "stop")
     assert (metrics.busy, metrics.mbu) == (False, 0.42)
@@ -302,24 +301,41 @@ def test_frozen_metrics_stay() -> None:
     assert metrics.turns[0].reused_tokens == 5
 
 
-def test_a_stall_is_marked_by_a_sign() -> None:
+@pytest.mark.parametrize(
+    ("change", "mark", "cause"),
+    [
+        ({}, "▲", "of unknown cause"),
+        ({"fed": 128}, "P", "prefill of another sequence (128 tokens)"),
+        ({"gc_s": 0.15}, "C", "garbage collection"),
+        ({"kv_allocated_bytes": 1 << 40, "active_memory_bytes": 1 << 40}, "G", "growth of the KV cache"),
+    ],
+)
+def test_a_stall_is_marked_with_its_cause(change: dict[str, float], mark: str, cause: str) -> None:
     metrics = _metrics()
-    slow = record(30, 50)
-    metrics.stepped([StepRecord(**{**_fields(slow), "latency_s": 0.2})])
-    section = LatencySection(metrics)
-    lines = [line.plain for line in section.lines(metrics, 40, 10)]
-    assert lines[0].startswith("▲1")
-    assert lines[0].rstrip().endswith("▲")
-    assert "max 200" in lines[-1]
+    metrics.stepped([replace(record(30, 50), latency_s=0.2, **change)])  # type: ignore[arg-type]
+    lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
+    assert lines[0].rstrip().endswith(mark)
+    assert lines[-1] == f"{mark} 1 {cause}"
+    assert "max 200" in lines[-2]
+
+
+def test_a_stall_beside_other_programs_is_theirs() -> None:
+    metrics = _metrics()
+    metrics.set_load(Load(2, 1.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.stepped([replace(record(30, 50), latency_s=0.2), record(31, 51)])
+    metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    metrics.stepped([replace(record(32, 52), latency_s=0.2)])
+    lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
+    assert lines[-1] == "O 1 other programs  ▲ 1 of unknown cause"
 
 
 def test_the_roofline_points_lie_under_the_roof() -> None:
     metrics = _metrics()
     metrics.finished(summary(200, 0, 30), "stop")
-    point = decode_point(metrics)
+    point = decode_point(metrics.totals)
     assert point is not None
     assert point.flops <= 54e9 * point.intensity
-    prefill = prefill_point(metrics)
+    prefill = prefill_point(metrics.prefill)
     assert prefill is not None
     assert prefill.intensity > point.intensity
 
@@ -336,11 +352,11 @@ def test_times_have_a_suitable_unit() -> None:
 def test_phases_are_told_apart_without_colour() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    assert phases(metrics, 60).plain == "✓ load ─ ○ prefill ─ ○ decode ─ ● idle"
+    assert state(metrics, 60).plain == "● idle  loaded in 0.20 s  93.5 MiB"
     metrics.submitted()
-    assert phases(metrics, 60).plain == "✓ load ─ ● prefill ─ ○ decode ─ ○ idle"
+    assert state(metrics, 60).plain == "◌ prefill"
     metrics.died()
-    assert phases(metrics, 60).plain.startswith("✗")
+    assert state(metrics, 60).plain.startswith("✗")
 
 
 def test_every_command_is_carried_out_by_a_method(play) -> None:
@@ -432,10 +448,6 @@ def test_an_entry_takes_up_what_grew() -> None:
     grown = Message(1, "s", None, "assistant", "half and\n\nwhole \x1b[1m", 0.0, finish_reason="stop")
     assert entry.update(grown, MessageState())
     assert [content.plain for content, _ in entry.rows(look)][:3] == ["half and", "", "whole ␛[1m"]
-
-
-def _fields(step: StepRecord) -> dict[str, object]:
-    return {name: getattr(step, name) for name in StepRecord.__slots__}
 
 
 def test_lines_of_a_message_that_fit_are_not_wrapped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,9 @@
 """The figures of answers that grow side by side, and the map of the pool: plain numbers and lines."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
-from headrace.app.tui.decode.batch_size import squeezed
-from headrace.app.tui.decode.pool_map import parts, pool_map
-from headrace.app.tui.decode.sequences import SequencesSection
+from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -28,20 +24,24 @@ def done(number: int, said: int, reason: str = "stop") -> Done:
     return Done(number, reason, summary(20, 0, said), False)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("width", "height", "beside"), [(130, 20, True), (56, 20, False), (36, 12, False)])
-def test_where_there_is_room_the_steps_of_each_are_a_chart(width: int, height: int, beside: bool) -> None:
+def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
     metrics = LiveMetrics()
     metrics.begin_batch((7, 9))
-    feed(metrics, [delta(7, range(40), 2), delta(9, range(20), 2), BatchStatus({}, 0, 0.0, (), 0, 0, 0, None)])
-    lines = [line.plain for line in SequencesSection(metrics).lines(metrics, width, height)]
-    assert len(lines) <= height
-    assert all(len(line) <= width for line in lines)
-    assert [line[:1] for line in lines if line[:1].strip() and line[:1] < "⠀"] == ["1", "2"]
-    charted = [any("⠀" <= cell <= "⣿" for cell in line) for line in lines]
-    assert charted[1:].count(True) >= 2
-    assert ("latency" in lines[0]) == beside
-    short = SequencesSection(metrics).lines(metrics, 36, 4)
-    assert not any("⠀" <= cell <= "⣿" for line in short for cell in line.plain)
+    words = Delta(9, "and so the \x1b[31mmill\nwheel turns", ())
+    feed(metrics, [Prefill(7, 3, 19, 1), Prefill(9, 19, 19, 12), delta(9, range(20), 2), words, served(1.0, 20)])
+    section = SequencesSection(metrics)
+    lines = [line.plain for line in section.lines(metrics, 70, 7)]
+    assert lines[0].split() == ["state", "tokens", "tok/s", "cached", "last", "words"]
+    assert lines[1].split()[:6] == ["1", "◌", "prefill", "16%", "–", "1"]
+    assert lines[2].split()[:6] == ["2", "●", "decode", "20", "138", "12"]
+    assert lines[2].endswith("mill wheel turns")
+    assert "\x1b" not in lines[2]
+    assert lines[3].startswith("weights 46.7 MiB a token  93.5 MiB a pass")
+    assert lines[4].startswith("blocks: 4 own, 2 shared, 3 cached, 1 free")
+    for width, height in ((36, 6), (20, 3)):
+        short = section.lines(metrics, width, height)
+        assert len(short) <= height
+        assert all(line.cell_length <= width for line in short)
 
 
 def test_a_row_for_each() -> None:
@@ -101,32 +101,3 @@ def test_only_a_turn_of_several_has_them() -> None:
     assert [row.phase for row in metrics.batch.rows] == ["failed", "failed"]  # type: ignore[attr-defined]
     feed(metrics, [Prefill(6, 0, 19, 0)])
     assert metrics.batch is None
-
-
-@given(
-    st.tuples(*[st.integers(0, 5000)] * 4),
-    st.integers(4, 80),
-    st.integers(1, 6),
-)
-def test_the_map_shows_every_kind_there_is(counts: tuple[int, int, int, int], width: int, height: int) -> None:
-    lines = pool_map(counts, width, height)
-    text = "".join(line.plain for line in lines)
-    total = sum(counts)
-    assert len(lines) <= height
-    assert len(text) == min(total, width * height)
-    if total <= width * height:
-        assert [text.count(mark) for mark in "▓█▒·"] == list(counts)
-    assert all(line.cell_length <= width for line in lines)
-    shown = "".join(dict.fromkeys(text))
-    assert shown in "▓█▒·" or all(mark in "▓█▒·" for mark in shown)
-    assert list(shown) == sorted(shown, key="▓█▒·".index)
-
-
-def test_the_parts_of_the_pool() -> None:
-    assert parts(PoolStats(used=10, shared=4, cached=3, free=2)) == (4, 6, 3, 2)
-
-
-def test_a_long_turn_fits_the_chart_from_its_first_pass_to_its_last() -> None:
-    assert squeezed([8] * 50 + [2] * 50, 4) == [8, 8, 2, 2]
-    assert squeezed([3, 1], 10) == [3, 1]
-    assert len(squeezed(list(range(101)), 40)) == 40

@@ -15,8 +15,8 @@ from tests.app.scripted_engine import Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 FOLDER = Path(__file__).parent / "snapshots"
-SIZES = ((80, 24), (120, 40), (200, 50))
-THEMES = ("headrace-dark", "headrace-light")
+SIZES = ((80, 24), (120, 40), (200, 55))
+THEMES = ("headrace-dark", "headrace-light", "no-colour")
 
 ANSWER = """Decoding reads **every weight** once per token, so:
 
@@ -61,7 +61,13 @@ def scripted() -> ScriptedEngine:
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("screen", ["chat", "decode"])
-def test_screen(play, tmp_path: Path, screen: str, size: tuple[int, int], theme: str) -> None:
+def test_screen(
+    play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: str, size: tuple[int, int], theme: str
+) -> None:
+    if theme == "no-colour":
+        if screen == "chat":
+            pytest.skip("its text has no colours that matter")
+        monkeypatch.setenv("NO_COLOR", "1")
     name = f"{screen}-{size[0]}x{size[1]}-{theme.removeprefix('headrace-')}"
     picture: list[str] = []
 
@@ -74,5 +80,10 @@ def test_screen(play, tmp_path: Path, screen: str, size: tuple[int, int], theme:
         await it.pilot.pause()
         picture.append(it.app.export_screenshot(title="headrace"))
 
-    play(scenario, scripted(), size=size, settings=Settings(screen=ScreenSettings(theme=theme)))
+    play(
+        scenario,
+        scripted(),
+        size=size,
+        settings=Settings(screen=ScreenSettings(theme=theme.replace("no-colour", THEMES[0]))),
+    )
     compare(picture[0], name, tmp_path / f"{name}.svg")

@@ -11,27 +11,14 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.engine.events import BatchStatus, Delta
-from headrace.app.tui.decode.bandwidth import BandwidthSection
-from headrace.app.tui.decode.batch_size import BatchSizeSection
-from headrace.app.tui.decode.cache import CacheSection
-from headrace.app.tui.decode.context_speed import ContextSpeedSection
-from headrace.app.tui.decode.history import HistorySection
-from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.machine import MachineSection
-from headrace.app.tui.decode.roofline import RooflineSection
-from headrace.app.tui.decode.sequences import SequencesSection
-from headrace.app.tui.decode.speculation import SpeculationSection
-from headrace.app.tui.decode.speed import SpeedFacts
+from headrace.app.tui.decode.panel import SECTIONS
+from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import StepRecord
 from tests.app.scripted_engine import CARD, COST, record
 
-SECTIONS = (
-    BandwidthSection, CacheSection, ContextSpeedSection, HistorySection, LatencySection, MachineSection,
-    RooflineSection, SpeculationSection, SpeedFacts, BatchSizeSection, SequencesSection,
-)  # fmt: skip
 LATENCIES = st.just(0.0) | st.floats(1e-5, 1e-4) | st.floats(1e-3, 0.05) | st.floats(1.0, 60.0)
 STEPS = st.lists(
     st.tuples(LATENCIES, st.integers(0, 7), st.integers(0, 7), st.sampled_from([1, 1, 1, 2, 8])), max_size=40
@@ -67,7 +54,7 @@ def fed(machine: tuple[float | None, float | None, float | None, bool]) -> LiveM
 def check(metrics: LiveMetrics) -> None:
     """Raise AssertionError for a figure that cannot be, in any section or in the export."""
     said = [sentence(metrics.figures)]
-    for section in SECTIONS:
+    for section in (*SECTIONS, SentenceLines):
         for width, height in ((36, 6), (90, 16)):
             lines = [line.plain for line in section(metrics).lines(metrics, width, height)]
             assert all(len(line) <= width for line in lines), (section, lines)

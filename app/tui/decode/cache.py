@@ -14,7 +14,9 @@ _NOT_FED = 8  # tokens at the end of a conversation that are fed with the next q
 class CacheSection(Section):
     """Tokens of the conversation; its used bytes within the allocated ones within the limit."""
 
-    TITLE = "KV cache"
+    TITLE = "context"
+    NAME = "context"
+    LEAST, MOST = 5, 6
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         fill, model = metrics.fill, metrics.model

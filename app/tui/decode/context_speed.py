@@ -1,4 +1,4 @@
-"""Speed by context length: measured points, and two curves computed from the model's shapes.
+"""Decode speed by context length: roofline, measured speeds, expected ones.
 
 The bytes that each token adds to a step are known. The roofline curve assumes the measured peak bandwidth and one token
 per step. The expected curve assumes the bandwidth and the tokens per step of recent decoding.
@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from textual.content import Content
 
 from headrace.app.answer.phrases import rate_digits
-from headrace.app.tui.decode.axes import even_ticks, labels, marked, ticks
-from headrace.app.tui.decode.braille import Canvas
-from headrace.app.tui.decode.layers import layered
+from headrace.app.tui.decode.drawing import Canvas, even_ticks, labels, layered, marked, ticks
 from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
@@ -28,6 +26,9 @@ class ContextSpeedSection(Section):
     """A chart and a legend."""
 
     TITLE = "tok/s by context"
+    NAME = "context-speed"
+    LEAST, MOST = 9, 60
+    CHART = True
 
     def change_key(self, metrics: LiveMetrics) -> object:
         """Ignore changes too small to see in the chart."""

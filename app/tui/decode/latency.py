@@ -1,46 +1,77 @@
-"""The step latency history: braille bars on a zero baseline, percentiles, stall marks, and a cursor on one step."""
+"""Step latency as history and histogram on one axis, stalls marked with their cause, and a cursor over the steps.
 
-from bisect import bisect_right
+Two steps a cell, the newest at the right. The percentiles are those of the steps that are drawn. A dotted line at p50
+and a sparser one at p95 cross the chart; `↑` marks a bar cut off at the top.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 
 from textual import events
 from textual.content import Content
 
 from headrace.app.answer.phrases import duration
-from headrace.app.tui.decode.latency_chart import latency_chart
+from headrace.app.tui.decode.drawing import bars, dots_of, dotted, even_ticks, labels, marked, ticks
+from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, spread
+from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import format_bytes
 
+HEADROOM = 1.25  # the chart reaches this far above p99, at most up to stalls
 _LEAST = 12  # cells that a chart can be read in
+_AXIS = 8  # cells left of the bars
+_HISTOGRAM, _HISTOGRAM_FROM = 12, 44  # cells of the histogram, and of a section that has one
+_ROWS_A_TICK, _CELLS_A_TICK = 2, 10
+_NEAR, _FAR = 1.25, 2.0  # times the median
+_LEAST_S = 1e-6  # height of the chart
+_NUMBERS_FROM = 4  # lines of a chart that can spare one for the steps' numbers
+_MARKS = {"prefill": "P", "growth": "G", "garbage": "C", "other": "O"}  # by the first word of a cause
 
 
 class LatencySection(Section):
-    """Inter-token latency of the latest steps, newest at the right; two steps a cell."""
+    """Latency of the latest steps; of parallel answers, the steps of the sequence that has most."""
 
     TITLE = "step latency, ms"
+    NAME = "latency"
+    LEAST, MOST = 8, 60
+    CHART = True
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
         super().__init__(metrics, id)
         self.cursor: int | None = None
         """Steps back from the newest; None shows no cursor."""
-        self._left = 0  # cells of the chart's axis
+
+    @property
+    def _kept(self) -> int:
+        """Number of steps that a cursor can stand on."""
+        steps = self.metrics.charted
+        return len(steps) - (len(steps) > 0 and steps[0].index == 0)
+
+    @property
+    def _cells(self) -> int:
+        """Cells of the bars."""
+        width = self.content_size.width
+        return max(1, width - _AXIS - (_HISTOGRAM if width >= _HISTOGRAM_FROM else 0))
+
+    @property
+    def _back(self) -> int:
+        """Steps newer than the last one drawn: the chart follows a cursor that leaves it."""
+        return 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * self._cells)
 
     def move_cursor(self, by: int) -> None:
         """Move it by steps (positive is newer); past the newest step it disappears."""
-        kept = len(self.metrics.latencies_s)
-        if not kept:
+        if not self._kept:
             return
         at = (self.cursor if self.cursor is not None else -1 if by < 0 else 0) - by
-        self.cursor = None if at < 0 else min(at, kept - 1)
+        self.cursor = None if at < 0 else min(at, self._kept - 1)
         self.redraw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         offset = event.get_content_offset(self)
-        back = None if offset is None else 2 * (self.content_size.width - 1 - offset.x)
-        kept = len(self.metrics.latencies_s)
-        wanted = back if back is not None and back < kept and offset is not None and offset.x >= self._left else None
+        back = None if offset is None else 2 * (_AXIS + self._cells - 1 - offset.x)
+        inside = back is not None and offset is not None and offset.x >= _AXIS and 0 <= back < self._kept
+        wanted = back if inside else None
         if wanted != self.cursor:
             self.cursor = wanted
             self.redraw()
@@ -51,46 +82,127 @@ class LatencySection(Section):
             self.redraw()
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        latencies = list(metrics.latencies_s)
-        ordered = sorted(latencies)
-        itl = Percentiles.of(ordered)
-        foot = self._foot(metrics, itl, width)
-        chart_height = height - len(foot) - 1
-        if itl is None or chart_height < 1 or width < _LEAST:
-            waiting = Content.styled("no steps yet", "$faint")
-            return [waiting, *[Content("")] * max(0, height - 1 - len(foot)), *foot]
-        chart = latency_chart(latencies, itl, metrics.steps[-1].index, width, chart_height, self.cursor)
-        self._left = chart.left
-        marks = self._marks(latencies, ordered, metrics.stall_s(itl.p50), width - chart.left, chart.left)
-        return [marks, *chart.lines, *foot]
+        cells = max(1, width - _AXIS - (_HISTOGRAM if width >= _HISTOGRAM_FROM else 0))
+        back = 0 if self.cursor is None else max(0, self.cursor + 1 - 2 * cells)
+        window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells, back=back)
+        if window is None or height < 3 or width < _LEAST + _AXIS:
+            return [Content.styled("no steps yet", "$faint")]
+        self.set_subtitle(f"{len(window.steps)} steps drawn" if len(window.steps) < self._kept else "")
+        foot = [_percentiles(window.of, width)]
+        if self.cursor is not None and self.cursor < self._kept:
+            foot = _step_lines(window.steps[-1 - (self.cursor - back)], width)
+        causes = _causes(window)
+        if causes and height >= 7:
+            foot.append(fitting([Content.styled(text, "$text-error") for text in causes], width))
+        at = None if self.cursor is None else self.cursor - back
+        chart = latency_chart(window, width, height - len(foot) - 1, at)
+        return [self._marks(window, cells, at), *chart, *foot]
 
-    def _marks(self, latencies: list[float], ordered: list[float], stall_s: float, width: int, left: int) -> Content:
-        """The line above the chart: ▼ over the cursor, ▲ where a step stalled."""
-        marks = [" "] * width
-        for place, latency in enumerate(reversed(latencies[-2 * width :])):
-            if latency > stall_s:
-                marks[width - 1 - place // 2] = "▲"
-        stalls = len(ordered) - bisect_right(ordered, stall_s)
+    def _marks(self, window: LatencyWindow, cells: int, at: int | None) -> Content:
+        """The line above the chart: ▼ over the cursor, a letter or ▲ where a step stalled."""
+        marks = [" "] * cells
+        for place, cause in window.stalls.items():
+            marks[cells - 1 - (len(window.steps) - 1 - place) // 2] = _mark(cause)
         line = Content.styled("".join(marks), "bold $text-error")
-        if self.cursor is not None and self.cursor // 2 < width:
-            at = width - 1 - self.cursor // 2
-            line = Content.assemble(line[:at], ("▼", "bold $text-accent"), line[at + 1 :])
-        label = f"▲{stalls}" if stalls else ""
-        return Content.assemble((f"{label:<{left}}", "bold $text-error"), line)
-
-    def _foot(self, metrics: LiveMetrics, itl: Percentiles | None, width: int) -> list[Content]:
-        if self.cursor is not None and self.cursor < len(metrics.latencies_s):
-            return _step_lines(metrics.steps[-1 - self.cursor], width)
-        if itl is None:
-            return []
-        pieces: list[tuple[str, str]] = []
-        for name, value in (("p50", itl.p50), ("p95", itl.p95), ("p99", itl.p99), ("max", itl.max)):
-            gap = "  " if width >= 44 else " "
-            pieces += [(f"{name} ", "$quiet"), (f"{_milliseconds(value)}{gap}", "bold")]
-        return [Content.assemble(*pieces).truncate(width)]
+        if at is not None and at // 2 < cells:
+            column = cells - 1 - at // 2
+            line = Content.assemble(line[:column], ("▼", "bold $text-accent"), line[column + 1 :])
+        return Content.assemble(" " * _AXIS, line)
 
 
-def _milliseconds(value: float) -> str:
+def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | None = None) -> list[Content]:
+    """`height` lines of `width` cells: history, histogram, and below them the numbers of steps. cursor: steps back."""
+    rows = height - 1 if height > _NUMBERS_FROM else height
+    of, latencies = window.of, window.latencies_s
+    high = min(of.p99 * HEADROOM, STALL * of.p50) if of.p50 > 0 else of.p99
+    top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
+    top = top_ms / 1e3
+    beside = _HISTOGRAM if width >= _HISTOGRAM_FROM else 0
+    room = width - _AXIS - beside
+    shown = latencies[-2 * room :]
+    drawn = bars(shown, top, room, rows)
+    for value, every in ((of.p95, 4), (of.p50, 2)):
+        if value <= top:
+            drawn = dotted(drawn, dots_of(value, top, rows) - 1, every)
+    cut = {room - 1 - back // 2 for back, latency in enumerate(reversed(shown)) if latency > top}
+    at = room - 1 - cursor // 2 if cursor is not None and cursor // 2 < room else None
+    counts = histogram(shown, top, rows)
+    most = max(counts)
+    lines = []
+    for row, (name, text) in enumerate(zip(_names(of, top, rows, places), drawn, strict=True)):
+        style = colour((rows - row - 0.5) / rows * top, of.p50)
+        body = Content.styled(text, style)
+        for column in cut if row == 0 else ():
+            body = Content.assemble(body[:column], ("↑", "bold $text-error"), body[column + 1 :])
+        if at is not None:
+            body = Content.assemble(
+                body[:at], (text[at] if text[at] != " " else "│", "bold $text-accent"), body[at + 1 :]
+            )
+        if beside:
+            share = counts[row] / most if most else 0.0
+            body = Content.assemble(body, (" ▏", "$quiet"), _bar(share, beside - 2, style))
+        mark = "┈" if name.startswith("p") else "│" if name.isspace() else "┤"
+        lines.append(Content.assemble((f"{name}{mark}", "$quiet"), body))
+    if rows < height:
+        numbers = f"{'step':>{_AXIS - 1}} {_numbers(window.steps[-1].index, room)}"
+        many = f" ▏{most:,} steps" if beside else ""
+        lines.append(Content.styled(f"{numbers}{many:<{beside}}"[:width], "$quiet"))
+    return lines
+
+
+def _bar(share: float, width: int, style: str) -> Content:
+    cells = "█" * (round(share * width) or int(share > 0))
+    return Content.styled(f"{cells:<{width}}", style)
+
+
+def colour(latency_s: float, p50: float) -> str:
+    """Return the style for a latency, by its distance from the median."""
+    if latency_s <= p50 * _NEAR:
+        return "$primary"
+    return "$accent" if latency_s <= p50 * _FAR else "$error"
+
+
+def _names(of: Percentiles, top: float, rows: int, places: Sequence[tuple[int, float]]) -> list[str]:
+    """Return the labels left of each line: percentiles, and round milliseconds at `places`."""
+    milliseconds, percentiles = [""] * rows, [""] * rows
+    for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
+        milliseconds[rows - 1 - line] = label
+    for value, label in ((of.p95, "p95"), (of.p50, "p50")):
+        if rows > 2 and value <= top:
+            percentiles[rows - 1 - max(0, dots_of(value, top, rows) - 1) // 4] = label
+    room = _AXIS - 1
+    found = zip(percentiles, milliseconds, strict=True)
+    return [f"{name if len(number) <= room - 3 else '':<3}{number:>{room - 3}}"[-room:] for name, number in found]
+
+
+def _numbers(newest: int, room: int) -> str:
+    """Round step numbers below their steps."""
+    oldest = max(1, newest - 2 * room + 1)
+    places = ticks(oldest, newest, max(1, min(room // _CELLS_A_TICK, newest - oldest)))
+    named = zip(places, labels(places), strict=True)
+    return marked([(room - 1 - (newest - round(place)) // 2, label) for place, label in named], room)
+
+
+def _mark(cause: str) -> str:
+    return _MARKS.get(cause.split(" ", 1)[0], "▲")
+
+
+def _causes(window: LatencyWindow) -> list[str]:
+    """Return the stalls by cause, the most frequent first."""
+    counts = Counter(window.stalls.values())
+    return [f"{_mark(cause)} {count} {cause or 'of unknown cause'}" for cause, count in counts.most_common()]
+
+
+def _percentiles(of: Percentiles, width: int) -> Content:
+    gap = "  " if width >= 44 else " "
+    pieces: list[tuple[str, str]] = []
+    for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
+        pieces += [(f"{name} ", "$quiet"), (f"{milliseconds(value)}{gap}", "bold")]
+    return Content.assemble(*pieces).truncate(width)
+
+
+def milliseconds(value: float) -> str:
+    """Return seconds as milliseconds with three digits or fewer."""
     return f"{value * 1e3:.2f}" if value < 0.00995 else f"{value * 1e3:.1f}" if value < 0.0995 else f"{value * 1e3:.0f}"
 
 
@@ -110,4 +222,4 @@ def _step_lines(step: StepRecord, width: int) -> list[Content]:
         ("  of ", "$quiet"),
         format_bytes(step.step_bytes),
     )
-    return [spread(first, Content(""), width).truncate(width), second.truncate(width)]
+    return [first.truncate(width), second.truncate(width)]

@@ -8,7 +8,7 @@ from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, three_digits
 
 _LABEL = 5
 
@@ -17,6 +17,8 @@ class MachineSection(Section):
     """As many lines as fit, the most important first."""
 
     TITLE = "machine"
+    NAME = "machine"
+    LEAST, MOST = 4, 9
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last
@@ -30,6 +32,7 @@ class MachineSection(Section):
         )
         machine = metrics.machine
         about = [
+            _bandwidth(metrics),
             _allocated(metrics),
             Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
             Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
@@ -82,6 +85,19 @@ def _allocated(metrics: LiveMetrics) -> Content:
     if last is None:
         return Content("")
     return Content.assemble(
-        ("MLX  ", "$quiet"), (format_bytes(last.active_memory_bytes), "bold"),
-        (f", at most {format_bytes(last.peak_memory_bytes)}", "$quiet"),
+        ("model memory ", "$quiet"), (format_bytes(last.active_memory_bytes), "bold"),
+        (f" (peak {format_bytes(last.peak_memory_bytes)})", "$quiet"),
+    )  # fmt: skip
+
+
+def _bandwidth(metrics: LiveMetrics) -> Content:
+    """Return the memory bandwidth: measured, now, nominal."""
+    machine = metrics.machine
+    if machine.measured_gb_s is None:
+        return Content("")
+    now = f", now {three_digits(machine.memory_gb_s)}" if machine.memory_gb_s else ""
+    nominal = f", nominal {three_digits(machine.nominal_gb_s)}" if machine.nominal_gb_s else ""
+    return Content.assemble(
+        ("this machine: ", "$quiet"), (f"{three_digits(machine.measured_gb_s)} GB/s", "bold"),
+        (f"{now}{nominal}", "$quiet"),
     )  # fmt: skip

@@ -1,31 +1,47 @@
-"""The decode view beside the chat: the sections that fit its height, most important first.
+"""The decode view's layout: sections in columns, and the panel beside the chat.
 
-It takes the requested width if the chat keeps enough columns, less if not, and is hidden below its least width. In a
-wide window it also takes the columns that the chat's text leaves. The requested width is kept for a larger window. The
-first window size decides whether the panel opens.
+Sections that have something to show and fit are shown, the most important first; the growing ones share the lines that
+are left. The panel takes the requested width if the chat keeps enough columns, less if not, and is hidden below its
+least width. In a wide window it also takes the columns that the chat's text leaves. The requested width is kept for a
+larger window. The first window size decides whether the panel opens.
 """
+
+from collections.abc import Sequence
 
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.geometry import NULL_OFFSET, NULL_SPACING, Region, Size
+from textual.layout import Layout, WidgetPlacement
+from textual.widget import Widget
 
 from headrace.app.config.settings import ScreenSettings
-from headrace.app.tui.decode.bandwidth import BandwidthSection
-from headrace.app.tui.decode.batch_size import BatchSizeSection
 from headrace.app.tui.decode.cache import CacheSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
-from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
-from headrace.app.tui.decode.pool_map import PoolSection
 from headrace.app.tui.decode.roofline import RooflineSection
-from headrace.app.tui.decode.sequences import SequencesSection
-from headrace.app.tui.decode.speculation import SpeculationSection
-from headrace.app.tui.decode.speed import SpeedSection
-from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.decode.sentence import SentenceLines
+from headrace.app.tui.decode.step import StepSection
+from headrace.app.tui.decode.tables import SequencesSection, TurnsSection
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import LONGEST_LINE, Section
 
+SECTIONS: tuple[type[Section], ...] = (
+    SequencesSection,
+    StepSection,
+    LatencySection,
+    CacheSection,
+    RooflineSection,
+    MachineSection,
+    ContextSpeedSection,
+    TurnsSection,
+)
+"""The most important first."""
+MORE = (ContextSpeedSection.NAME, TurnsSection.NAME)
+"""Sections on demand: they show where there is room, and with the Tab key of F2."""
+_TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
+_LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
 _LEAST, _MOST = 30, 90
 _WIDER = 20
 _OPEN_FROM = 112  # columns of the window from which it is open at the start
@@ -33,78 +49,148 @@ _CHAT = 60  # columns of the window that are never taken from the chat
 _WHOLE_CHAT = LONGEST_LINE + 5  # columns of the chat, with those beside its text
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
-# Least height of the panel, in lines, for each section.
-_FROM = {
-    "latency": 0,
-    "bandwidth": 0,
-    "cache": 0,
-    "context": 37,
-    "turns": 44,
-    "machine": 51,
-    "history": 58,
-    "roofline": 68,
-}
-# In a turn with draft tokens.
-_FROM_SPECULATING = {
-    "latency": 0,
-    "bandwidth": 0,
-    "cache": 0,
-    "speculation": 33,
-    "context": 43,
-    "turns": 50,
-    "machine": 57,
-    "history": 64,
-    "roofline": 74,
-}
-# In a turn of parallel answers.
-_FROM_BATCH = {"sequences": 0, "batch-size": 0, "pool": 26, "turns": 37, "machine": 44}
+
+Wanted = tuple[str, int, int, bool]
+"""A section: name, least and most lines, whether it is a chart."""
+
+
+def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
+    """Return the place of each section that fits, the first ones first.
+
+    Charts stand right of the others; in one column all stand in their order.
+    """
+    count = 1 if size.width < _TWO_FROM else 2 if size.width < _THREE_FROM else 3
+    columns: list[list[Wanted]] = [[] for _ in range(count)]
+    rooms = [size.height] * count
+    for one in wanted:
+        own = range(1, count) if one[3] and count > 1 else range(1)
+        place = max(own, key=lambda place: rooms[place])
+        if one[1] <= rooms[place]:
+            columns[place].append(one)
+            rooms[place] -= one[1]
+    ends = [round(place * size.width / count) for place in range(count + 1)]
+    if count == 2:
+        ends[1] = round(size.width * _LEFT)
+    found = {}
+    for column, start, end in zip(columns, ends, ends[1:], strict=False):
+        y = 0
+        for (name, *_), height in zip(column, heights(column, size.height), strict=True):
+            found[name] = Region(start, y, end - start, height)
+            y += height
+    return found
+
+
+def heights(sections: Sequence[Wanted], height: int) -> list[int]:
+    """Return the lines of each section: its least ones, and an equal part of the others up to its most.
+
+    The last one takes lines that none wants.
+    """
+    found = [least for _, least, _, _ in sections]
+    room = height - sum(found)
+    while room > 0 and (growing := [n for n, one in enumerate(sections) if found[n] < one[2]]):
+        for place in growing:
+            more = min(max(1, room // len(growing)), sections[place][2] - found[place])
+            more = min(more, height - sum(found))
+            found[place] += more
+        room = height - sum(found)
+    if found:
+        found[-1] += room
+    return found
+
+
+class _Places(Layout):
+    """Places that the container has planned."""
+
+    name = "places"
+
+    def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> list[WidgetPlacement]:  # noqa: ARG002
+        parent.pre_layout(self)
+        assert isinstance(parent, Sections)
+        return [
+            WidgetPlacement(parent.places[child.id or ""], NULL_OFFSET, NULL_SPACING, child)
+            for child in children
+            if child.id in parent.places
+        ]
+
+
+class Sections(Widget, can_focus=False):
+    """`show` draws metrics, `put_first` chooses the sections that come before the others."""
+
+    def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.metrics = metrics
+        self.places: dict[str, Region] = {}
+        self._sections = [kind(metrics) for kind in SECTIONS]
+        self._first: Sequence[str] = ()
+        self._by_plan = _Places()
+
+    def compose(self) -> ComposeResult:
+        yield from self._sections
+
+    @property
+    def layout(self) -> Layout:
+        return self._by_plan
+
+    @property
+    def shown(self) -> list[Section]:
+        """The sections on the screen, the most important first."""
+        return [section for section in self._ordered if section.NAME in self.places]
+
+    def put_first(self, names: Sequence[str]) -> None:
+        """Show these sections before all others."""
+        self._first = names
+        self.show(self.metrics)
+
+    def show(self, metrics: LiveMetrics) -> None:
+        """Draw these metrics."""
+        self.metrics = metrics
+        self._arrange()
+        for section in self.shown:
+            section.show(metrics)
+
+    def on_resize(self) -> None:
+        self.show(self.metrics)
+
+    @property
+    def _ordered(self) -> list[Section]:
+        return sorted(self._sections, key=lambda section: section.NAME not in self._first)
+
+    def _arrange(self) -> None:
+        if not self.is_mounted or not self.size:
+            return
+        metrics = self.metrics
+        wanted = [
+            (section.NAME, section.LEAST, section.MOST, section.CHART)
+            for section in self._ordered
+            if section.applies(metrics)
+        ]
+        places = plan(wanted, self.size)
+        if places != self.places:
+            self.places = places
+            for section in self._sections:
+                section.display = section.NAME in places
+            self.refresh(layout=True)
 
 
 class DecodePanel(Vertical):
-    """`show` redraws the visible sections, `fit` takes a new window size; the left edge can be dragged."""
+    """`show` redraws, `fit` takes a new window size; the left edge can be dragged."""
 
     def __init__(self, metrics: LiveMetrics, settings: ScreenSettings, id: str | None = None) -> None:
         super().__init__(id=id)
         self.metrics = metrics
         self._dragging = False
-        self._parts = _FROM
         self._settings = settings
         self._window = 0  # columns
         self._asked: int | None = None  # columns, without those that the chat leaves; None: hidden
 
     def compose(self) -> ComposeResult:
-        yield SpeedSection(self.metrics, id="speed")
-        yield SequencesSection(self.metrics, id="sequences")
-        yield BatchSizeSection(self.metrics, id="batch-size")
-        yield PoolSection(self.metrics, id="pool")
-        yield LatencySection(self.metrics, id="latency")
-        yield SpeculationSection(self.metrics, id="speculation")
-        yield BandwidthSection(self.metrics, id="bandwidth")
-        yield CacheSection(self.metrics, id="cache")
-        yield ContextSpeedSection(self.metrics, id="context")
-        yield HistorySection(self.metrics, id="history")
-        yield RooflineSection(self.metrics, id="roofline")
-        yield MachineSection(self.metrics, id="machine")
-        yield TurnsSection(self.metrics, id="turns")
+        yield SentenceLines(self.metrics, id="sentence")
+        yield Sections(self.metrics)
 
     def show(self, metrics: LiveMetrics, frozen: bool) -> None:
         """Draw these metrics."""
-        parts = _FROM_BATCH if metrics.batch is not None else _FROM_SPECULATING if metrics.speculating else _FROM
-        if parts is not self._parts:
-            self._parts = parts
-            self._choose()
-        self.query_one(SpeedSection).show(metrics, frozen)
-        for section in self.query(Section):
-            if section.display:
-                section.show(metrics)
-
-    def on_resize(self) -> None:
-        self._choose()
-
-    def _choose(self) -> None:
-        """Show the sections that fit."""
-        for name in {**_FROM_SPECULATING, **_FROM_BATCH}:
-            self.query_one(f"#{name}").display = name in self._parts and self.size.height >= self._parts[name]
+        self.query_one(SentenceLines).show(metrics, frozen=frozen)
+        self.query_one(Sections).show(metrics)
 
     def fit(self, window: int) -> None:
         """Take the width that fits in a window of `window` columns."""

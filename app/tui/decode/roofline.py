@@ -1,8 +1,8 @@
-"""Roofline plot: FLOP/s over arithmetic intensity, with points for decode and prefill.
+"""Roofline plot: decode and prefill under the machine's limits, log-log, with the trail of the turn.
 
-After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slope is the measured memory bandwidth. The roof is
-the measured compute peak, else the vendor's half-precision peak from the chip table; without either there is none.
-Points are computed from shapes and times.
+After Williams, Waterman and Patterson, "Roofline" (CACM 2009). The slopes are the measured and the nominal memory
+bandwidth. The roof is the measured compute peak, else the vendor's half-precision peak from the chip table; without
+either there is none. Points are computed from shapes and times.
 """
 
 import math
@@ -11,141 +11,144 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.tui.decode.axes import decades, marked
-from headrace.app.tui.decode.braille import Canvas
-from headrace.app.tui.decode.layers import layered
+from headrace.app.tui.decode.drawing import Canvas, decades, layered, marked
+from headrace.app.tui.metrics.figures import Point, Roofs, decode_point, prefill_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section
+from headrace.app.tui.widgets.lines import Section, fitting
 
-_ROOMY = 52  # cells from which the legend says the intensities too
 _MARGIN = 10**0.4  # factor around the points
 _ROWS_A_TICK, _CELLS_A_TICK = 2, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A place on the plot: FLOP per byte, FLOP per second, and how it is drawn."""
-
-    intensity: float
-    flops: float
-    mark: str
-    style: str
-
-
 class RooflineSection(Section):
-    """Decode and prefill under the machine's limits."""
+    """The point of now, its trail, the latest prefill and the roofs."""
 
     TITLE = "roofline, FLOP/s (computed)"
+    NAME = "roofline"
+    LEAST, MOST = 9, 60
+    CHART = True
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        points = [point for point in (decode_point(metrics), prefill_point(metrics)) if point]
-        bandwidth = metrics.machine.measured_gb_s
-        if bandwidth is None or not points or height < 4 or width < 16:
+        now, prefill = decode_point(metrics.totals), prefill_point(metrics.prefill)
+        limits = roofs(metrics.machine)
+        marks = [(point, *look) for point, look in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
+        if limits.memory is None or not marks or height < 4 or width < 16:
             return [Content.styled("after the first answer", "$faint")]
-        self.set_subtitle(_source(metrics))
-        return [*plot(points, bandwidth * 1e9, roof(metrics, points), width, height - 1), *_legend(points, width)]
+        why = limits.why_above(now) if now is not None else ""
+        self.set_subtitle(why or _source(limits))
+        legend = [
+            Content.assemble((mark, style), (f" {name} {_point_text(at)}", "$quiet")) for at, mark, style, name in marks
+        ]
+        legend.append(Content.styled("╱ memory measured" + ("  ┈ nominal" if limits.nominal else ""), "$text-warning"))
+        drawn = plot(
+            [(at, mark, style) for at, mark, style, _ in marks], metrics.trail.points, limits, width, height - 1
+        )
+        return [*drawn, fitting(legend, width)]
 
 
-def decode_point(metrics: LiveMetrics) -> Point | None:
-    """Return the point of the last second of decoding; after a turn, of the turn."""
-    flops, achieved = metrics.flops, metrics.achieved_gb_s
-    if not flops or not achieved:
-        return None
-    return Point(flops / (achieved * 1e9), flops, "◆", "bold $text-accent")
+_NOW, _PREFILL = ("◆", "bold $text-accent", "decode"), ("▲", "bold $text-success", "prefill")
 
 
-def prefill_point(metrics: LiveMetrics) -> Point | None:
-    """Return the point of the latest prefill long enough to measure."""
-    prefill = metrics.prefill
-    if prefill is None or not prefill.flops or not prefill.nbytes:
-        return None
-    return Point(prefill.flops / prefill.nbytes, prefill.flops / prefill.seconds, "▲", "bold $text-success")
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Logarithmic axes of a canvas of `width` by `height` cells."""
+
+    low_x: float
+    high_x: float
+    low_y: float
+    high_y: float
+    width: int
+    height: int
+
+    def x(self, value: float) -> int:
+        """Return the dot of an intensity."""
+        return round(math.log(value / self.low_x) / math.log(self.high_x / self.low_x) * (2 * self.width - 1))
+
+    def y(self, value: float) -> int:
+        return round(math.log(value / self.low_y) / math.log(self.high_y / self.low_y) * (4 * self.height - 1))
+
+    def row(self, value: float) -> int:
+        return self.height - 1 - min(4 * self.height - 1, max(0, self.y(value))) // 4
+
+    def column(self, value: float) -> int:
+        return min(self.width - 1, max(0, self.x(value) // 2))
 
 
-def roof(metrics: LiveMetrics, points: Sequence[Point]) -> float | None:
-    """Return the compute limit in FLOP/s: measured or reached, whichever is more, else the vendor's."""
-    machine = metrics.machine
-    if machine.compute_flops:
-        return max(machine.compute_flops, *(point.flops for point in points))
-    return machine.peak_flops
-
-
-def plot(points: Sequence[Point], bandwidth: float, roof: float | None, width: int, height: int) -> list[Content]:
-    """`height` lines of `width` cells. bandwidth: bytes per second. roof: FLOP per second."""
-    rows = height - 1
-    knee = roof / bandwidth if roof else None
-    across = [point.intensity for point in points] + ([knee] if knee else [])
+def plot(
+    marks: Sequence[tuple[Point, str, str]], trail: Sequence[Point], limits: Roofs, width: int, height: int
+) -> list[Content]:
+    """`height` lines of `width` cells. marks: (point, character, style), at least one. limits: with a bandwidth."""
+    assert limits.memory is not None
+    rows, memory = height - 1, limits.memory
+    points = [point for point, _, _ in marks]
+    top = max([limits.compute or 0.0, *(point.flops for point in points)]) if limits.compute else None
+    knee = top / memory if top else None
+    across = [point.intensity for point in (*points, *trail)] + ([knee] if knee else [])
     low_x, high_x = min(across) / _MARGIN, max(across) * _MARGIN
     end = min(knee or high_x, high_x)  # of the slope
-    up = [point.flops for point in points] + [bandwidth * low_x, bandwidth * end]
+    up = [point.flops for point in (*points, *trail)] + [memory * low_x, memory * end]
     low_y, high_y = min(up), max(up) * _MARGIN**0.5
-    places = decades(low_y, high_y, max(1, rows // _ROWS_A_TICK))
+    scale = _Scale(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
-    for value in places:
-        names[_row(value, low_y, high_y, rows)] = _flops(value)
-    left = max(len(name) for name in [*names, ""]) + 1
-    room = width - left
-    canvas = Canvas(room, rows)
-    last_x, last_y = 2 * room - 1, 4 * rows - 1
-
-    def x_of(value: float) -> int:
-        return round(_share(value, low_x, high_x) * last_x)
-
-    def y_of(value: float) -> int:
-        return round(_share(value, low_y, high_y) * last_y)
-
-    canvas.line(0, y_of(bandwidth * low_x), x_of(end), y_of(bandwidth * end))
-    if roof:
-        canvas.line(x_of(end), y_of(roof), last_x, y_of(roof))
-    layers = [(canvas.rows(), "$text-warning")]
-    for point in points:
-        row, column = _row(point.flops, low_y, high_y, rows), x_of(point.intensity) // 2
-        blank = " " * room
-        drawn = [blank[:column] + point.mark + blank[column + 1 :] if at == row else blank for at in range(rows)]
-        layers.append((drawn, point.style))
+    for value in decades(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
+        names[scale.row(value)] = flops_text(value)
+    left = max(map(len, names)) + 1
+    room = max(1, width - left)
+    scale = _Scale(low_x, high_x, low_y, high_y, room, rows)
+    layers = [
+        (_roof_lines(scale, memory, limits.nominal, top), "$text-warning"),
+        (_trail_dots(scale, trail), "$accent"),
+    ]
+    for point, mark, style in marks:
+        row, column, blank = scale.row(point.flops), scale.column(point.intensity), " " * room
+        drawn = [blank[:column] + mark + blank[column + 1 :] if at == row else blank for at in range(rows)]
+        layers.append((drawn, style))
     lines = [
         Content.assemble((f"{name:>{left - 1}}{'┤' if name else '│'}", "$quiet"), line)
         for name, line in zip(names, layered(layers), strict=True)
     ]
-    marks = [(x_of(value) // 2, f"{value:g}") for value in decades(low_x, high_x, max(1, room // _CELLS_A_TICK))]
-    axis = marked(marks, room)
-    unit = " FLOP/byte"
+    ticks = [(scale.column(value), f"{value:g}") for value in decades(low_x, high_x, max(1, room // _CELLS_A_TICK))]
+    axis, unit = marked(ticks, room), " FLOP/byte"
     if axis.endswith(" " * (len(unit) + 1)):
         axis = axis[: -len(unit)] + unit
     return [*lines, Content.styled(" " * left + axis, "$quiet")]
 
 
-def _source(metrics: LiveMetrics) -> str:
-    if metrics.machine.compute_flops:
-        return ""
-    return "compute roof: the vendor's" if metrics.machine.peak_flops else "compute roof not measured yet"
+def _roof_lines(scale: _Scale, memory: float, nominal: float | None, top: float | None) -> list[str]:
+    """Draw the slope of the measured memory, dotted that of the nominal one, and the compute roof."""
+    canvas = Canvas(scale.width, scale.height)
+    for bandwidth, every in ((memory, 1), (nominal, 4)):
+        if bandwidth:
+            end = min(top / bandwidth, scale.high_x) if top else scale.high_x
+            start = max(scale.low_x, scale.low_y / bandwidth)
+            if start < end:
+                canvas.line(scale.x(start), scale.y(bandwidth * start), scale.x(end), scale.y(bandwidth * end), every)
+    if top:
+        canvas.line(scale.x(min(top / memory, scale.high_x)), scale.y(top), 2 * scale.width - 1, scale.y(top))
+    return canvas.rows()
 
 
-def _share(value: float, low: float, high: float) -> float:
-    return math.log(value / low) / math.log(high / low)
+def _trail_dots(scale: _Scale, trail: Sequence[Point]) -> list[str]:
+    canvas = Canvas(scale.width, scale.height)
+    for point in trail:
+        canvas.dot(scale.x(point.intensity), scale.y(point.flops))
+    return canvas.rows()
 
 
-def _row(value: float, low: float, high: float, rows: int) -> int:
-    dot = round(_share(value, low, high) * (4 * rows - 1))
-    return rows - 1 - min(4 * rows - 1, max(0, dot)) // 4
+def _source(limits: Roofs) -> str:
+    if limits.compute is None:
+        return "compute roof not measured yet"
+    return "compute roof: the vendor's" if limits.vendors else ""
 
 
-def _legend(points: Sequence[Point], width: int) -> list[Content]:
-    names = {"◆": "decode", "▲": "prefill"}
-    pieces: list[Content] = []
-    for point in points:
-        intensity = f" {_intensity(point.intensity)} FLOP/B" if width >= _ROOMY else ""
-        text = f" {names[point.mark]}{intensity} {_flops(point.flops)}  "
-        pieces.append(Content.assemble((point.mark, point.style), (text, "$quiet")))
-    return [Content.assemble(*pieces).truncate(width)]
+def _point_text(point: Point) -> str:
+    intensity = f"{point.intensity:.0f}" if point.intensity >= 10 else f"{point.intensity:.1f}"
+    return f"{intensity} FLOP/B {flops_text(point.flops)}"
 
 
-def _flops(value: float) -> str:
+def flops_text(value: float) -> str:
+    """Return FLOP/s in three digits with a unit: `145G`."""
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= size * (1 - 1e-9):
             return f"{value / size:.3g}{unit}"
     return f"{value:.2g}"
-
-
-def _intensity(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

@@ -19,6 +19,7 @@ RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped
 OVER: tuple[RowPhase, ...] = ("done", "stopped", "failed")
 _KEPT = 4096  # passes that the chart can look back on
 _LATENCIES = 256  # steps of a sequence that its ITL is of
+_WORDS = 120  # characters of a text's end
 _NOW_S = 1.0  # "now" is the last second, as far as looks reach back
 
 
@@ -35,6 +36,8 @@ class Row:
     ttft_s: float | None = None
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    words: str = ""
+    """The end of its text, as the model generated it."""
     _decoding_s: float = 0.0
     _decoded: int = 0
 
@@ -86,6 +89,11 @@ class BatchMetrics:
     @property
     def rows(self) -> list[Row]:
         return list(self._rows.values())
+
+    @property
+    def longest(self) -> Sequence[StepRecord]:
+        """Steps of the sequence that has most of them."""
+        return max((row.records for row in self._rows.values()), key=len, default=())
 
     @property
     def over(self) -> bool:
@@ -142,6 +150,7 @@ class BatchMetrics:
                 row = self._rows[event.id]
                 row.phase = "decode"
                 row.ttft_s = event.ttft_s if row.ttft_s is None else row.ttft_s
+                row.words = (row.words + event.text)[-_WORDS:]
                 self._stepped(row, event.records)
             case Done():
                 row = self._rows[event.id]

@@ -1,4 +1,4 @@
-"""Decode speed since the model was loaded, by time and by context length. Bounded.
+"""Decode speed since the model was loaded, recent and by context length. Bounded.
 
 Only seconds of decoding count.
 """
@@ -6,31 +6,20 @@ Only seconds of decoding count.
 from collections import deque
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
 
 from headrace.runtime.metrics.telemetry import StepRecord
 
-SAMPLE_S = 1.0  # of decoding, for one entry of the history
-KEPT = 512
+SAMPLE_S = 1.0  # of decoding, for one sample
 BUCKET = 64  # context tokens that count as the same
-_RECENT = 30  # entries
-_LEAST_STEPS = 8  # of an answer's last part, to be an entry too; tokens of a bucket: fewer are one slow step's
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """About one second of decoding."""
-
-    tokens_per_second: float
-    achieved_gb_s: float
-    tokens_per_step: float  # above one with accepted draft tokens
+_RECENT = 30  # samples
+_LEAST_STEPS = 8  # of an answer's last part, to be a sample too; tokens of a bucket: fewer are one slow step's
 
 
 class DecodeHistory:
     """`add` steps, close an answer with `end_turn`."""
 
     def __init__(self) -> None:
-        self.samples: deque[Sample] = deque(maxlen=KEPT)
+        self.samples: deque[float] = deque(maxlen=_RECENT)  # bandwidth times tokens per step
         self._by_context: dict[int, tuple[int, float]] = {}  # bucket: tokens, seconds
         self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0  # of the next sample
 
@@ -70,13 +59,11 @@ class DecodeHistory:
 
         Tokens per second at a context length follow from this divided by the bytes of a step.
         """
-        recent = list(self.samples)[-_RECENT:]
-        return sum(sample.achieved_gb_s * sample.tokens_per_step for sample in recent) / len(recent) if recent else None
+        return sum(self.samples) / len(self.samples) if self.samples else None
 
     def copy(self) -> "DecodeHistory":
         return deepcopy(self)
 
     def _sample(self) -> None:
-        tokens, steps, seconds = self._tokens, self._steps, self._seconds
-        self.samples.append(Sample(tokens / seconds, self._bytes / seconds / 1e9, tokens / steps))
+        self.samples.append(self._bytes / self._seconds / 1e9 * self._tokens / self._steps)
         self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0

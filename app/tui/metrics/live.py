@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
-from math import inf
 from typing import Any, Literal
 
 from headrace.app.answer.sentence import StepFigures, cpu_phrase
 from headrace.app.engine.events import Event
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
+from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail, step_bytes, step_times
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.runtime.machine.load import Load
@@ -23,9 +23,7 @@ from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary,
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
 STEPS_KEPT = 4096  # in memory
-STALL = 3.0  # a step this many times slower than the median is a stall
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
-_MIN_STEPS = 8  # before that many steps a median says little
 
 
 class LiveMetrics:
@@ -45,9 +43,10 @@ class LiveMetrics:
         self.fill = CacheFill()
         self.context = 0
         """Tokens of the conversation, in the cache or not."""
-        self.latencies_s: deque[float] = deque(
-            maxlen=STEPS_KEPT
-        )  # of those steps, the first, not between tokens, left out
+        self.busy_steps: deque[bool] = deque(maxlen=STEPS_KEPT)
+        """For each of `steps`, whether other programs used its CPUs."""
+        self._since_look = 0  # steps since the latest look at the machine
+        self.trail = Trail()
         self._turn = StepTotals()
         self.output_tokens = 0  # tokens of the turn
         self._final: Summary | None = None  # of the turn, once it is over
@@ -62,6 +61,8 @@ class LiveMetrics:
         self._contended_looks = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
         self._now_kept, self._now_of = StepTotals(), 0  # and the version they are of
+        self._figures: StepFigures | None = None
+        self._figures_of: object = None  # what they were computed from
 
     # -- fed by the chat -------------------------------------------------------------------------------------------
 
@@ -90,11 +91,13 @@ class LiveMetrics:
         """Begin a turn of parallel answers."""
         self.submitted()
         self.batch = BatchMetrics(ids, self.model.cost)
+        self.trail = Trail()
 
     def handle_batch_event(self, event: Event) -> None:
         """Take in an event about the parallel answers."""
         assert self.batch is not None
         self.batch.take(event)
+        self.trail.add(self.batch.totals)
         decoding = any(row.phase == "decode" for row in self.batch.rows)
         self.phase = "idle" if self.batch.over else "decode" if decoding else "prefill"
         self._changed()
@@ -115,7 +118,8 @@ class LiveMetrics:
         self.prefill_done = self.prefill_total = self.reused = 0
         self.first_token = self._final = None
         self.steps.clear()
-        self.latencies_s.clear()
+        self.busy_steps.clear()
+        self._since_look, self.trail = 0, Trail()
         self._turn, self.output_tokens = StepTotals(), 0
         self.batch, self.speculating = None, False
 
@@ -135,9 +139,11 @@ class LiveMetrics:
         """Add steps, at least one."""
         self.steps.extend(records)
         self.history.add(records)
-        self.latencies_s.extend(record.latency_s for record in records if record.index > 0)
+        self.busy_steps.extend([False] * len(records))
+        self._since_look += len(records)
         for record in records:
             self._turn.add(record, self.model.cost)
+        self.trail.add(self._turn)
         self.output_tokens += sum(record.tokens for record in records)
         self.speculating = self.speculating or any(record.proposed for record in records)
         self.phase = "decode"
@@ -163,7 +169,7 @@ class LiveMetrics:
         self._final = summary
         self.prefill_done = self.prefill_total = summary.prefill_tokens
         fed = summary.prefill_tokens
-        if self.model.cost is not None and fed >= _MIN_STEPS and summary.prefill_s > 0:
+        if self.model.cost is not None and fed >= MIN_STEPS and summary.prefill_s > 0:
             self.prefill = MeasuredPrefill.of(self.model.cost, summary.reused_tokens, fed, summary.prefill_s)
         self.turns.append(Turn.of(len(self.turns) + 1, summary, reason))
         self._changed()
@@ -183,11 +189,30 @@ class LiveMetrics:
         """Note the machine's load."""
         self.load = load
         self._contended_looks = self._contended_looks + 1 if load.contended else 0
+        if load.contended:
+            for back in range(1, min(self._since_look, len(self.busy_steps)) + 1):
+                self.busy_steps[-back] = True
+        self._since_look = 0
 
     def _changed(self) -> None:
         self.version += 1
 
     # -- read by the view ------------------------------------------------------------------------------------------
+
+    @property
+    def charted(self) -> Sequence[StepRecord]:
+        """Steps of the turn in order; of parallel answers, those of the sequence that has most."""
+        return self.steps if self.batch is None else self.batch.longest
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """Time of a mean step by part."""
+        return step_times(self.figures, self.model.weight_bytes, self.charted)
+
+    @property
+    def step_bytes(self) -> Parts:
+        """Bytes of a mean step by part."""
+        return step_bytes(self.figures, self.model.cost)
 
     @property
     def last(self) -> StepRecord | None:
@@ -219,11 +244,6 @@ class LiveMetrics:
         return self._turn.seconds
 
     @property
-    def steps_rate(self) -> float | None:
-        """Steps per second over the turn: below tokens per second with accepted draft tokens."""
-        return self._turn.steps_per_second
-
-    @property
     def mbu_average(self) -> float | None:
         """MBU over the turn, of the same steps as `rate_average`; None if busy. As stored once the turn is over."""
         stored = self._final.mbu if self._final is not None else None
@@ -243,11 +263,6 @@ class LiveMetrics:
         return self.totals.achieved_gb_s
 
     @property
-    def flops(self) -> float | None:
-        """FLOP/s of the steps of `achieved_gb_s`."""
-        return self.totals.flops_per_second
-
-    @property
     def totals(self) -> StepTotals:
         """Totals over the last second, over the turn once it is over."""
         if self.batch is not None:
@@ -256,7 +271,13 @@ class LiveMetrics:
 
     @property
     def figures(self) -> StepFigures:
-        """Means of the steps of `totals`, for the sentence; of the next step before the first."""
+        """Means of the steps of `totals`; of the next step before the first."""
+        of = self.version, self.machine, self.load, self._contended_looks
+        if self._figures is None or self._figures_of != of:
+            self._figures, self._figures_of = self._means(), of
+        return self._figures
+
+    def _means(self) -> StepFigures:
         totals, machine, cost = self.totals, self.machine, self.model.cost
         limits: dict[str, Any] = {"compute_flops": machine.compute_flops, "slowed_by": self._slowed_by}
         if not totals.steps:
@@ -313,7 +334,7 @@ class LiveMetrics:
     @property
     def latencies(self) -> Percentiles | None:
         """Step latency percentiles of the kept steps without the first."""
-        return Percentiles.of(list(self.latencies_s))
+        return Percentiles.of([step.latency_s for step in self.charted if step.index])
 
     @property
     def contention(self) -> Load | None:
@@ -340,16 +361,13 @@ class LiveMetrics:
             busy=self.busy,
         )
 
-    def stall_s(self, median: float) -> float:
-        """Return the latency from which a step counts as stalled; infinite with too few steps."""
-        return STALL * median if len(self.steps) >= _MIN_STEPS else inf
-
     def frozen(self) -> "LiveMetrics":
         """Return a copy that later events do not change."""
         copy = LiveMetrics()
         copy.__dict__.update(self.__dict__, _turn=replace(self._turn))
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
-        copy.latencies_s = deque(self.latencies_s, maxlen=STEPS_KEPT)
+        copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
+        copy.trail = deepcopy(self.trail)
         copy.turns = list(self.turns)
         copy.history = self.history.copy()
         copy.batch = deepcopy(self.batch)
@@ -368,6 +386,9 @@ class LiveMetrics:
             "mbu": self.mbu,
             "busy": self.busy,
             "roofline_tokens_per_second": self.roofline_rate,
+            "step_seconds": dict(times.parts) if (times := self.step_times) else None,
+            "step_seconds_timed": bool(times and times.timed),
+            "step_bytes": dict(self.step_bytes),
             "several": self.batch.document() if self.batch is not None else None,
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],

@@ -46,25 +46,13 @@ class StepTotals:
         return self.tokens / self.seconds if self.seconds > 0 else None
 
     @property
-    def steps_per_second(self) -> float | None:
-        return self.steps / self.seconds if self.seconds > 0 else None
-
-    @property
     def achieved_gb_s(self) -> float | None:
         return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else None
-
-    @property
-    def flops_per_second(self) -> float | None:
-        return self.flops / self.seconds if self.flops and self.seconds > 0 else None
 
     @property
     def acceptance(self) -> float | None:
         """Accepted draft tokens per verified one."""
         return self.accepted / self.proposed if self.proposed else None
-
-    @property
-    def accepted_per_step(self) -> float:
-        return self.accepted / self.steps if self.steps else 0.0
 
 
 def flops_of(step: StepRecord, cost: StepCost) -> int:
@@ -88,11 +76,3 @@ def current_totals(steps: Sequence[StepRecord], cost: StepCost | None) -> StepTo
         if totals.seconds >= NOW_S:
             break
     return totals
-
-
-def moving_share(steps: Sequence[StepRecord]) -> float | None:
-    """Return the K/V part of the last step's bytes, 0 to 1."""
-    if not steps or not steps[-1].step_bytes:
-        return None
-    last = steps[-1]
-    return (last.kv_bytes_read + last.kv_bytes_written) / last.step_bytes

@@ -12,9 +12,9 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message
-from headrace.app.tui.decode.speculation import speculation_totals
 from headrace.app.tui.metrics.feed import feed, use_model
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.lines import Lines, bar, spread
@@ -67,7 +67,7 @@ class FigureLines(Lines):
         rate = Content.assemble((f"{rate_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
         named = " token" if figures.tokens == 1 else " tokens"
         output = Content.assemble(f"{figures.tokens:,}", (named, "$quiet"))
-        if (stats := speculation_totals(list(metrics.steps))) is not None:
+        if (stats := totals_of(metrics.steps)).proposed:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
         context = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
         state, compared = Content.styled(*self._state), rate + self._ratio()

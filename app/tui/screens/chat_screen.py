@@ -163,18 +163,24 @@ class ChatScreen(Screen[None]):
         self.view.prefetch.typed()
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
-        invocation = parse_command(event.text) if self.view.editing is None else None
+        if not self.send(event.text):
+            self.view.prompt.restore(event.typed)
+
+    def send(self, text: str) -> bool:
+        """Send a message or carry out a command; show the error and return False if that is refused."""
+        invocation = parse_command(text) if self.view.editing is None else None
         try:
             if invocation is None:
-                self.actions.messages.send(event.text)
+                self.actions.messages.send(text)
             elif invocation.command is None:
                 raise UsageError(f"/{invocation.name}: unknown command; F1 lists them")
             else:
                 self.actions.carry_out(invocation.command.name, invocation.argument)
         except HeadraceError as error:
-            self.view.prompt.restore(event.typed)
             self.state.show_error(error)
             self.view.asked_about_disk = False
+            return False
+        return True
 
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()

@@ -14,6 +14,7 @@ from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.config.kv_option import PACKED
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
+from headrace.app.engine.commands import TIMED_EVERY
 from headrace.app.engine.events import PullProgress, one_line
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.trace_file import trace
@@ -62,6 +63,7 @@ class ChatState:
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
+        self.times_all_steps = False
         self.unsent: Callable[[], Draft] | None = None
         self.closed = False
         self.store_error: SessionError | None = None
@@ -197,6 +199,16 @@ class ChatState:
     def _close_comparison(self) -> None:
         if self.comparison is not None:
             self.comparison.close()
+
+    def time_all_steps(self, every_one: bool) -> None:
+        """Time every decode step by part, or a sample of them."""
+        card = self.engine.card
+        if card is not None and card.kernels.get("kernels") != "native":
+            self.notify("only the CPU kernels can time the parts of a step: the times shown are computed", problem=True)
+            return
+        self.times_all_steps = every_one
+        self.engine.time_steps(1 if every_one else TIMED_EVERY)
+        self.notify("every step is timed by part" if every_one else f"1 step in {TIMED_EVERY} is timed by part")
 
     # -- clipboard and files ---------------------------------------------------------------------------------------
 

@@ -1,37 +1,27 @@
-"""Decode view of F2: all sections, a cursor over the steps, freeze and export. Letters typed here do nothing."""
+"""Decode view of F2: sections, a cursor over the steps, freeze, export, and a line to ask in.
+
+Letters go to the line. While the figures are frozen it has no focus, and letters are commands.
+"""
 
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
 
 from headrace.app.output.explanations import Explanation, of_section
-from headrace.app.tui.decode.bandwidth import BandwidthSection
-from headrace.app.tui.decode.batch_size import BatchSizeSection
-from headrace.app.tui.decode.cache import CacheSection
-from headrace.app.tui.decode.context_speed import ContextSpeedSection
-from headrace.app.tui.decode.history import HistorySection
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.machine import MachineSection
-from headrace.app.tui.decode.pool_map import PoolSection
-from headrace.app.tui.decode.roofline import RooflineSection
-from headrace.app.tui.decode.sequences import SequencesSection
-from headrace.app.tui.decode.speculation import SpeculationSection
-from headrace.app.tui.decode.speed import SentenceLines, SpeedSection
-from headrace.app.tui.decode.turns import TurnsSection
+from headrace.app.tui.decode.panel import MORE, Sections
+from headrace.app.tui.decode.sentence import SentenceLines
+from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 
-_WIDE = 132  # cells from which the right column is the wider one
-_NARROW = 80  # cells below which all parts stand in one column
-_TALL = 32  # lines from which every part has room
+_HEAD = "sentence"  # id of the head, whose figures are explained first
 
 
 class DecodeScreen(Screen[None]):
@@ -40,58 +30,50 @@ class DecodeScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f2,escape", "app.pop_screen", "Back", key_display="F2", priority=True),
         Binding("f7", "app.freeze", "Freeze", key_display="F7"),
-        Binding("question_mark", "app.show_keys", "Figures explained", key_display="?", show=False),
-        Binding("ctrl+e", "app.export_metrics", "Export JSON"),
-        Binding("ctrl+x", "app.export_trace", "Trace"),
-        Binding("x", "app.export_trace(True)", "Trace, when frozen", show=False),
-        Binding("left", "cursor(-1)", "Step back", key_display="←"),
-        Binding("right", "cursor(1)", "Step on", key_display="→"),
-        Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False),
-        Binding("shift+right,pagedown", "cursor(20)", "20 on", show=False),
-        Binding("end", "cursor(100000)", "Newest step", show=False),
-        Binding("up", "scroll(-3)", "Up", show=False),
-        Binding("down", "scroll(3)", "Down", show=False),
+        Binding("tab", "more", "More", key_display="Tab", priority=True),
+        Binding("left", "cursor(-1)", "Step back", key_display="←", show=False, priority=True),
+        Binding("right", "cursor(1)", "Step on", key_display="→", show=False, priority=True),
+        Binding("ctrl+e", "app.export_metrics", "Export JSON", show=False, priority=True),
+        Binding("ctrl+x", "app.export_trace", "Trace", priority=True),
+        Binding("f10", "app.time_steps", "Time all steps", key_display="F10"),
+        Binding("p", "app.time_steps", "Time all steps, when frozen", show=False),
+        Binding("x", "app.export_trace", "Trace, when frozen", show=False),
+        Binding("question_mark", "app.show_keys", "Figures explained, when frozen", key_display="?", show=False),
+        Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False, priority=True),
+        Binding("shift+right,pagedown", "cursor(20)", "20 on", show=False, priority=True),
+        Binding("ctrl+end", "cursor(100000)", "Newest step", show=False, priority=True),
     ]
 
-    def __init__(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
+    AUTO_FOCUS = ""
+
+    def __init__(self, metrics: LiveMetrics, status: Status, line: AskLine, *, frozen: bool) -> None:
         super().__init__()
+        self.line = line
         use_partial_repaint(self)
         self.metrics, self._status, self._frozen = metrics, status, frozen
         self._made = False  # its parts are there
+        self._more = False
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
-        yield SentenceLines(self.metrics, id="sentence")
-        with Horizontal(id="decode-columns"):
-            with Vertical(id="decode-left"):
-                yield SpeedSection(self.metrics, id="speed")
-                yield BatchSizeSection(self.metrics, id="batch-size")
-                yield PoolSection(self.metrics, id="pool")
-                yield BandwidthSection(self.metrics, id="bandwidth")
-                yield HistorySection(self.metrics, id="history")
-                yield RooflineSection(self.metrics, id="roofline")
-                yield MachineSection(self.metrics, id="machine")
-            with Vertical(id="decode-right"):
-                yield SequencesSection(self.metrics, id="sequences")
-                yield LatencySection(self.metrics, id="latency")
-                yield SpeculationSection(self.metrics, id="speculation")
-                yield ContextSpeedSection(self.metrics, id="context")
-                yield CacheSection(self.metrics, id="cache")
-                yield TurnsSection(self.metrics, id="turns")
+        yield SentenceLines(self.metrics, id=_HEAD)
+        yield Sections(self.metrics)
+        yield self.line
         yield KeyBar()
 
     @property
     def figures(self) -> list[Explanation]:
         """Explanations of the figures on the screen, in the order of its sections."""
-        shown = [section for section in self.query("Section, SpeedSection") if section.display]
-        return list(dict.fromkeys(each for section in shown for each in of_section(section.id or "")))
+        shown = [_HEAD, *(section.NAME for section in self.query_one(Sections).shown)]
+        return list(dict.fromkeys(each for name in shown for each in of_section(name)))
 
     def on_mount(self) -> None:
-        for section in self.query("Section, SpeedSection"):
-            if section.id != "latency":  # the mouse walks through its steps
-                found = of_section(section.id or "")
+        for section in self.query(Section):
+            if not isinstance(section, LatencySection):  # the mouse walks through its steps
+                found = of_section(section.NAME)
                 section.tooltip = Content("\n".join(f"{each.name}: {each.sentence}" for each in found))
         self._made = True
+        self.set_focus(self.line)
         self._draw()
 
     def show(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
@@ -101,24 +83,21 @@ class DecodeScreen(Screen[None]):
             self._draw()
 
     def _draw(self) -> None:
-        self.set_class(self.metrics.batch is not None, "-batch")
-        self.set_class(self._frozen, "-frozen")
-        self.set_class(self.metrics.speculating and self.metrics.batch is None, "-speculating")
+        if self._frozen != self.has_class("-frozen"):
+            self.set_class(self._frozen, "-frozen")
+            self.set_focus(None if self._frozen else self.line)
         self.query_one(StatusBar).set_status(self._status, with_speed=False)
         self.query_one(SentenceLines).show(self.metrics, frozen=self._frozen)
-        self.query_one(SpeedSection).show(self.metrics, self._frozen)
-        for section in self.query(Section):
-            section.show(self.metrics)
+        self.query_one(Sections).show(self.metrics)
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.set_class(event.size.width >= _WIDE, "-wide")
-        self.set_class(event.size.width < _NARROW, "-one-column")
-        self.set_class(event.size.height >= _TALL, "-tall")
-        self.query_one(SentenceLines).styles.height = 2
-
-    def action_scroll(self, by: int) -> None:
-        """Scroll the one column of a narrow window."""
-        self.query_one("#decode-columns").scroll_relative(y=by, animate=False)
+    def action_more(self) -> None:
+        """Put the sections on demand first, or the others again."""
+        self._more = not self._more
+        self.query_one(Sections).put_first(MORE if self._more else ())
 
     def action_cursor(self, by: int) -> None:
-        self.query_one(LatencySection).move_cursor(by)
+        """Move the cursor over the steps; in a line with text, its own."""
+        if self.line.has_focus and self.line.value and abs(by) == 1:
+            self.line.cursor_position += by
+        else:
+            self.query_one(LatencySection).move_cursor(by)

@@ -119,13 +119,24 @@ class Lines(Widget):
 
 
 class Section(Lines):
-    """Lines in a frame with a title."""
+    """Lines in a frame with a title.
+
+    NAME: its id. LEAST, MOST: lines with the frame; a section without anything to add in more lines has few. CHART: it
+    gains by width.
+    """
 
     TITLE = ""
+    NAME = ""
+    LEAST, MOST = 4, 8
+    CHART = False
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
-        super().__init__(metrics, id)
+        super().__init__(metrics, id or self.NAME)
         self.border_title = self.TITLE
+
+    def applies(self, metrics: LiveMetrics) -> bool:  # noqa: ARG002
+        """Return whether there is something to show."""
+        return True
 
     def set_subtitle(self, text: str) -> None:
         """Set the text in the lower edge; unchanged text is not drawn again."""
@@ -152,6 +163,22 @@ def fitting(pieces: Sequence[Content], width: int) -> Content:
             break
         line = Content.assemble(line, "  ", piece)
     return line
+
+
+def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
+    """Return a bar of `width` cells in parts: (value, character of a cell, style). A part above zero has a cell."""
+    total = sum(value for value, _, _ in parts)
+    shown = [(value, mark, style) for value, mark, style in parts if value > 0]
+    if total <= 0 or width < len(shown):
+        return Content.styled("─" * width, "$foreground 20%")
+    ends, so_far, end = [], 0.0, 0
+    for place, (value, _, _) in enumerate(shown):
+        so_far += value
+        end = min(max(end + 1, round(so_far / total * width)), width - (len(shown) - 1 - place))
+        ends.append(end)
+    starts = [0, *ends[:-1]]
+    cells = zip(starts, [*ends[:-1], width], shown, strict=True)
+    return Content.assemble(*((mark * (end - start), style) for start, end, (_, mark, style) in cells))
 
 
 def bar(share: float, width: int, style: str, rest: str = "$foreground 20%") -> Content:

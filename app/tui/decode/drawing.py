@@ -1,0 +1,173 @@
+"""Drawing of charts: round ticks and their labels, braille dots (two wide and four high a cell), coloured layers."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+from textual.content import Content
+
+_BLANK = 0x2800
+_BIT = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row of the cell][column of the cell]
+_FILLED = (  # dots lit from the bottom: [left column 0..4][right column 0..4]
+    tuple(tuple(_BLANK + left + right for right in (0, 0x80, 0xA0, 0xB0, 0xB8)) for left in (0, 0x40, 0x44, 0x46, 0x47))
+)
+
+
+def tick_step(span: float, most: int) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that fits at most `most` times into `span`; both above zero."""
+    least = span / most
+    size = 10.0 ** math.floor(math.log10(least))
+    return next(factor * size for factor in (1, 2, 5, 10) if factor * size >= least * (1 - 1e-9))
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Round values from `low` to `high`, both included: at most `most` and one more, none where there is no span."""
+    if most < 1 or not high > low or not math.isfinite(high - low):
+        return []
+    step = tick_step(high - low, most)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [place * step for place in range(first, last + 1)]
+
+
+def even_ticks(high: float, rows: int, apart: int) -> tuple[float, list[tuple[int, float]]]:
+    """Return the top of an axis from zero over `rows` lines, and its ticks: (line, from the lowest up; round value).
+
+    The top is at least `high`, and such that ticks are equally many lines apart, at least `apart`.
+    """
+    if not (rows > apart and 0 < high < math.inf):
+        return high, [(0, 0.0)]
+    scales = [(tick_step(high * lines / rows, 1), lines) for lines in range(apart, min(2 * apart + 1, rows - 1) + 1)]
+    step, lines = min(scales, key=lambda scale: scale[0] * rows / scale[1])
+    return step * rows / lines, [(line, line // lines * step) for line in range(0, rows, lines)]
+
+
+def decades(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten from `low` to `high`, every one or, where those are too many, every second, third ..."""
+    if most < 1 or not 0 < low <= high:
+        return []
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    every = max(1, math.ceil((last - first + 1) / most))
+    return [10.0**power for power in range(first, last + 1, every)]
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """The ticks in digits, all with as many decimals as their distance needs."""
+    gaps = [b - a for a, b in pairwise(values) if b > a]
+    step = min(gaps, default=abs(values[0]) if values and values[0] else 1.0)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
+def marked(places: Sequence[tuple[int, str]], width: int) -> str:
+    """A line below a chart: `╵` at each of the columns and a label right of it, left of it where the line ends.
+
+    places: (column, label) from the left. One that would run into the one before is left out.
+    """
+    line = ""
+    for column, label in places:
+        fits = column + 1 + len(label) <= width
+        start = column if fits else column - len(label)
+        if 0 <= start < width and (start > len(line) or not line):
+            line = f"{line:<{start}}" + (f"╵{label}" if fits else f"{label}╵")
+    return f"{line:<{width}}"
+
+
+class Canvas:
+    """Free drawing. `x` grows rightwards from 0 to 2 * width - 1, `y` upwards from 0 to 4 * height - 1."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = max(0, width), max(0, height)
+        self._cells = [[0] * self.width for _ in range(self.height)]
+
+    def dot(self, x: int, y: int) -> None:
+        """Light one dot; outside the canvas nothing happens."""
+        if 0 <= x < 2 * self.width and 0 <= y < 4 * self.height:
+            down = 4 * self.height - 1 - y
+            self._cells[down // 4][x // 2] |= _BIT[down % 4][x % 2]
+
+    def line(self, x0: int, y0: int, x1: int, y1: int, every: int = 1) -> None:
+        """A straight line; `every` 2 lights each second dot (a dotted line)."""
+        count = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for step in range(0, count + 1, every):
+            self.dot(round(x0 + (x1 - x0) * step / count), round(y0 + (y1 - y0) * step / count))
+
+    def rows(self) -> list[str]:
+        """The lines of text, top first; an empty cell is a space."""
+        return ["".join(chr(_BLANK + cell) if cell else " " for cell in row) for row in self._cells]
+
+
+def bars(values: Sequence[float], top: float, width: int, height: int) -> list[str]:
+    """Filled columns on a zero baseline, the last value rightmost, two values a cell; `top` is the full height.
+
+    A value above `top` is cut there; a value above zero shows at least one dot. Returns `height` lines, top first.
+    """
+    shown = list(values[-2 * width :])
+    dots = [0] * (2 * width - len(shown)) + [dots_of(value, top, height) for value in shown]
+    columns = [_column(left, right, height) for left, right in zip(dots[::2], dots[1::2], strict=True)]
+    return ["".join(row) for row in zip(*columns, strict=True)]
+
+
+def dotted(rows: Sequence[str], height: int, every: int) -> list[str]:
+    """Draw a level dotted line through a drawing, `height` dots above its lowest; it inverts the dots it crosses.
+
+    rows: lines of the drawing, top first. every: 2 or 4, the distance of the dots.
+    """
+    line = len(rows) - 1 - height // 4
+    if not 0 <= line < len(rows):
+        return list(rows)
+    bit = _BIT[3 - height % 4][0]
+    turned = (
+        chr((ord(cell) if cell != " " else _BLANK) ^ (bit if place % (every // 2) == 0 else 0))
+        for place, cell in enumerate(rows[line])
+    )
+    return [*rows[:line], "".join(turned).replace(chr(_BLANK), " "), *rows[line + 1 :]]
+
+
+@lru_cache(maxsize=4096)
+def _column(left: int, right: int, height: int) -> str:
+    """Return one cell column, top first, filled to a height in dots; an empty cell is a space."""
+    cells = []
+    for floor in range(4 * (height - 1), -1, -4):
+        lights = min(4, max(0, left - floor)), min(4, max(0, right - floor))
+        cells.append(chr(_FILLED[lights[0]][lights[1]]) if any(lights) else " ")
+    return "".join(cells)
+
+
+def dots_of(value: float, top: float, height: int) -> int:
+    """Return the height of a value in dots, in a chart of `height` lines."""
+    if value <= 0 or top <= 0:
+        return 0
+    return min(4 * height, max(1, round(value / top * 4 * height)))
+
+
+def layered(layers: Sequence[tuple[Sequence[str], str]]) -> list[Content]:
+    """Draw layers, (rows, style) each with the front one last, over each other.
+
+    Braille cells combine their dots in the front layer's style. Any other character covers the cell.
+    """
+    return [_line(texts, [style for _, style in layers]) for texts in zip(*(rows for rows, _ in layers), strict=True)]
+
+
+def _line(texts: Sequence[str], styles: Sequence[str]) -> Content:
+    drawn = [(text, style) for text, style in zip(texts, styles, strict=True) if not text.isspace()]
+    if len(drawn) < 2:  # nearly always
+        return Content.styled(*drawn[0]) if drawn else Content(texts[0])
+    cells = [_cell([(text[at], style) for text, style in drawn]) for at in range(len(texts[0]))]
+    runs = groupby(cells, key=itemgetter(1))
+    return Content.assemble(*(("".join(text for text, _ in run), style) for style, run in runs))
+
+
+def _cell(stack: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Combine one cell of all layers."""
+    shown = [(text, style) for text, style in stack if text != " "]
+    if not shown:
+        return " ", ""
+    text, style = shown[-1]
+    if not _BLANK <= ord(text) < _BLANK + 256:
+        return text, style
+    dots = 0
+    for other, _ in shown:
+        dots |= ord(other) - _BLANK if _BLANK <= ord(other) < _BLANK + 256 else 0
+    return chr(_BLANK + dots), style

@@ -1,0 +1,86 @@
+"""The step taken apart: its milliseconds and its bytes by part, a bar each."""
+
+from collections.abc import Callable, Sequence
+
+from textual.content import Content
+
+from headrace.app.answer.phrases import mbu_text
+from headrace.app.tui.metrics.figures import Parts, StepTimes
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, segments, spread
+from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
+
+_LOOKS = {  # character and style of each part; the K/V look alike in both bars
+    "weights": ("█", "$primary"),
+    "attention": ("█", "$primary"),
+    "MLP": ("▓", "$secondary"),
+    "experts used": ("▓", "$secondary"),
+    "head": ("▒", "$success"),
+    "other weights": ("░", "$foreground 60%"),
+    "KV": ("▞", "$accent"),
+    "other kernels": ("▒", "$warning"),
+    "not reading": ("▒", "$warning"),
+    "sampling": ("░", "$success"),
+    "host": ("▚", "$error"),
+    "waiting": ("·", "$foreground 60%"),
+}
+
+
+class StepSection(Section):
+    """Two bars with their legends. Without timed steps, the time of the bytes is computed from the bandwidth."""
+
+    TITLE = "one step, taken apart"
+    NAME = "step"
+    LEAST, MOST = 8, 11
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        times, nbytes = metrics.step_times, metrics.step_bytes
+        self.set_subtitle(_source(times))
+        if not nbytes:
+            return [Content.styled("no model yet", "$quiet")]
+        each = max(1, (height - 4) // 2)  # lines of a legend
+        if times is None:
+            lines = [Content.styled("no time yet: it needs two steps and the bandwidth", "$faint").truncate(width)]
+        else:
+            share, busy = metrics.mbu, metrics.busy
+            tokens = metrics.figures.tokens
+            many = f", {three_digits(tokens)} tokens" if metrics.totals.proposed else ""
+            head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{many}", "$quiet"))
+            used = Content.assemble(("MBU ", "$quiet"), (mbu_text(share, busy=busy), "bold $text-primary"))
+            lines = [spread(head, used, width), _bar(times.parts, width)]
+            lines += _legend(
+                times.parts, lambda seconds: three_digits(seconds * 1e3), "ms", width, max(1, height - 4 - each)
+            )
+        total = Content.assemble((format_bytes(sum(value for _, value in nbytes)), "bold"), (" a step", "$quiet"))
+        achieved = metrics.achieved_gb_s
+        speed = Content.styled(f"{three_digits(achieved)} GB/s achieved" if achieved else "", "$quiet")
+        lines += [spread(total, speed, width), _bar(nbytes, width)]
+        return [*lines, *_legend(nbytes, lambda value: three_digits(value / 2**20), "MiB", width, each)]
+
+
+def _source(times: StepTimes | None) -> str:
+    if times is None:
+        return ""
+    if not times.timed:
+        return "time of bytes computed, not timed here"
+    return f"1 step in {times.every} timed" if times.every > 1 else "every step timed"
+
+
+def _bar(parts: Parts, width: int) -> Content:
+    return segments([(value, *_LOOKS[name]) for name, value in parts], width)
+
+
+def _legend(parts: Parts, format_value: Callable[[float], str], unit: str, width: int, most: int) -> list[Content]:
+    """Return the parts above zero with their values, the largest first, as many as fit into `most` lines."""
+    ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
+    lines: list[Content] = []
+    for place, (name, value) in enumerate(ordered):
+        mark, style = _LOOKS[name]
+        text = f"{format_value(value)} {unit}" if place == 0 else format_value(value)
+        piece = Content.assemble((mark, style), (f" {name} ", "$quiet"), (text, "bold"))
+        room = (n for n, line in enumerate(lines) if line.cell_length + 2 + piece.cell_length <= width)
+        if (fits := next(room, None)) is not None:
+            lines[fits] = Content.assemble(lines[fits], "  ", piece)
+        elif len(lines) < most:
+            lines.append(piece.truncate(width))
+    return lines

@@ -1,0 +1,140 @@
+"""Tables of the decode view: a row for each parallel answer, and one for each answer of the conversation."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from headrace.app.answer.phrases import duration, mbu_text, rate_digits
+from headrace.app.output.sanitise import sanitise
+from headrace.app.tui.metrics.batch import OVER, BatchMetrics, Row, RowPhase
+from headrace.app.tui.metrics.facts import Turn
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, fitting
+from headrace.runtime.metrics.units import format_bytes
+
+_SEQUENCES = (("", 3), ("state", 10), ("tokens", 7), ("tok/s", 7), ("cached", 7))
+_TURNS = (
+    ("turn", 4),
+    ("prompt", 7),
+    ("cached", 7),
+    ("TTFT", 8),
+    ("tok/s", 7),
+    ("MBU", 6),
+    ("tokens", 7),
+    ("end", 11),
+)
+_LEAST_WORDS = 8  # cells of last words that are worth showing
+_WORDS: dict[RowPhase, str] = {
+    "waiting": "… waiting",
+    "prefill": "◌ prefill",
+    "decode": "● decode",
+    "preempted": "⧗ paused",
+    "done": "✓ done",
+    "stopped": "■ stopped",
+    "failed": "✗ failed",
+}
+
+
+class SequencesSection(Section):
+    """State, tokens, speed, cached prompt tokens and last words of each parallel answer; below, what they share."""
+
+    TITLE = "sequences"
+    NAME = "sequences"
+    LEAST, MOST = 7, 12
+
+    def applies(self, metrics: LiveMetrics) -> bool:
+        return metrics.batch is not None
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        batch = metrics.batch
+        if batch is None:
+            return []
+        columns = _fitting(_SEQUENCES, width)
+        head = "".join(f"{name:<{cells}}" if n < 2 else f"{name:>{cells}}" for n, (name, cells) in enumerate(columns))
+        used = sum(cells for _, cells in columns)
+        words = width - used - 2 if len(columns) == len(_SEQUENCES) and width - used - 2 >= _LEAST_WORDS else 0
+        foot = _shared(batch, width)[: max(0, height - 1 - len(batch.rows))]
+        rows = [_sequence(row, columns, words) for row in batch.rows]
+        return [Content.styled(head + "  last words" * (words > 0), "$quiet"), *rows[: height - 1 - len(foot)], *foot]
+
+
+def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
+    read = f"{row.prefill_done / row.prefill_total:.0%}" if row.prefill_total else ""
+    count = read if row.phase == "prefill" else f"{row.tokens:,}"
+    cells = [f"{row.number}", _WORDS[row.phase], count, rate_digits(row.tokens_per_second), f"{row.reused:,}"]
+    text = "".join(
+        f"{cell:<{room}}" if n < 2 else f"{cell:>{room}}"
+        for n, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False))
+    )
+    style = "$text-accent" if row.phase == "decode" else "$text-error" if row.phase == "failed" else ""
+    line = Content.styled(text, "$quiet" if row.phase in OVER and row.phase != "failed" else style)
+    said = Content(" ".join(sanitise(row.words).split())) if words else Content("")
+    while said.cell_length > words:
+        said = said[max(1, (said.cell_length - words) // 2) :]
+    return Content.assemble(line, "  ", said) if words else line
+
+
+def _shared(batch: BatchMetrics, width: int) -> list[Content]:
+    """Return the weights of a token, and the blocks of the K/V pool."""
+    lines = []
+    if (each := batch.weight_bytes_per_token) is not None:
+        size, whole = format_bytes(round(each)), format_bytes(batch.weight_bytes)
+        now = f", {batch.batches[-1]} sequences in the last" if batch.batches else ""
+        pieces = [Content.styled(text, "$quiet") for text in (f"weights {size} a token", f"{whole} a pass{now}")]
+        lines.append(fitting(pieces, width))
+    room = f"{format_bytes(batch.kv_used_bytes)} of {format_bytes(batch.kv_room_bytes)} K/V reserved"
+    if (blocks := batch.blocks) is None:
+        return [*lines, fitting([Content.styled(room, "$quiet")], width)]
+    counts = f"blocks: {blocks.used - blocks.shared:,} own, {blocks.shared:,} shared, {blocks.cached:,} cached"
+    pieces = [Content.styled(text, "$quiet") for text in (f"{counts}, {blocks.free:,} free", room)]
+    return [*lines, fitting(pieces, width)]
+
+
+class TurnsSection(Section):
+    """Newest last; columns that do not fit are dropped from the right."""
+
+    TITLE = "answers"
+    NAME = "turns"
+    LEAST, MOST = 5, 14
+
+    def change_key(self, metrics: LiveMetrics) -> object:
+        last = tuple(metrics.turns[-1:])
+        return id(metrics), last, len(metrics.turns), metrics.running
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        running = metrics.running
+        turns = [*metrics.turns, running] if running else metrics.turns
+        if not turns:
+            return [Content.styled("no answers yet", "$faint")]
+        columns = _fitting(_TURNS, width)
+        rows = [Content.styled("".join(f"{name:>{cells}}" for name, cells in columns), "$quiet")]
+        kept = turns[-max(1, height - 1) :]
+        for turn in kept:
+            text = "".join(f"{cell:>{cells}}" for cell, (_, cells) in zip(_cells(turn), columns, strict=False))
+            if turn is running:  # the mark stands in the first column, which is wider than its number
+                text = "●" + text[1:]
+            rows.append(Content.styled(text, "$text-accent" if turn is running else "bold" if turn is kept[-1] else ""))
+        return rows
+
+
+def _cells(turn: Turn) -> tuple[str, ...]:
+    return (
+        str(turn.number),
+        str(turn.prompt_tokens),
+        str(turn.reused_tokens),
+        duration(turn.ttft_s),
+        rate_digits(turn.tokens_per_second),
+        mbu_text(turn.mbu, busy=turn.busy),
+        str(turn.completion_tokens),
+        turn.finish_reason,
+    )
+
+
+def _fitting(columns: Sequence[tuple[str, int]], width: int) -> Sequence[tuple[str, int]]:
+    """Return the first columns that fit."""
+    shown, used = 0, 0
+    for _, cells in columns:
+        if used + cells > width:
+            break
+        shown, used = shown + 1, used + cells
+    return columns[:shown]

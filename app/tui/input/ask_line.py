@@ -1,0 +1,43 @@
+"""One line of the chat's prompt on another screen. Both have the same text, so nothing typed here is lost."""
+
+from collections.abc import Callable
+
+from textual import events
+from textual.widgets import Input
+
+from headrace.app.tui.input.prompt import Prompt
+
+_ELSEWHERE = "F2 goes back to the text in the chat's input"
+
+
+class AskLine(Input):
+    """Disabled while the prompt has what a line cannot show: several lines, pastes, an edit."""
+
+    def __init__(self, prompt: Prompt, send: Callable[[str], bool], *, usable: bool) -> None:
+        """send: returns False for a refused message, which stays. usable: there is a conversation to ask in."""
+        plain = usable and "\n" not in prompt.text and not prompt.draft.pastes
+        hint = "ask here, and watch" if plain else _ELSEWHERE
+        super().__init__(prompt.text if plain else "", placeholder=hint, id="ask", disabled=not plain)
+        self.cursor_blink = False
+        self._prompt, self._send = prompt, send
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if not self.disabled and event.value != self._prompt.text:
+            self._prompt.put(event.value)
+
+    async def on_paste(self, event: events.Paste) -> None:
+        """Leave several lines to the prompt: a line would keep the first one only."""
+        if "\n" in event.text.strip():
+            event.prevent_default()
+            event.stop()
+            self.disabled = True
+            self.value, self.placeholder = "", _ELSEWHERE
+            self._prompt.paste(event.text)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        text = event.value
+        if text.strip() and self._send(text):
+            self._prompt.remember([text])
+            self.clear()

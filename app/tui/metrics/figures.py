@@ -1,0 +1,220 @@
+"""Figures of the decode view: a step's parts, a window of latencies, the roofline. Every surface reads them here.
+
+Bytes and FLOPs are computed from shapes, times are measured. A step's time by part is measured in the kernels for some
+steps, see `runtime.engine.step_timer`; without such steps it is computed from bytes and bandwidth.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.app.answer.sentence import StepFigures
+from headrace.app.tui.metrics.facts import MachineFacts, MeasuredPrefill
+from headrace.app.tui.metrics.rates import StepTotals
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
+
+STALL = 3.0  # a step this many times slower than the median is a stall
+MIN_STEPS = 8  # before that many steps a median says little
+_TIMED = 16  # newest timed steps that a mean is of
+_GC_SHARE = 0.5  # part of a stall beyond the median that garbage collection has to explain
+
+Parts = Sequence[tuple[str, float]]
+"""Parts of a whole, (name, value)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a mean step by part; they sum to `total_s`. timed: number of steps measured in the kernels, else 0.
+
+    every: one step in so many is timed.
+    """
+
+    parts: Parts
+    total_s: float
+    timed: int = 0
+    every: int = 0
+
+
+def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]) -> StepTimes | None:
+    """Return the parts of a mean step of `steps`; None before the second step or without a bandwidth."""
+    total = of.step_s
+    if not total or total <= 0:
+        return None
+    timed = [step for step in list(steps)[-_TIMED * 64 :] if step.parts is not None and step.latency_s > 0][-_TIMED:]
+    if timed:
+        whole = sum(step.latency_s for step in timed)
+        found = [(step.parts.named(), step.latency_s) for step in timed if step.parts is not None]
+        shares: dict[str, float] = {}
+        for named, latency in found:
+            known = sum(named.values())
+            scale = min(1.0, latency / known) if known > 0 else 0.0  # a neighbour's work may be measured, too
+            for name, seconds in named.items():
+                shares[name] = shares.get(name, 0.0) + seconds * scale / whole
+        other = max(0.0, 1.0 - sum(shares.values()))
+        ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("other kernels", other)]
+        ordered += [(name, shares[name]) for name in ("sampling", "host", "waiting")]
+        newest = [step.index for step in timed[-2:]]
+        every = newest[1] - newest[0] if len(newest) > 1 else 0
+        return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(0, every))
+    if of.reading_s is None or of.step_bytes <= 0:
+        return None
+    reading = min(total, of.reading_s)
+    weights = reading * min(1.0, weight_bytes / of.step_bytes)
+    return StepTimes([("weights", weights), ("KV", reading - weights), ("not reading", total - reading)], total)
+
+
+def step_bytes(of: StepFigures, cost: StepCost | None) -> Parts:
+    """Return the bytes of a mean step by part; they sum to its bytes."""
+    if cost is None or of.step_bytes <= 0:
+        return []
+    weights = min(cost.weight_bytes, of.step_bytes)
+    whole = max(cost.weight_bytes, sum(nbytes for _, nbytes in cost.weight_parts))
+    named = [(name, nbytes * weights / whole) for name, nbytes in cost.weight_parts if nbytes]
+    rest = weights - sum(nbytes for _, nbytes in named)
+    if rest > 0.5:
+        named.append(("weights" if not named else "other weights", rest))
+    return [*named, ("KV", of.step_bytes - weights)]
+
+
+# -- latency -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyWindow:
+    """The latest steps, oldest first, and the percentiles of the same steps. stalls: cause of each, by its place.
+
+    The cause is "" if it is not known. all_steps: number of steps of the turn that are kept.
+    """
+
+    steps: Sequence[StepRecord]
+    of: Percentiles
+    stalls: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def latencies_s(self) -> list[float]:
+        return [step.latency_s for step in self.steps]
+
+
+def latency_window(
+    steps: Sequence[StepRecord], busy: Sequence[bool], count: int, *, back: int = 0
+) -> LatencyWindow | None:
+    """Return the newest `count` of the steps, without the `back` newest of all; None without steps.
+
+    busy: for each step, whether other programs used its CPUs; empty if unknown.
+    """
+    steps, busy = list(steps), list(busy)
+    if steps and steps[0].index == 0:  # its latency is not between tokens
+        steps, busy = steps[1:], busy[1:]
+    end = max(0, len(steps) - back)
+    start = max(0, end - max(1, count))
+    shown = steps[start:end]
+    of = Percentiles.of([step.latency_s for step in shown])
+    if of is None:
+        return None
+    stalls = {}
+    if len(shown) >= MIN_STEPS and of.p50 > 0:
+        for place, step in enumerate(shown):
+            if step.latency_s >= STALL * of.p50:
+                before = shown[place - 1] if place else None
+                crowded = busy[start + place] if len(busy) == len(steps) else False
+                stalls[place] = stall_cause(step, before, of.p50, crowded=crowded)
+    return LatencyWindow(shown, of, stalls)
+
+
+def stall_cause(step: StepRecord, before: StepRecord | None, usual_s: float, *, crowded: bool) -> str:
+    """Return the known cause of a slow step; "" if there is none. before: the step before it, if it is there."""
+    if step.fed:
+        return f"prefill of another sequence ({step.fed:,} tokens)"
+    if step.gc_s > _GC_SHARE * (step.latency_s - usual_s):
+        return "garbage collection"
+    held = before and (before.kv_allocated_bytes, before.active_memory_bytes)
+    if held and step.kv_allocated_bytes > held[0] and step.active_memory_bytes > held[1]:
+        return "growth of the KV cache"
+    return "other programs" if crowded else ""
+
+
+def histogram(latencies_s: Sequence[float], top_s: float, rows: int) -> list[int]:
+    """Return the number of steps in each of `rows` equal ranges from 0 to `top_s`, the slowest first.
+
+    Steps above `top_s` count in the first.
+    """
+    counts = [0] * rows
+    for latency in latencies_s:
+        place = min(rows - 1, int(latency / top_s * rows)) if top_s > 0 else 0
+        counts[rows - 1 - place] += 1
+    return counts
+
+
+# -- roofline ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place on the roofline plot: FLOP per byte, FLOP per second."""
+
+    intensity: float
+    flops: float
+
+    @classmethod
+    def of(cls, flops: float, nbytes: float, seconds: float) -> "Point | None":
+        return cls(flops / nbytes, flops / seconds) if flops > 0 and nbytes > 0 and seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """Limits of the machine, bytes per second and FLOP per second; None if unknown. vendors: compute not measured."""
+
+    memory: float | None
+    nominal: float | None
+    compute: float | None
+    vendors: bool = False
+
+    def why_above(self, point: Point) -> str:
+        """Return the reason for a point above a roof; "" for one below both."""
+        if self.memory is not None and point.flops > self.memory * point.intensity * 1.005:
+            return "above measured memory: bytes from a cache"
+        if self.compute is not None and point.flops > self.compute * 1.005:
+            return "above measured compute: measured when slower"
+        return ""
+
+
+def roofs(machine: MachineFacts) -> Roofs:
+    """Return the machine's limits."""
+    compute = machine.compute_flops or machine.peak_flops
+    memory, nominal = (gb_s * 1e9 if gb_s else None for gb_s in (machine.measured_gb_s, machine.nominal_gb_s))
+    return Roofs(memory, nominal, compute, not machine.compute_flops and compute is not None)
+
+
+def decode_point(totals: StepTotals) -> Point | None:
+    """Return the point of these steps. All verified rows count."""
+    return Point.of(totals.flops, totals.nbytes, totals.seconds)
+
+
+def prefill_point(prefill: MeasuredPrefill | None) -> Point | None:
+    """Return the point of a prefill, if there is one."""
+    return Point.of(prefill.flops, prefill.nbytes, prefill.seconds) if prefill else None
+
+
+class Trail:
+    """Points of the turn, one for about half a second of decoding; the oldest are thinned out."""
+
+    EVERY_S = 0.5
+    MOST = 64
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._flops, self._bytes, self._seconds = 0.0, 0.0, 0.0  # of the turn, up to the latest point
+
+    def add(self, totals: StepTotals) -> None:
+        """Take in the turn's totals; smaller ones than before are of another turn."""
+        if totals.seconds < self._seconds:
+            self.points.clear()
+            self._flops = self._bytes = self._seconds = 0.0
+        if totals.seconds - self._seconds < self.EVERY_S:
+            return
+        point = Point.of(totals.flops - self._flops, totals.nbytes - self._bytes, totals.seconds - self._seconds)
+        self._flops, self._bytes, self._seconds = totals.flops, totals.nbytes, totals.seconds
+        if point is not None:
+            self.points.append(point)
+        if len(self.points) > self.MOST:
+            del self.points[: self.MOST // 2 : 2]
