@@ -169,6 +169,44 @@ def packed(bits: int = 4, group: int = GROUP, *, symmetric: bool = True) -> Any:
     return encode
 
 
+NF4 = np.array([
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+], np.float32)  # fmt: skip
+
+
+def nf4(double: bool = False, block: int = 64) -> Callable[[str, Array], tuple[Tensors, Array]]:
+    """Encode as bitsandbytes does: blocks over the flattened matrix; `double`: 8-bit scales in blocks of 16."""
+
+    def encode(module: str, w: Array) -> tuple[Tensors, Array]:
+        flat = w.reshape(-1).astype(np.float32)
+        padded = np.pad(flat, (0, -len(flat) % block)).reshape(-1, block)
+        scales = np.abs(padded).max(1)
+        name, state = f"{module}.weight", {"quant_type": "nf4", "blocksize": block, "shape": list(w.shape)}
+        made: Tensors = {f"{name}.quant_map": (NF4, "F32")}
+        if double:
+            offset, table = np.float32(scales.mean()), np.linspace(-1, 1, 256, dtype=np.float32)
+            rest = np.pad(scales - offset, (0, -len(scales) % 16)).reshape(-1, 16)
+            outer = np.abs(rest).max(1).astype(np.float32)
+            codes = np.abs((rest / outer[:, None])[..., None] - table).argmin(-1).reshape(-1)[: len(scales)]
+            scales = table[codes] * outer.repeat(16)[: len(scales)] + offset
+            state |= {"nested_blocksize": 16, "nested_offset": float(offset)}
+            made |= {
+                f"{name}.absmax": (codes.astype(np.uint8), "U8"), f"{name}.nested_absmax": (outer, "F32"),
+                f"{name}.nested_quant_map": (table, "F32"),
+            }  # fmt: skip
+        else:
+            made[f"{name}.absmax"] = (scales, "F32")
+        codes = np.abs((padded / scales[:, None])[..., None] - NF4).argmin(-1).reshape(-1)[: len(flat)]
+        pairs = np.pad(codes, (0, len(codes) % 2)).astype(np.uint8).reshape(-1, 2)
+        made[name] = ((pairs[:, :1] << 4) | pairs[:, 1:], "U8")
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        made[f"{name}.quant_state.bitsandbytes__nf4"] = (text, "U8")
+        return made, (NF4[codes] * scales.repeat(block)[: len(codes)]).reshape(w.shape)
+
+    return encode
+
+
 def _compressed(format_: str, **weights: Any) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", **weights}}}
     return {"quant_method": "compressed-tensors", "format": format_, "config_groups": groups, "ignore": ["lm_head"]}
@@ -207,6 +245,8 @@ FORMATS: dict[str, Format] = {
     "gptq-8bit": Format({**_GPTQ, "bits": 8}, gptq(8), exact=True),
     "gptq-v2": Format({**_GPTQ, "checkpoint_format": "gptq_v2"}, gptq(v2=True), exact=True),
     "gptq-by-activation": Format({**_GPTQ, "desc_act": True}, gptq(shuffled=True)),
+    "nf4": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4()),
+    "nf4-double": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4(double=True)),
     "awq": Format({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq, exact=True),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.foreign import packed, scaled
+from headrace.models.checkpoint.foreign import nf4, packed, scaled
 from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
 from headrace.models.checkpoint.safetensors import Checkpoint
 
@@ -41,6 +41,8 @@ def _converted(
     module, data, zeros = name.removesuffix(".weight"), parts["data"], parts.get("zeros")
     if matrix.layout == "scaled":
         values = scaled.dequantize(data, parts["scales"], zeros, matrix.blocks)
+    elif matrix.layout == "nf4":
+        values = nf4.dequantize(matrix, parts)
     else:
         q, steps, zero = packed.unpack(matrix, data, parts["scales"], zeros, zeros_less_one)
         order = parts.get("order")

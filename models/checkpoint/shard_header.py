@@ -20,6 +20,7 @@ from headrace.runtime.errors import CheckpointError
 # Limits on JSON: above real files, and low enough that parsing hostile ones stays cheap.
 MAX_CONFIG_BYTES = 4 << 20
 MAX_HEADER_BYTES = 16 << 20  # a hundred thousand tensors in one shard need about 12 MB
+MAX_STATE_BYTES = 1 << 16  # of bitsandbytes' state of a matrix: a few hundred
 MAX_RANK = 8
 
 
@@ -29,6 +30,15 @@ def read_strict_object(root: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> 
         if os.fstat(file.fileno()).st_size > limit:
             raise CheckpointError(f"{name} is larger than {limit >> 20} MiB")
         return _parse_object(file.read(limit), name)
+
+
+def read_small_object(info: TensorInfo, name: str) -> dict[str, Any]:
+    """Return the JSON object in the bytes of the tensor `name`."""
+    if info.dtype != "U8" or info.nbytes > MAX_STATE_BYTES:
+        raise CheckpointError(f"tensor {name} is {info.dtype} of {info.nbytes} bytes, no short text")
+    with open(_open_inside(info.shard.parent, info.shard.name), "rb") as file:
+        file.seek(info.start)
+        return _parse_object(file.read(info.nbytes), name)
 
 
 def _parse_object(data: bytes, where: str) -> dict[str, Any]:
@@ -89,7 +99,7 @@ def read_header(root: Path, name: str, tensors: dict[str, TensorInfo]) -> None:
         if tensor in tensors:
             raise CheckpointError(f"{quote(tensor)} is in {tensors[tensor].shard.name} and again in {name}")
         dtype, shape, begin, end = _tensor_entry(entry, tensor, name)
-        tensors[tensor] = TensorInfo(dtype, shape, shard, end - begin)
+        tensors[tensor] = TensorInfo(dtype, shape, shard, end - begin, 8 + length + begin)
         spans.append((begin, end, tensor))
     _check_spans(spans, size - 8 - length, name)
 

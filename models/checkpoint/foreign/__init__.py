@@ -4,6 +4,7 @@
     formats     recognition of the format, from headers and config.json alone
     scaled      8-bit floats and integers with scales per tensor, channel, group or block
     packed      2-, 4- and 8-bit integers in words: GPTQ, AWQ, compressed-tensors
+    nf4         codes of 4 bits into a table: bitsandbytes
 
 Values that affine groups represent exactly are regrouped; all others are dequantized exactly and quantized to 8 bits.
 """

@@ -8,12 +8,14 @@ Methods, by their names in config.json's `quantization_config`:
     fp8, fbgemm_fp8, modelopt (FP8)       W (..., N, K) in E4M3; `W_scale_inv` or `W_scale` multiplies it
     compressed-tensors                    float- and int-quantized: the same; pack-quantized: `W_packed`, `W_scale`
     gptq, awq                             `qweight`, `qzeros`, `scales`, and for GPTQ `g_idx`
+    bitsandbytes (4 bits)                 see `nf4`
 """
 
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from headrace.models.checkpoint.foreign import nf4
 from headrace.models.checkpoint.foreign.matrices import (
     REQUANTIZED_BITS,
     REQUANTIZED_GROUPS,
@@ -70,6 +72,8 @@ def _read(method: str, section: Mapping[str, Any], tensors: Mapping[str, TensorI
         return _gptq_awq(method, section, tensors)
     if method == "compressed-tensors":
         return _compressed(section, tensors)
+    if method == "bitsandbytes" and section.get("load_in_4bit"):
+        return _four_bit(tensors)
     if method in ("fp8", "fbgemm_fp8", "modelopt"):
         inner = section.get("quantization")
         algorithm = (inner if isinstance(inner, Mapping) else section).get("quant_algo")
@@ -210,6 +214,21 @@ def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
         affine = None if "order" in parts else _affine_group(columns // groups)
         matrices[weight] = _matrix("packed", (rows, columns), parts, bits, columns // groups, affine)
     return Foreign(f"{bits}-bit integers (compressed-tensors)", matrices, _dropped(tensors))
+
+
+def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:
+    """Recognise bitsandbytes' 4-bit matrices by their states."""
+    matrices: dict[str, ForeignMatrix] = {}
+    states = [(name.removesuffix(end), name) for name in tensors for end in nf4.STATES if name.endswith(end)]
+    for weight, state in states:
+        shape, found = nf4.parts_of(weight, state, tensors)
+        bits, group = _requantized(shape)
+        matrices[weight] = ForeignMatrix(
+            "nf4", shape, found["parts"], 4, found["group"], (found["outer"],), bits, group, offset=found["offset"]
+        )
+    if not matrices:
+        raise _unsupported("bitsandbytes without 4-bit weights in the checkpoint")
+    return Foreign("4-bit codes (bitsandbytes)", matrices, _dropped(tensors) | {state for _, state in states})
 
 
 def _matrix(

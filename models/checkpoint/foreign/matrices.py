@@ -8,23 +8,28 @@ from typing import Any, Literal
 
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
-Layout = Literal["scaled", "gptq", "awq", "packed"]
+Layout = Literal["scaled", "gptq", "awq", "packed", "nf4"]
 REQUANTIZED_BITS, REQUANTIZED_GROUPS = 8, (64, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignMatrix:
-    """A matrix (..., N, K), or its words (K, N), and its target: affine groups, or float32 if `bits` is None."""
+    """A matrix (..., N, K), or its words (K, N), and its target: affine groups, or float32 if `bits` is None.
+
+    stored_group: elements that share a scale, for layouts in words and nf4; 0 otherwise. blocks: for "scaled" the
+    elements of each axis that share a scale, for "nf4" the scales that do. offset: of the scales of "nf4".
+    """
 
     layout: Layout
     shape: tuple[int, ...]  # in the network
     parts: Mapping[str, str]  # role -> tensor: data, scales, zeros, order
     stored_bits: int
-    stored_group: int  # columns that share a scale for layouts in words; 0 otherwise
-    blocks: tuple[int, ...] = ()  # scaled: elements of each axis that share a scale
+    stored_group: int
+    blocks: tuple[int, ...] = ()
     bits: int | None = None
     group_size: int = 0
     exact: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

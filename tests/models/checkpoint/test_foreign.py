@@ -144,6 +144,7 @@ def test_nothing_stays_in_float32_on_a_gpu(tmp_path: Path, device: mx.DeviceType
     "section",
     [
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
         {"quant_method": "hqq"},
         {"quant_method": "aqlm"},
         {"quant_method": "quark"},
@@ -184,7 +185,8 @@ def test_unexplained_tensor_types_are_refused(tmp_path: Path, dtype: str, sectio
 def test_mismatched_parts_are_named(tmp_path: Path, name: str, fault: str) -> None:
     how = FORMATS[name]
     stored, _ = encode(weights(), how)
-    scale = next(key for key in stored if ".1.mlp.up_proj" in key and "scale" in key and "input" not in key)
+    wanted = "scale" if not name.startswith("nf4") else "absmax"
+    scale = next(key for key in stored if ".1.mlp.up_proj" in key and wanted in key and "input" not in key)
     array, _ = stored[scale]
     match fault:
         case "a part is gone":
@@ -192,7 +194,7 @@ def test_mismatched_parts_are_named(tmp_path: Path, name: str, fault: str) -> No
         case "scales of another shape":
             stored[scale] = (np.ones((7, 3), np.float32), "F32")
         case _:
-            stored[scale] = (np.ones(array.shape, np.uint8), "U8")
+            stored[scale] = (np.ones(array.shape, np.uint8), "I8" if name.startswith("nf4") else "U8")
     directory = write_tensors(tmp_path, stored, {**CONFIG, "quantization_config": dict(how.section)})
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj") as caught:
         open_checkpoint(directory)
@@ -205,6 +207,16 @@ def test_columns_ordered_by_activation_must_be_declared(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_tensors(tmp_path, stored, {**CONFIG, "quantization_config": section}))
     with pytest.raises(CheckpointError, match="g_idx"):
         read_arrays(checkpoint)
+
+
+@pytest.mark.parametrize("state", [{"shape": [96, 64]}, {"shape": [0, 64], "blocksize": 64}, {"shape": "x"}, {}])
+def test_contradictory_states_of_four_bit_matrices_are_refused(tmp_path: Path, state: dict[str, Any]) -> None:
+    stored, _ = encode(weights(), FORMATS["nf4"])
+    name = next(key for key in stored if key.endswith("bitsandbytes__nf4"))
+    stored[name] = (np.frombuffer(json.dumps(state).encode(), np.uint8), "U8")
+    section = dict(FORMATS["nf4"].section)
+    with pytest.raises(CheckpointError, match="bitsandbytes__nf4"):
+        open_checkpoint(write_tensors(tmp_path, stored, {**CONFIG, "quantization_config": section}))
 
 
 def test_settings_may_lie_in_modelopts_own_file(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""bitsandbytes' 4-bit matrices (NF4 and FP4): codes into a table of 16 values, with a scale per block of neighbours.
+
+Blocks run over the flattened matrix. With double quantization the scales are 8-bit codes of their own: into a table of
+256 values, with a scale per block and one offset (Dettmers et al., arXiv:2305.14314).
+
+    W                       codes, two in a byte, the first in the high bits
+    W.absmax, W.quant_map   scales, or their codes; the table
+    W.nested_absmax, W.nested_quant_map       of the scales
+    W.quant_state.bitsandbytes__nf4           JSON: shape, block sizes, offset
+"""
+
+from collections.abc import Mapping
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any
+
+from headrace.models.checkpoint.foreign.matrices import ForeignMatrix
+from headrace.models.checkpoint.shard_header import read_small_object
+from headrace.models.checkpoint.tensor_info import TensorInfo
+from headrace.runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+_NESTED = {"nested_scales": "nested_absmax", "nested_table": "nested_quant_map"}
+
+
+def parts_of(weight: str, state: str, tensors: Mapping[str, TensorInfo]) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return (shape, parts and block sizes) of a 4-bit matrix. Reads its state, a few hundred bytes of the shard.
+
+    Raises CheckpointError for parts that are missing or contradict each other.
+    """
+    parts = {"data": weight, "scales": f"{weight}.absmax", "table": f"{weight}.quant_map"}
+    nested = f"{weight}.nested_absmax" in tensors
+    parts |= {role: f"{weight}.{end}" for role, end in _NESTED.items()} if nested else {}
+    if missing := [name for name in parts.values() if name not in tensors]:
+        raise CheckpointError(f"the checkpoint has {state} but no tensor {missing[0]}")
+    stated = read_small_object(tensors[state], state)
+    shape, block = stated.get("shape"), stated.get("blocksize")
+    outer, offset = stated.get("nested_blocksize", 1), stated.get("nested_offset", 0.0)
+    counts: list[Any] = [*shape, block, outer] if isinstance(shape, list) and len(shape) == 2 else [None]
+    if not all(type(count) is int and 0 < count < 1 << 40 for count in counts):
+        raise CheckpointError(f"{state}: shape and block sizes must be positive integers")
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not isfinite(offset):
+        raise CheckpointError(f"{state}: nested_offset is {offset!r:.40}")
+    rows, columns = int(counts[0]), int(counts[1])
+    blocks = -(-rows * columns // int(counts[2]))
+    wanted: dict[str, tuple[str, int]] = {
+        "data": ("U8", -(-rows * columns // 2)), "scales": ("U8" if nested else "F32", blocks), "table": ("F32", 16),
+        "nested_scales": ("F32", -(-blocks // int(counts[3]))), "nested_table": ("F32", 256),
+    }  # fmt: skip
+    for role, name in parts.items():
+        info = tensors[name]
+        if (info.dtype, prod(info.shape)) != wanted[role]:
+            raise CheckpointError(f"tensor {name} is {info.dtype} {info.shape}, which does not fit {state}")
+    return (rows, columns), {"parts": parts, "group": counts[2], "outer": counts[3], "offset": float(offset)}
+
+
+def dequantize(matrix: ForeignMatrix, parts: "Mapping[str, mx.array]") -> "mx.array":
+    """Return float32 (N, K): the table's value times the block's scale, each rounded once."""
+    import mlx.core as mx  # late: headers are read without it
+
+    scales = parts["scales"].reshape(-1)
+    if "nested_scales" in parts:
+        outer = matrix.blocks[0]
+        values = parts["nested_table"].reshape(-1)[scales]
+        scales = values * mx.repeat(parts["nested_scales"].reshape(-1), outer)[: values.size] + matrix.offset
+    data = parts["data"].reshape(-1)
+    codes = mx.stack([data >> 4, data & 15], axis=-1).reshape(-1)[: prod(matrix.shape)]
+    values = parts["table"].reshape(-1)[codes]
+    return (values * mx.repeat(scales, matrix.stored_group)[: values.size]).reshape(matrix.shape)
