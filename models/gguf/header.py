@@ -18,8 +18,6 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 
-_FLOATS = (6, 12)
-
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
 _MAX_NAME_BYTES = 256  # the specification limits tensor names to 64; keys in use are no longer
@@ -93,7 +91,7 @@ def read_header(file_name: str, data: mmap.mmap) -> Header:
     """Parse and check the header of a GGUF file.
 
     Raises CheckpointError for a broken header or tensors outside the file, UnsupportedModelError for a tensor type
-    without conversion and for one part of a split model.
+    without conversion.
     """
     return _HeaderReader(file_name, data).run()
 
@@ -148,8 +146,6 @@ class _HeaderReader:
         kind = self.number("I")
         if key == "general.alignment":
             return self.read_alignment(kind)
-        if key == "split.count":
-            return self.refuse_split(kind)
         if kind == _ARRAY:
             return self.array(key)
         if kind == _STRING:
@@ -218,16 +214,6 @@ class _HeaderReader:
         if not 0 < self.alignment <= _MAX_ALIGNMENT or self.alignment & (self.alignment - 1):
             self.fail(f"general.alignment is {self.alignment}, not a power of two up to {_MAX_ALIGNMENT}")
         return self.alignment
-
-    def refuse_split(self, kind: int) -> int:
-        if kind not in _SCALARS or kind in _FLOATS:
-            self.fail("split.count is not a whole number")
-        count = self.number(_SCALARS[kind])
-        if count > 1:
-            raise UnsupportedModelError(
-                f"{self.file_name}: one part of a split GGUF model", hint="join the parts with llama-gguf-split --merge"
-            )
-        return count
 
     def scalars(self, kind: int, count: int, key: str) -> list[Any]:
         """Return `count` consecutive numbers or booleans."""

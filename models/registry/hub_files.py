@@ -1,33 +1,36 @@
 """Selection of the files to download from a hub repository, by name only.
 
-A safetensors repository gives weights, configs, tokenizer and templates; a GGUF repository gives one file.
+A safetensors repository gives weights, configs, tokenizer and templates; a GGUF repository gives one file, or all parts
+of a split one.
 Code (*.py) and pickles are never selected.
 """
 
 import re
 from collections.abc import Iterable
 
+from headrace.models.checkpoint.split_files import first_parts, part_names, whole_name
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 # Config, tokenizer, chat template, merges, and tokenizers in other formats.
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 # No underscore may follow: Q4_0_4_4 and Q4_K_XL are different formats from their prefixes.
 _QUANTIZATION = re.compile(
-    r"(?:^|[-._])(q\d_[01]|q\d_k(?:_[sml])?|iq4_nl|iq4_xs|mxfp4|bf16|f16|fp16|f32)(?=[-.]|$)", re.IGNORECASE
+    r"(?:^|[-._])(q\d_[01]|q\d_k(?:_(?:[sml]|xl))?|iq4_nl|iq\d_(?:xxs|xs|[sm])|tq[12]_0|mxfp4|bf16|f16|fp16|f32)(?=[-.]|$)",
+    re.IGNORECASE,
 )
 # By preference: the usual compromise between size and quality, its neighbours, larger files, and last the lossy ones.
 _PREFERRED = (
-    "Q4_K_M", "Q4_K_S", "Q4_K", "MXFP4", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_K", "Q6_K", "Q8_0",
-    "BF16", "F16", "FP16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S",
+    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_K",
+    "Q6_K", "Q8_0", "BF16", "F16", "FP16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S",
+    "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 )  # fmt: skip
 
 
 def choose_files(
     names: Iterable[str], repo: str, file: str | None = None, quantization: str | None = None
 ) -> list[str]:
-    """Return the files to download from `repo`; a single .gguf name for a GGUF repository.
+    """Return the files to download from `repo`; for a GGUF repository one, or the parts of one, in order.
 
     file: the one GGUF to download. quantization: that of the GGUF to download, in capitals.
     Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
@@ -36,15 +39,15 @@ def choose_files(
     if file is not None:
         if file not in names:
             raise ModelNotFoundError(f"{repo} has no file {file!a}", _offered(names))
-        return [_whole(file)]
+        return _all_parts(file, names, repo)
     if quantization is not None:
-        return [_of_quantization(names, repo, quantization)]
+        return _all_parts(_of_quantization(names, repo, quantization), names, repo)
     root = [name for name in names if "/" not in name]
     weights = [name for name in root if name.startswith("model") and name.endswith(".safetensors")]
     if weights and "config.json" in root:
         return [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
     if any(name.lower().endswith(".gguf") for name in names):
-        return [_choose_gguf(names, repo)]
+        return _all_parts(_choose_gguf(names, repo), names, repo)
     if any(name.endswith(_PICKLES) for name in names):
         raise CheckpointError(
             f"{repo} has its weights as pickles only, which can run code when opened; they are refused",
@@ -55,25 +58,27 @@ def choose_files(
 
 def quantization_of(file: str) -> str | None:
     """Return the quantization in a GGUF's file name, in capitals, or None."""
-    found = _QUANTIZATION.findall(file.rsplit("/", 1)[-1].removesuffix(".gguf"))
+    found = _QUANTIZATION.findall(whole_name(file.rsplit("/", 1)[-1]).removesuffix(".gguf"))
     return found[-1].upper() if found else None
 
 
 def _of_quantization(names: list[str], repo: str, wanted: str) -> str:
     """Return the GGUF of this quantization; also of one that headrace has no name for, such as UD-Q4_K_XL."""
     ggufs = [name for name in names if _is_gguf(name)]
-    stems = {name: f"-{name.rpartition('/')[2][:-5].upper()}" for name in ggufs}
+    stems = {name: f"-{whole_name(name.rpartition('/')[2])[:-5].upper()}" for name in ggufs}
     found = [name for name in ggufs if quantization_of(name) == wanted]
     found = found or [name for name in ggufs if stems[name].endswith((f"-{wanted}", f".{wanted}", f"_{wanted}"))]
     if not found:
         raise ModelNotFoundError(f"{repo} has no .gguf file in {wanted}", _offered(names))
-    return _whole(next((name for name in found if not _SPLIT.search(name)), found[0]))
+    return next((name for name in found if part_names(name) == [name]), found[0])
 
 
-def _whole(file: str) -> str:
-    if _SPLIT.search(file):
-        raise UnsupportedModelError(f"{file!a} is one part of a GGUF, and headrace does not join parts")
-    return file
+def _all_parts(file: str, names: list[str], repo: str) -> list[str]:
+    """Return the names of a file's set. Raises CheckpointError if the repository lacks one of them."""
+    parts = part_names(file)
+    if missing := [name for name in parts if name not in names]:
+        raise CheckpointError(f"{repo} lacks {missing[0]!a}, one of the {len(parts)} parts of a GGUF")
+    return parts
 
 
 def _offered(names: list[str]) -> str | None:
@@ -88,9 +93,7 @@ def _is_gguf(name: str) -> bool:
 
 def _choose_gguf(names: list[str], repo: str) -> str:
     ggufs = [name for name in names if _is_gguf(name)]
-    whole = [name for name in ggufs if not _SPLIT.search(name)]
-    if not whole:
-        raise UnsupportedModelError(f"{repo} has its GGUF in several parts only, which headrace does not join")
+    whole = sorted(first_parts(ggufs), key=lambda name: len(part_names(name)))  # whole files before split ones
     for wanted in _PREFERRED:
         for name in whole:
             if quantization_of(name) == wanted:

@@ -1,16 +1,19 @@
 """Import of GGUF files into the store: one conversion to an MLX-format directory per content.
 
-A file is identified by its sha256. The store caches the hash of each path with the file's size and modification time
-in `.gguf.json`, so that no file is hashed twice, and the next start does not convert. GGUF blocks interleave codes and
-scales, and MLX reads them apart, so the weights are written a second time: `copy_bytes` is the size of that copy.
+A file is identified by its sha256, and a split model by that of its parts one after another. The store caches the hash
+of each path with the file's size and modification time in `.gguf.json`, so that no file is hashed twice, and the next
+start does not convert. GGUF blocks interleave codes and scales, and MLX reads them apart, so the weights are written a
+second time: `copy_bytes` is the size of that copy.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headrace.models.checkpoint.split_files import parts_of, whole_name
 from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.store import Store, StoredModel
@@ -26,6 +29,7 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
 
     Raises CheckpointError for an invalid GGUF and ModelNotFoundError for an unreadable file.
     """
+    file = parts_of(file)[0]
     known = find_copy(file, store, progress=progress)
     if known is not None:
         return known
@@ -35,7 +39,7 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
 
     def build(directory: Path) -> dict[str, Any]:
         convert(file, directory, progress, sha256)
-        return {"id": file.name, "source": f"{_SOURCE}{file}", "sha256": sha256}
+        return {"id": whole_name(file.name), "source": f"{_SOURCE}{file}", "sha256": sha256}
 
     model = store.install(stored_name(file, sha256), build, progress=progress)
     _remember(file, stamp, store, name=model.name)
@@ -49,6 +53,7 @@ def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> 
     the same content may be in the store under another name, for example a catalog model's.
     Raises as `import_gguf`.
     """
+    file = parts_of(file)[0]
     with _readable(file):
         stamp = _stamp(file)
         if (known := _stored(_row(file, stamp, store), store)) is not None:
@@ -66,6 +71,7 @@ def find_copy(file: Path, store: Store, *, progress: Progress | None = None) -> 
 def copies_of(path: Path, store: Store) -> list[StoredModel]:
     """Return the conversions of the file that was at `path`; else those of any file of that name."""
     made = [(model, Path(file)) for model in store.list() if (file := copied_file(model)) is not None]
+    path = parts_of(path)[0]
     here = [model for model, file in made if file == path]
     return here or [model for model, file in made if file.name == path.name]
 
@@ -110,15 +116,17 @@ def convert(file: Path, directory: Path, progress: Progress, sha256: str | None 
 
 def _reads_groups_of_16(config: dict[str, Any]) -> bool:
     """Return whether the native kernels run this config; mlx-lm's classes and stock MLX lack groups of 16."""
+    from headrace.models.checkpoint.normalize import normalized
+    from headrace.models.checkpoint.text_part import text_config
     from headrace.models.network.config import decoder_config
     from headrace.runtime import ops
 
-    return decoder_config(config) is not None and ops.select() is ops.native
+    return decoder_config(text_config(normalized(config))) is not None and ops.select() is ops.native
 
 
 def stored_name(file: Path, sha256: str) -> str:
     """Return the name of the conversion in the store: the file's stem and part of its digest."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip(".-_") or "model"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(whole_name(file.name)).stem).strip(".-_") or "model"
     return f"{re.sub(r'[.]{2,}', '.', stem)[:80]}-{sha256[:12]}"
 
 
@@ -142,15 +150,17 @@ def _digest(file: Path, stamp: list[int], store: Store, progress: Progress) -> s
     if isinstance(known := _row(file, stamp, store).get("sha256"), str):
         return known
     _check_header(file)
-    sha256 = hash_file(file, ByteProgress(progress, "hashing", stamp[0]))
+    count, digest, sha256 = ByteProgress(progress, "hashing", stamp[0]), hashlib.sha256(), ""
+    for part in parts_of(file):
+        sha256 = hash_file(part, count, digest)
     _remember(file, stamp, store, sha256=sha256)
     return sha256
 
 
 def _stamp(file: Path) -> list[int]:
-    """Return size and modification time."""
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
+    """Return size and modification time, of all parts together."""
+    stats = [part.stat() for part in parts_of(file)]
+    return [sum(each.st_size for each in stats), max(each.st_mtime_ns for each in stats)]
 
 
 def _row(file: Path, stamp: list[int], store: Store) -> dict[str, Any]:

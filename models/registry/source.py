@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from headrace.models.checkpoint.side_file import check_name
+from headrace.models.checkpoint.split_files import first_parts
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -120,7 +121,8 @@ def _is_model(path: Path) -> bool:
 
 
 def _ggufs(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.gguf"))
+    """Return the .gguf files of a directory, of a split model only the first."""
+    return [directory / name for name in first_parts(sorted(file.name for file in directory.glob("*.gguf")))]
 
 
 def _local(path: Path) -> LocalDirectory | LocalGGUF:

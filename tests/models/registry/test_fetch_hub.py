@@ -142,8 +142,8 @@ def test_config_that_is_none(hub: HubServer, config: bytes) -> None:
     [
         ({"config.json": b"{}", "pytorch_model.bin": b"."}, CheckpointError, "pickles"),
         ({"config.json": b"{}", "README.md": b""}, CheckpointError, "no weights"),
-        ({"m-00001-of-00002.gguf": b"", "m-00002-of-00002.gguf": b""}, UnsupportedModelError, "parts"),
-        ({"m-IQ2_XS.gguf": b"", "m-IQ3_M.gguf": b""}, UnsupportedModelError, "quantization"),
+        ({"m-00001-of-00002.gguf": b""}, CheckpointError, "lacks"),
+        ({"m-Q9_X.gguf": b"", "m-Q1_Y.gguf": b""}, UnsupportedModelError, "quantization"),
     ],
 )
 def test_repositories_without_a_model_for_us(

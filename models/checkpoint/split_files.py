@@ -1,0 +1,31 @@
+"""Names of split GGUF models: NAME-00001-of-00003.gguf and the rest of its set, as llama.cpp's tool writes them."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
+_MOST_PARTS = 1024
+
+
+def part_names(name: str) -> list[str]:
+    """Return the file names of the set that `name` belongs to, in order; `name` alone for a whole file."""
+    found = _PART.search(name)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= _MOST_PARTS:
+        return [name]
+    return [_PART.sub(f"-{number:05d}-of-{found[2]}", name) for number in range(1, int(found[2]) + 1)]
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the paths of the set that `path` belongs to, in order."""
+    return [path.with_name(name) for name in part_names(path.name)]
+
+
+def whole_name(name: str) -> str:
+    """Return a file's name without the number of its part."""
+    return _PART.sub("", name)
+
+
+def first_parts(names: Iterable[str]) -> list[str]:
+    """Return the names without later parts of a set."""
+    return [name for name in names if part_names(name)[0] == name]
