@@ -17,11 +17,10 @@ from typing import Any
 
 from headrace.models.checkpoint.foreign import nf4
 from headrace.models.checkpoint.foreign.matrices import (
-    REQUANTIZED_BITS,
-    REQUANTIZED_GROUPS,
     Foreign,
     ForeignMatrix,
     Layout,
+    requantized,
 )
 from headrace.models.checkpoint.tensor_info import FLOATS, TensorInfo
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -131,7 +130,7 @@ def _scaled(method: str, tensors: Mapping[str, TensorInfo], block: tuple[int, ..
             if zeros.dtype != "I8" or zeros.shape != tensors[scale].shape:
                 raise CheckpointError(f"tensor {name}_zero_point is {zeros.dtype} {zeros.shape}, unlike its scales")
         blocks = _blocks(name, info.shape, tensors[scale], block)
-        bits, group = _requantized(info.shape)
+        bits, group = requantized(info.shape)
         matrices[name] = ForeignMatrix("scaled", info.shape, parts, 8, 0, blocks, bits, group)
     return Foreign(method, matrices, _dropped(tensors))
 
@@ -222,7 +221,7 @@ def _four_bit(tensors: Mapping[str, TensorInfo]) -> Foreign:
     states = [(name.removesuffix(end), name) for name in tensors for end in nf4.STATES if name.endswith(end)]
     for weight, state in states:
         shape, found = nf4.parts_of(weight, state, tensors)
-        bits, group = _requantized(shape)
+        bits, group = requantized(shape)
         matrices[weight] = ForeignMatrix(
             "nf4", shape, found["parts"], 4, found["group"], (found["outer"],), bits, group, offset=found["offset"]
         )
@@ -236,19 +235,13 @@ def _matrix(
 ) -> ForeignMatrix:
     if affine is not None:
         return ForeignMatrix(layout, shape, parts, stored, group, (), stored, affine, exact=True)
-    bits, becomes = _requantized(shape)
+    bits, becomes = requantized(shape)
     return ForeignMatrix(layout, shape, parts, stored, group, (), bits, becomes)
 
 
 def _affine_group(group: int) -> int | None:
     """Return MLX's largest group size that divides a group of `group` columns; None if there is none."""
     return next((size for size in AFFINE_GROUPS if group % size == 0), None)
-
-
-def _requantized(shape: tuple[int, ...]) -> tuple[int | None, int]:
-    """Return (bits, group size) after dequantizing; float32 if no group size divides the rows or it is no matrix."""
-    group = next((size for size in REQUANTIZED_GROUPS if shape[-1] % size == 0), 0)
-    return (REQUANTIZED_BITS, group) if group and len(shape) == 2 else (None, 0)
 
 
 def _need(parts: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:

@@ -79,3 +79,9 @@ class Foreign:
             for part in ("scales", "biases"):
                 seen[f"{module}.{part}"] = TensorInfo("F32", (rows, groups), shard, 4 * rows * groups)
         return seen
+
+
+def requantized(shape: tuple[int, ...]) -> tuple[int | None, int]:
+    """Return (bits, group size) after dequantizing; float32 if no group size divides the rows or it is no matrix."""
+    group = next((size for size in REQUANTIZED_GROUPS if shape[-1] % size == 0), 0)
+    return (REQUANTIZED_BITS, group) if group and len(shape) == 2 else (None, 0)
