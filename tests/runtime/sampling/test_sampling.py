@@ -182,6 +182,11 @@ def test_repetition_counts_the_prompt_presence_and_frequency_do_not() -> None:
         assert sampler(params, output=[0])(logits).item() == 1
 
 
+def test_repetition_lowers_negative_logits_too() -> None:
+    logits = mx.array([[-1.0, -1.2] + [-9.0] * (VOCAB - 2)])
+    assert sampler(SamplingParams(repetition_penalty=1.5), prompt=[0])(logits).item() == 1
+
+
 def test_frequency_grows_with_every_occurrence() -> None:
     logits = mx.array([[3.0, 2.0] + [-9.0] * (VOCAB - 2)])
     assert sampler(SamplingParams(frequency_penalty=0.4), output=[0, 0])(logits).item() == 0
