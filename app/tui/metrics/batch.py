@@ -9,7 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headrace.app.engine.events import Abandoned, BatchStatus, ContextFull, Delta, Died, Done, Event, Failed, Prefill
+from headrace.app.engine.events import (
+    Abandoned,
+    AnswerEvent,
+    BatchStatus,
+    ContextFull,
+    Delta,
+    Died,
+    Done,
+    Event,
+    Failed,
+    Prefill,
+)
 from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
@@ -69,8 +80,10 @@ class Row:
 class BatchMetrics:
     """One turn of parallel answers. rows: in the order of their requests. batches: sequences of each pass."""
 
-    def __init__(self, ids: Sequence[int], cost: StepCost | None = None) -> None:
+    def __init__(self, ids: Sequence[int], cost: StepCost | None = None, most: int | None = None) -> None:
+        """most: rows of an endless turn, which any answer joins; None: the turn has the answers `ids`."""
         self._rows = {generation: Row(number) for number, generation in enumerate(ids, 1)}
+        self._most = most
         self.batches: deque[int] = deque(maxlen=_KEPT)
         self.blocks: PoolStats | None = None
         self.pool_bytes = self.kv_used_bytes = self.kv_room_bytes = 0
@@ -132,7 +145,18 @@ class BatchMetrics:
 
     def has(self, event: Event) -> bool:
         """Return True for an event about one of the answers, or about all."""
+        if self._most is not None and isinstance(event, AnswerEvent):
+            return event.id is not None
         return isinstance(event, BatchStatus | Died) or getattr(event, "id", None) in self._rows
+
+    def _row(self, generation: int) -> Row:
+        """Return an answer's row, a new one in an endless turn; the oldest that are over make room."""
+        if generation not in self._rows:
+            over = [number for number, row in self._rows.items() if row.phase in OVER]
+            for number in over[: max(0, len(self._rows) + 1 - (self._most or 0))]:
+                del self._rows[number]
+            self._rows[generation] = Row(generation)
+        return self._rows[generation]
 
     def take(self, event: Event) -> None:
         """Take in an event about the answers."""
@@ -143,22 +167,22 @@ class BatchMetrics:
                 for row in self._rows.values():
                     row.phase = row.phase if row.phase in OVER else "failed"
             case Prefill():
-                row = self._rows[event.id]
+                row = self._row(event.id)
                 row.phase, row.prefill_done, row.prefill_total = "prefill", event.done, event.total
                 row.reused = event.reused
             case Delta():
-                row = self._rows[event.id]
+                row = self._row(event.id)
                 row.phase = "decode"
                 row.ttft_s = event.ttft_s if row.ttft_s is None else row.ttft_s
                 row.words = (row.words + event.text)[-_WORDS:]
                 self._stepped(row, event.records)
             case Done():
-                row = self._rows[event.id]
+                row = self._row(event.id)
                 row.phase = "stopped" if event.reason == "cancelled" else "done"
                 row.tokens = event.summary.completion_tokens  # a step that ended it gave none
             case Failed() | ContextFull() | Abandoned():
                 if event.id is not None:
-                    self._rows[event.id].phase = "failed"
+                    self._row(event.id).phase = "failed"
 
     def _stepped(self, row: Row, records: Sequence[StepRecord]) -> None:
         row.stepped(records)
@@ -170,13 +194,16 @@ class BatchMetrics:
 
     def _served(self, served: BatchStatus) -> None:
         for generation, state in served.states.items():
-            row = self._rows.get(generation)
+            row = self._row(generation) if self._most else self._rows.get(generation)
             if row is not None and row.phase not in OVER and state != "finished":
                 row.phase = state
         self.batches.extend(served.batches)
         self.blocks, self.pool_bytes = served.blocks, served.pool_bytes
         self.kv_used_bytes, self.kv_room_bytes = served.kv_used_bytes, served.kv_room_bytes
         look = served.at, served.tokens
+        if self._looks and served.tokens < self._looks[-1][1]:  # the engine was idle meanwhile
+            self._looks.clear()
+            self._began = None
         if self._began is None and served.tokens:
             self._began = look
         self._looks.append(look)

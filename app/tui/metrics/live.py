@@ -87,10 +87,10 @@ class LiveMetrics:
         self._forget_turn()
         self._changed()
 
-    def begin_batch(self, ids: Sequence[int]) -> None:
-        """Begin a turn of parallel answers."""
+    def begin_batch(self, ids: Sequence[int], most: int | None = None) -> None:
+        """Begin a turn of parallel answers. most: see `BatchMetrics`."""
         self.submitted()
-        self.batch = BatchMetrics(ids, self.model.cost)
+        self.batch = BatchMetrics(ids, self.model.cost, most)
         self.trail = Trail()
 
     def handle_batch_event(self, event: Event) -> None:

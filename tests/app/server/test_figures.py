@@ -1,10 +1,14 @@
 """`/metrics` and `/v1/telemetry`: figures of what was answered, and no text."""
 
 import json
+import time
 from typing import Any
 
 import httpx2 as httpx
 
+from headrace.app.engine.events import Delta, Done, Event, Ready
+from headrace.app.engine.telemetry_reader import TelemetryReader
+from tests.patience import PATIENCE_S
 from tests.server_process import ServerProcess
 
 SECRET = "a phrase that nobody else says"
@@ -58,3 +62,24 @@ def test_telemetry_has_every_step_and_no_text(client: httpx.Client, server: Serv
     assert [step["index"] for step in steps] == list(range(summary["steps"]))
     assert summary["completion_tokens"] == usage["completion_tokens"]
     assert "load" in names
+
+
+def test_a_reader_has_the_events(client: httpx.Client, server: ServerProcess) -> None:
+    reader = TelemetryReader(server.root)
+    events: list[Event] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(isinstance(event, Ready) for event in events):
+        events += reader.poll()
+        assert time.monotonic() < deadline, reader.problem
+        time.sleep(0.01)
+    ask(client)
+    while not any(isinstance(event, Done) for event in events):
+        events += reader.poll()
+        assert time.monotonic() < deadline, reader.problem
+        time.sleep(0.01)
+    reader.close()
+    (ready,) = (event for event in events if isinstance(event, Ready))
+    assert (ready.card.name, ready.card.context_limit) == ("tiny", 200_000)
+    (done,) = (event for event in events if isinstance(event, Done))
+    steps = [step for event in events if isinstance(event, Delta) for step in event.records]
+    assert len(steps) == done.summary.steps

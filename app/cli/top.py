@@ -1,0 +1,35 @@
+"""`headrace top`: the decode view of a running server."""
+
+import sys
+
+import click
+
+from headrace.app.cli.serve import PORT
+from headrace.runtime.errors import EngineError, UsageError
+
+_WAIT_S = 5.0
+
+
+@click.command()
+@click.argument("url", metavar="[URL]", default=f"http://127.0.0.1:{PORT}")
+@click.option("--api-key", metavar="KEY", help="Key of the server [HEADRACE_API_KEY].")
+def top(url: str, api_key: str | None) -> int:
+    """Watch a running `headrace serve`: sequences, queue, K/V, latency, bandwidth. URL is its address
+    [http://127.0.0.1:8080].
+    """
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise UsageError("top needs a terminal", f"`curl {url}/metrics` works in pipes and scripts")
+    from headrace.app.config.settings import load_settings
+    from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
+    from headrace.runtime.config import environment
+
+    reader = TelemetryReader(url, api_key or environment.api_key())
+    events = wait_for_model(reader, _WAIT_S)
+    if not events and reader.problem:
+        raise EngineError(f"{url}: {reader.problem}", "is `headrace serve` running there?")
+    from headrace.app.tui.top import TopApp
+
+    app = TopApp(reader, url, load_settings())
+    app.take(events)
+    app.run()
+    return app.return_code or 0

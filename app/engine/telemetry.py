@@ -1,0 +1,106 @@
+"""The engine's events as named JSON documents, without any text, and back: what a server tells of its decode loop."""
+
+from dataclasses import asdict
+from typing import Any
+
+from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
+from headrace.app.engine.model_card import ModelCard
+from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepParts, StepRecord, Summary
+
+_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
+
+
+def document(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """Return an event's name and document; None for events without figures."""
+    match event:
+        case Ready():
+            return "model", _card(event.card)
+        case Prefill():
+            return "prefill", asdict(event)
+        case Delta() if event.records:
+            steps = [asdict(record) | {"achieved_bandwidth_gb_s": record.achieved_gb_s} for record in event.records]
+            return "steps", {"id": event.id, "ttft_s": event.ttft_s, "steps": steps}
+        case Done():
+            return "done", {"id": event.id, "reason": event.reason, "summary": event.summary.document()}
+        case Failed(id=int()):
+            return "failed", {"id": event.id}
+        case BatchStatus():
+            states = {str(answer): state for answer, state in event.states.items()}
+            return "load", {**asdict(event), "states": states}
+        case PeakMeasured():
+            return "bandwidth", asdict(event)
+        case Died():
+            return "died", {}
+    return None
+
+
+def event_of(name: str, found: dict[str, Any]) -> Event | None:
+    """Return the event of a document; None for an unknown name. Raises TypeError and KeyError for other documents."""
+    from headrace.runtime.machine.peaks import Peak
+
+    match name:
+        case "model":
+            return Ready(_read_card(found))
+        case "prefill":
+            return Prefill(**found)
+        case "steps":
+            return Delta(found["id"], "", [_read_step(step) for step in found["steps"]], found["ttft_s"])
+        case "done":
+            return Done(found["id"], found["reason"], _read_summary(found["summary"]), False)
+        case "failed":
+            return Failed(found["id"], "", None)
+        case "load":
+            blocks = PoolStats(**found["blocks"]) if found["blocks"] else None
+            states = {int(answer): state for answer, state in found["states"].items()}
+            return BatchStatus(**found | {"states": states, "blocks": blocks, "batches": tuple(found["batches"])})
+        case "bandwidth":
+            return PeakMeasured(**found | {"peak": Peak(**found["peak"])})
+        case "died":
+            return Died("the engine stopped")
+    return None
+
+
+_ACHIEVED = "achieved_bandwidth_gb_s"
+
+
+def _read_step(found: dict[str, Any]) -> StepRecord:
+    parts = StepParts(**found["parts"]) if found["parts"] else None
+    return StepRecord(**{name: value for name, value in found.items() if name != _ACHIEVED} | {"parts": parts})
+
+
+def _read_summary(found: dict[str, Any]) -> Summary:
+    spread = {name: Percentiles(**found[name]) if found[name] else None for name in ("step_latency", "itl")}
+    return Summary(**{name: value for name, value in found.items() if name not in _RATES} | spread)
+
+
+def _card(card: ModelCard) -> dict[str, Any]:
+    """Return a loaded model's figures; no path."""
+    kept = ("name", "kind", "context_limit", "weight_bytes", "load_s", "spare_cpus", "kv", "compute_flops")
+    machine = {name: value for name, value in asdict(card.machine).items() if name != "isa"}
+    return {name: getattr(card, name) for name in kept} | {
+        "kernels": dict(card.kernels),
+        "cost": asdict(card.cost),
+        "machine": machine,
+        "peak": asdict(card.peak) if card.peak else None,
+    }
+
+
+def _read_card(found: dict[str, Any]) -> ModelCard:
+    from headrace.runtime.machine.hardware import Machine
+    from headrace.runtime.machine.peaks import Peak
+    from headrace.runtime.metrics.cost import LayerKV, StepCost
+
+    machine = Machine(**found["machine"], isa=frozenset())
+    machine.__dict__.update(gpu_cores=None, chip=None)  # those of the other machine are not known here
+    cost = StepCost(**found["cost"] | {"kv": [LayerKV(**layer) for layer in found["cost"]["kv"]]})
+    peak = Peak(**found["peak"]) if found["peak"] else None
+    unknown: dict[str, Any] = {
+        "path": "",
+        "origin": "",
+        "licence": None,
+        "generation_defaults": {},
+        "thinks": False,
+        "budget": None,
+    }
+    read = {"machine": machine, "cost": cost, "peak": peak, "active_memory_bytes": 0}
+    return ModelCard(**found | unknown | read)

@@ -1,0 +1,82 @@
+"""Events as documents without text, and back."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.app.engine.events import (
+    BatchStatus,
+    Delta,
+    Died,
+    Done,
+    Event,
+    Failed,
+    LoadProgress,
+    PeakMeasured,
+    Prefill,
+    Ready,
+)
+from headrace.app.engine.telemetry import document, event_of
+from headrace.app.engine.telemetry_reader import TelemetryReader
+from headrace.runtime.errors import UsageError
+from headrace.runtime.machine.peaks import Peak
+from headrace.runtime.metrics.telemetry import PoolStats, StepParts
+from tests.app.scripted_engine import CARD, record
+from tests.summaries import make_summary
+
+SECRET = "a secret text"
+PEAK = Peak(5e10, 4e10, 6e10, 9, 1 << 30, "reads", "2026-01-01T00:00:00Z")
+TIMED = replace(record(1, 20), parts=StepParts(0.1, 0.2, 0.3, 0.4, 0.5))
+
+
+def back(event: Event) -> Any:
+    """Return an event after its way through JSON."""
+    found = document(event)
+    assert found is not None
+    text = json.dumps(found[1])
+    assert SECRET not in text
+    return event_of(found[0], json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Prefill(3, 5, 10, 2, 0.1, 0.2),
+        Delta(3, "", [record(0, 11), TIMED], 0.5),
+        Done(3, "stop", make_summary(), False),
+        BatchStatus({3: "decode", 4: "waiting"}, 9, 1.5, (1, 2), 100, 200, 300, PoolStats(1, 2, 3, 4)),
+        BatchStatus({}, 0, 1.5, (), 100, 200, 300, None),
+        PeakMeasured(PEAK, 1e11, 40.0),
+    ],
+)
+def test_events_come_back(event: Event) -> None:
+    assert back(event) == event
+
+
+def test_texts_stay_behind() -> None:
+    assert back(Delta(3, SECRET, [record(0, 11)])) == Delta(3, "", [record(0, 11)])
+    assert back(Done(3, "stop", make_summary(), False, stop_string=SECRET)).stop_string is None
+    assert back(Failed(3, SECRET, SECRET)) == Failed(3, "", None)
+    assert isinstance(back(Died(SECRET)), Died)
+    assert document(Delta(3, SECRET, ())) is None
+    assert document(LoadProgress(SECRET, 0, None)) is None
+
+
+def test_a_model_comes_back_without_its_path() -> None:
+    card = back(Ready(replace(CARD, path=SECRET, peak=PEAK))).card
+    assert (card.name, card.cost, card.kv_bytes_per_token) == (CARD.name, CARD.cost, CARD.kv_bytes_per_token)
+    assert (card.peak, card.path) == (PEAK, "")
+    assert card.machine.device_name == CARD.machine.device_name
+    assert card.machine.chip is None
+
+
+def test_unknown_documents_are_ignored() -> None:
+    assert event_of("weather", {"rain": True}) is None
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b:c"])
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(UsageError, match="URL"):
+        TelemetryReader(url)
