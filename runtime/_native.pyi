@@ -49,13 +49,49 @@ class AttentionPlan:
         window: int | None,
         softcap: float | None,
         sinks: mx.array | None = None,
+        norm_last: bool = False,
+        growth: tuple[float, int] | None = None,
     ) -> None: ...
+
+class MixerPlan:
+    """Parameters of a layer's recurrent mixing. Raises ValueError for inconsistent shapes."""
+
+    def __init__(
+        self,
+        kind: str,
+        heads: int,
+        key_heads: int,
+        key_dim: int,
+        value_dim: int,
+        taps: mx.array,
+        tap_bias: mx.array | None,
+        rate: mx.array | None,
+        step_bias: mx.array | None,
+        skip: mx.array | None,
+        norm: mx.array | None,
+        norm_first: bool,
+        eps: float,
+        steps: tuple[float, float],
+    ) -> None: ...
+    @property
+    def state_floats(self) -> int: ...
 
 class ExpertsPlan:
     """The experts of a layer. Raises ValueError for inconsistent shapes."""
 
     def __init__(
-        self, router: Matrix, gate: Matrix, up: Matrix, down: Matrix, active: int, normalized: bool, activation: str
+        self,
+        router: Matrix,
+        gate: Matrix,
+        up: Matrix,
+        down: Matrix,
+        active: int,
+        normalized: bool,
+        activation: str,
+        sigmoid: bool = False,
+        correction: mx.array | None = None,
+        scale: float = 1.0,
+        groups: tuple[int, int] = (1, 1),
     ) -> None: ...
 
 class LayerPlan:
@@ -63,7 +99,7 @@ class LayerPlan:
 
     def __init__(
         self,
-        attention: AttentionPlan,
+        attention: AttentionPlan | None,
         input_norm: mx.array,
         qkv: Matrix | None,
         output: Matrix | None,
@@ -73,6 +109,8 @@ class LayerPlan:
         eps: float,
         activation: str,
         experts: ExpertsPlan | None = None,
+        mixer: MixerPlan | None = None,
+        gate: Matrix | None = None,
     ) -> None: ...
 
 class Packings:
@@ -144,13 +182,23 @@ def attend_heads(
     mask: mx.array | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array: ...
+def mix_pass(
+    x: mx.array, states: Sequence[mx.array], counts: Sequence[int], plan: MixerPlan
+) -> tuple[mx.array, list[mx.array]]: ...
 def recurrence(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array | None, state: mx.array
 ) -> tuple[mx.array, mx.array]: ...
 def convolve(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array: ...
 def gated(gate: mx.array, up: mx.array | None, activation: str) -> mx.array: ...
 def attend_pass(qkv: mx.array, rows: Pass, group: int, index: int, plan: AttentionPlan) -> mx.array: ...
-def layers_pass(x: mx.array, rows: Pass, places: list[tuple[int, int]], plans: list[LayerPlan]) -> mx.array: ...
+def layers_pass(
+    x: mx.array,
+    rows: Pass,
+    places: list[tuple[int, int]],
+    plans: list[LayerPlan],
+    states: Sequence[Sequence[mx.array]] = (),
+    kept: int = 0,
+) -> list[mx.array]: ...
 def slab(shape: Sequence[int], dtype: mx.Dtype) -> mx.array: ...
 def cut_block(block: mx.array, entries: int, packings: Packings, head_dim: int) -> mx.array: ...
 def write_block(slab: mx.array, block: int, entries: mx.array) -> None: ...

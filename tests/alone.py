@@ -44,13 +44,13 @@ class Alone:
         return arrays
 
     def __getattr__(self, name: str) -> Any:
-        of_pass = self.kv_pass is not None and name in ("attend", "run_fused", "runs_fused", "rows", "parts")
+        of_pass = self.kv_pass is not None and name in ("attend", "mix", "run_fused", "runs_fused", "rows", "parts")
         return getattr(self.kv_pass if of_pass else self.cache, name)
 
 
 def new_cache(network: Any, limit: int) -> Any:
-    """An empty cache: of a decoder in buffers of its own, unless kernels read packed K/V in blocks."""
-    if hasattr(network, "kv_shape") and not network.kv_format.packed:
+    """An empty cache: of a decoder in buffers of its own, unless it needs blocks: for packed K/V or recurrent state."""
+    if hasattr(network, "kv_shape") and not network.kv_format.packed and not network.kv_shape.mixers:
         return Alone(SlotCache(network.kv_shape, network.ops, limit))
     return Alone(network.kv_backend(KVOptions(limit)).acquire(()))
 

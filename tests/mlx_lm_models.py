@@ -34,6 +34,33 @@ _EXAONE = {
     "model_type": "exaone4", "sliding_window": WINDOW, "sliding_window_pattern": "LG", "rope_scaling": None,
 }  # fmt: skip
 
+_GLM_MOE = {
+    "model_type": "glm4_moe", "moe_intermediate_size": 48, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 1, "n_routed_experts": 8, "routed_scaling_factor": 1.7, "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1, "rope_scaling": None, "use_qk_norm": True, "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}  # fmt: skip
+_MINIMAX = {
+    "model_type": "minimax", "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 0,
+    "rotary_dim": 16, "use_qk_norm": True,
+}  # fmt: skip
+_QWEN35 = {
+    "model_type": "qwen3_5", "num_hidden_layers": 4, "full_attention_interval": 2, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_LFM2 = {
+    "model_type": "lfm2", "num_hidden_layers": 3, "head_dim": 16, "norm_eps": 1e-2, "conv_L_cache": 3,
+    "conv_bias": False, "block_dim": 64, "block_ff_dim": 96, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1], "tie_word_embeddings": True,
+}  # fmt: skip
+_GRANITE_HYBRID = {
+    **_GRANITE, "model_type": "granitemoehybrid", "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8, "mamba_d_head": 16,
+    "mamba_proj_bias": False, "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True, "position_embedding_type": "nope",
+}  # fmt: skip
+_GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
+
 # name -> additions to the base config
 MODELS: dict[str, dict[str, Any]] = {
     "seed-oss": {"model_type": "seed_oss", "attention_bias": True},
@@ -54,8 +81,26 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere2": _COHERE,
     "cohere2-biased": {**_COHERE, "attention_bias": True},
     "glm4": {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5},
+    "ministral3": {"model_type": "ministral3", "rope_parameters": {**_GROWING, "type": "yarn"}},
+    "hunyuan": {"model_type": "hunyuan_v1_dense"},
+    "hunyuan-alpha": {
+        "model_type": "hunyuan_v1_dense", "use_qk_norm": False, "attention_bias": True,
+        "rope_scaling": {"type": "dynamic", "alpha": 40.0, "factor": 1.0},
+    },
+    "glm4-moe": _GLM_MOE,
+    "glm4-moe-groups": {**_GLM_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": False},
+    "minimax": _MINIMAX,
+    "qwen3.5": _QWEN35,
+    "qwen3.5-tied": {**_QWEN35, "tie_word_embeddings": True, "linear_num_key_heads": 4},
+    "lfm2": _LFM2,
+    "lfm2-biased": {**_LFM2, "conv_bias": True, "block_auto_adjust_ff_dim": True},
+    "granite-hybrid": _GRANITE_HYBRID,
+    "granite-hybrid-rope": {**_GRANITE_HYBRID, "position_embedding_type": "rope", "tie_word_embeddings": False},
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
 }  # fmt: skip
+
+
+RECURRENT = ("qwen3_5", "lfm2", "granitemoehybrid")  # model_type
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -129,9 +129,7 @@ def write_model(
     return directory
 
 
-def quantize_model(
-    source: Path, target: Path, layers: dict[str, dict[str, Any]] | None = None, mode: str = "affine"
-) -> Path:
+def quantize_model(source: Path, target: Path, layers: dict[str, Any] | None = None, mode: str = "affine") -> Path:
     """Quantize every projection to 4 bits in groups of 32, or in another mode, in MLX's directory format.
 
     `layers` overrides single modules.
@@ -144,7 +142,7 @@ def quantize_model(
     assert isinstance(loaded, dict)
     for name, array in loaded.items():
         module = name.removesuffix(".weight")
-        if array.ndim < 2 or not name.endswith(".weight"):
+        if array.ndim < 2 or not name.endswith(".weight") or array.shape[-1] % group or section.get(module) is False:
             tensors[name] = array
             continue
         kind = section.get(module, section)

@@ -18,6 +18,7 @@ _FAMILIES = {
     "qwen3_5_moe_text": "qwen3_5_moe",
     "gemma4_unified_text": "gemma4_text",
     "hunyuan_v1_moe": "hunyuan",
+    "minimax_m2": "minimax",
 }
 
 # older key -> equivalent newer key, by model_type ("": all families).

@@ -16,7 +16,7 @@ from headrace.models.checkpoint.tensor_info import TensorInfo
 _NESTING = (
     "gemma3", "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava",
     "video_llava", "video_llama_3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lfm2_vl", "internvl", "idefics2", "idefics3",
-    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5",
+    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5", "qwen3_5",
 )  # fmt: skip
 # model_type of the text part -> family with the same layers. Text positions are equal on all axes of multimodal
 # rotation, so it equals ordinary rotation.
@@ -24,6 +24,26 @@ _FAMILIES = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2", "qwen2_vl_tex
 # Prefixes of the layers, the most specific first, and of the output projection.
 BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
+# Parts of module names by model_type of the text part, and what they are called here.
+_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "qwen3_5": ((".linear_attn.", ".mixer."),),
+    "hunyuan_v1_dense": ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
+    "minimax": (
+        (".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
+    ),
+    "granitemoehybrid": (
+        (".mamba.", ".mixer."), (".shared_mlp.input_linear", ".mlp.gate_up_proj"),
+        (".shared_mlp.output_linear", ".mlp.down_proj"),
+    ),
+    "lfm2": (
+        (".conv.conv.", ".mixer.conv1d."), (".conv.", ".mixer."), (".self_attn.out_proj", ".self_attn.o_proj"),
+        ("_layernorm.", "_norm."), (".operator_norm.", ".input_layernorm."), 
+        (".ffn_norm.", ".post_attention_layernorm."),
+        (".feed_forward.w1", ".mlp.gate_proj"), (".feed_forward.w3", ".mlp.up_proj"),
+        (".feed_forward.w2", ".mlp.down_proj"), ("model.embedding_norm", "model.norm"),
+    ),
+}  # fmt: skip
+_NOT_READ = "mtp."  # prefix of layers that draft tokens
 # Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization")
 
@@ -56,7 +76,7 @@ class TextPart:
 
 def text_part(checkpoint: Checkpoint) -> TextPart:
     config = text_config(checkpoint.config)
-    if config is checkpoint.config:
+    if config is checkpoint.config and config.get("model_type") not in _NAMES:
         same = {name: name for name in checkpoint.tensors}
         return TextPart(config, checkpoint.tensors, same, {})
     body = next((body for body in BODIES if f"{body}embed_tokens.weight" in checkpoint.tensors), "model.")
@@ -64,10 +84,12 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
         ours = text_name(name, body)
+        if ours is None and name.startswith(_NOT_READ):
+            continue
         if ours is None:
             ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
         else:
-            stored[ours] = name
+            stored[_called_here(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
     return TextPart(config, tensors, stored, dict(ignored))
 
@@ -75,16 +97,32 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the language model, with text-only module names; `config` itself for a text-only one."""
     text, kind = config.get("text_config"), config.get("model_type")
-    if kind not in _NESTING:
-        return config
-    if isinstance(section := config.get("quantization"), dict):
-        config = {**config, "quantization": {_renamed(key): value for key, value in section.items()}}
+    section = config.get("quantization")
+    if kind not in _NESTING or (kind in _NAMES and not isinstance(text, dict)):
+        if kind not in _NAMES or not isinstance(section, dict):
+            return config
+        return {
+            **config,
+            "quantization": {_called_here(_renamed(key), config): value for key, value in section.items()},
+        }
+    inner_config = text if isinstance(text, dict) else config
+    if isinstance(section, dict):
+        names = {_called_here(_renamed(key), inner_config): value for key, value in section.items()}
+        config = {**config, "quantization": names}
     if not isinstance(text, dict):  # older Qwen-VL configs are flat
         return {**config, "model_type": _FAMILIES.get(f"{kind}_text", kind)}
     inherited = {key: config[key] for key in _OUTER if config.get(key) is not None}
     inner = {key: value for key, value in text.items() if value is not None or key not in inherited}
     family = text.get("model_type")
     return {**inherited, **inner, "model_type": _FAMILIES.get(family, family) if isinstance(family, str) else family}
+
+
+def _called_here(name: str, config: dict[str, Any]) -> str:
+    """Return a tensor's or module's name with the parts that differ in this family replaced."""
+    kind = config.get("model_type")
+    for theirs, ours in _NAMES.get(kind, ()) if isinstance(kind, str) else ():
+        name = f"{name}.".replace(theirs, ours)[:-1] if theirs.endswith(".") else name.replace(theirs, ours)
+    return name
 
 
 def _renamed(module: str) -> str:

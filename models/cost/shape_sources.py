@@ -21,9 +21,11 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import Matrix, StepShape
-from headrace.models.network.config import DecoderConfig, ExpertsConfig, decoder_config
+from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
+from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.gpt_oss import stacks_of
+from headrace.models.network.mixer_config import projections_into
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
@@ -147,19 +149,27 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         ):
             add(kind + name, f"{at}.{name}", layers, rows, columns, of, active)
 
+    attends = [i for i in every if config.layers[i].mixer is None]
     for name, rows, columns in (
-        ("q_proj", q_rows, width),
+        ("q_proj", q_rows * (2 if config.family.gated else 1), width),
         ("k_proj", kv_rows, width),
         ("v_proj", kv_rows, width),
         ("o_proj", width, q_rows),
     ):
-        add(name, f"self_attn.{name}", every, rows, columns)
+        add(name, f"self_attn.{name}", attends, rows, columns)
+    for mixer in {layer.mixer for layer in config.layers if layer.mixer}:
+        layers = [i for i in every if config.layers[i].mixer == mixer]
+        for name, rows in projections_into(mixer).items():
+            add(name, f"mixer.{name}", layers, rows, width)
+        add("out_proj", "mixer.out_proj", layers, width, mixer.inner)
     add_feed_forward("", "mlp", dense, config.intermediate_size)
     for experts in {layer.experts for layer in config.layers if layer.experts}:
         layers = [i for i in every if config.layers[i].experts == experts]
         add("router", f"mlp.{experts.router}", layers, experts.count, width)
         at = f"mlp.{experts.stacked}"
         add_feed_forward("expert ", at, layers, experts.size, experts.count, experts.active)
+        if experts.shared:
+            add_feed_forward("shared ", "mlp.shared_experts", layers, experts.shared)
     head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
     head_bytes = size_of(head, config.vocab_size, width)
     matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True))

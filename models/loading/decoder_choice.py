@@ -1,6 +1,7 @@
 """Choice of the decoder for a checkpoint, and the abilities that follow from it. Reads headers only.
 
-headrace's own decoder runs the architectures it has; mlx-lm's classes run all others.
+headrace's own decoder runs the architectures it has, those with recurrent state on the native kernels only; mlx-lm's
+classes run all others.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +13,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.long_rope_decoder import long_rope
+from headrace.runtime.ops import native, select
 
 if TYPE_CHECKING:
     from headrace.models.network.mlx_lm import MlxLmNetwork
@@ -22,7 +24,10 @@ NetworkKind = Literal["headrace", "mlx-lm"]
 def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
     """Return the configuration for headrace's own decoder; None if only mlx-lm's classes run the checkpoint."""
     part = text_part(checkpoint)
-    return decoder_config(part.config) if is_known(part.quantization) else None
+    config = decoder_config(part.config) if is_known(part.quantization) else None
+    if config is not None and any(layer.mixer for layer in config.layers) and select() is not native:
+        return None  # recurrent state is kept beside blocks, which stock MLX does not read
+    return config
 
 
 def network_kind(checkpoint: Checkpoint) -> NetworkKind:

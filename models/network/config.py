@@ -6,10 +6,13 @@ CheckpointError for contradictory values and for values that both would ignore.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.models.network.config_fields import Fields
+from headrace.models.network.experts_config import ExpertsConfig, expert_layers
 from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
+from headrace.models.network.mixer_config import MixerConfig, mixer_layers
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 
@@ -27,29 +30,16 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsConfig:
-    """A feed-forward of `count` experts of `size`, `active` of them per token; see `runtime.ops.Mixture`.
-
-    router, stacked, each: modules below the feed-forward: the router, the stacks of experts, and a single stored
-    expert, with `{}` for its number.
-    """
-
-    count: int
-    active: int
-    size: int
-    normalized: bool
-    router: str
-    stacked: str
-    each: str
-
-
-@dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """Properties that vary by layer: rotation (None: no position information), attention window and experts."""
+    """Properties that vary by layer: rotation (None: no position information), attention window and experts.
+
+    mixer: recurrent mixing in place of attention.
+    """
 
     rope: RopeConfig | None
     window: int | None = None
     experts: ExpertsConfig | None = None
+    mixer: MixerConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +63,12 @@ class DecoderConfig:
     attention_scale: float
     family: Family = field(default_factory=Family)
     sinks: bool = False  # GPT-OSS: a learned score per head in the softmax
-    norm_weight_offset: float = 0.0  # Gemma stores norm weights minus one
+    norm_weight_offset: float = 0.0  # Gemma and Qwen 3.5 store norm weights minus one
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
     attention_softcap: float | None = None
+    query_growth: tuple[float, int] | None = None  # see `AttentionSpec.growth`
     logit_softcap: float | None = None
 
 
@@ -89,13 +80,17 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or (family := FAMILIES.get(architecture)) is None:
         return None
-    fields = _Fields(config)
+    fields = Fields(config)
+    if config.get("use_qk_norm") is False:
+        family = replace(family, qk_norm=None)
     rope, local_rope = _ropes(fields, architecture, family)
     if rope.kind not in OWN_ROPE_TYPES or config.get("layer_norm_bias"):
         return None
     if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
         return None
     if rope.share != 1 and family.rotated is None:
+        return None
+    if config.get("num_experts" if architecture == "qwen3_5" else "num_local_experts") and family.recurrent:
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
@@ -109,14 +104,14 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
     scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
-    granite = architecture == "granite"
+    granite = architecture.startswith("granite")
     residual = fields.positive("residual_multiplier", default=1.0) if granite else 1.0
     embedding = fields.positive("embedding_multiplier", default=1.0) if granite else 1.0
     return DecoderConfig(
         architecture=architecture,
         family=family,
         hidden_size=hidden,
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=_intermediate_size(fields),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -127,48 +122,73 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         layers=_layers(fields, family, rope, local_rope),
         attention_scale=fields.positive("attention_multiplier") if granite else scalar**-0.5,
         sinks=harmony,
-        norm_weight_offset=1.0 if gemma else 0.0,
+        norm_weight_offset=1.0 if gemma or architecture == "qwen3_5" else 0.0,
         embedding_scale=(hidden**0.5 if gemma else embedding) / residual,
         logit_scale=_logit_scale(fields, architecture),
         embedding_scale_in_bfloat16=architecture == "gemma3_text",
         attention_softcap=fields.optional("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
+        query_growth=_query_growth(fields),
         logit_softcap=_logit_softcap(fields, architecture),
     )
 
 
-def _logit_scale(fields: "_Fields", architecture: str) -> float:
-    if architecture == "granite":
+def _query_growth(fields: Fields) -> tuple[float, int] | None:
+    if fields.values["model_type"] != "ministral3":
+        return None
+    section = Fields(fields.section("rope_parameters"))
+    beta, length = section.values.get("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
+    return (section.positive("llama_4_scaling_beta"), length) if beta else None
+
+
+def _intermediate_size(fields: Fields) -> int:
+    if fields.values["model_type"] != "lfm2":
+        return fields.count("intermediate_size")
+    size, multiple = fields.count("block_ff_dim"), fields.count("block_multiple_of", default=256)
+    if not fields.values.get("block_auto_adjust_ff_dim"):
+        return size
+    size = int(fields.positive("block_ffn_dim_multiplier", default=1.0) * int(2 * size / 3))
+    return -(-size // multiple) * multiple
+
+
+def _logit_scale(fields: Fields, architecture: str) -> float:
+    if architecture.startswith("granite"):
         return 1 / fields.positive("logits_scaling", default=1.0)
     return fields.positive("logit_scale", default=0.0625) if architecture == "cohere2" else 1.0
 
 
-def _logit_softcap(fields: "_Fields", architecture: str) -> float | None:
+def _logit_softcap(fields: Fields, architecture: str) -> float | None:
     if architecture == "gemma2":
         return fields.optional("final_logit_softcapping", 30.0)
     stated = architecture == "gemma3_text" and fields.values.get("final_logit_softcapping") is not None
     return fields.positive("final_logit_softcapping") if stated else None
 
 
-def _ropes(fields: "_Fields", architecture: str, family: Family) -> tuple[RopeConfig, RopeConfig]:
+def _ropes(fields: Fields, architecture: str, family: Family) -> tuple[RopeConfig, RopeConfig]:
     """Return (rotation of full-attention layers, rotation of sliding layers); the latter is never scaled.
 
     They differ only in Gemma 3 and OLMo 3.
 
     Older configs have `rope_theta` and `rope_scaling`; newer ones nest both under `rope_parameters`.
     """
-    nested, local = fields.section("rope_parameters"), _Fields({})
+    nested, local = fields.section("rope_parameters"), Fields({})
     if "full_attention" in nested:  # one section per kind of layer
-        local = _Fields(_Fields(nested).section("sliding_attention"))
-        nested = _Fields(nested).section("full_attention")
+        local = Fields(Fields(nested).section("sliding_attention"))
+        nested = Fields(nested).section("full_attention")
     scaling = fields.section("rope_scaling") or nested
     source = nested if "rope_theta" in nested else fields.values
-    theta = _Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
+    theta = Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
+    if architecture == "hunyuan_v1_dense" and scaling.get("alpha"):
+        dims = fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
+        theta, scaling = theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2)), {}
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if architecture == "phi3" and kind in ("su", "yarn"):  # older names of longrope
         kind = "longrope"
     if kind == "longrope":
         scaling = _trained_context(fields, scaling)
-    shared = _Fields({**nested, **fields.values}).positive("partial_rotary_factor", default=family.rotated or 1.0)
+    shared = Fields({**nested, **fields.values}).positive("partial_rotary_factor", default=family.rotated or 1.0)
+    if architecture == "minimax":
+        dims = fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
+        shared = fields.count("rotary_dim", default=dims) / dims
     full = RopeConfig(theta, kind, scaling if kind != "default" else None, shared)
     if architecture == "olmo3":
         return full, RopeConfig(theta)
@@ -177,22 +197,22 @@ def _ropes(fields: "_Fields", architecture: str, family: Family) -> tuple[RopeCo
     return full, RopeConfig(local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4)))
 
 
-def _trained_context(fields: "_Fields", scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+def _trained_context(fields: Fields, scaling: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a longrope section with the original context, which older configs have outside it."""
     key = "original_max_position_embeddings"
-    stated = _Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})
+    stated = Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})
     longest = fields.count("max_position_embeddings", default=4096)
     return {**scaling, key: stated.count(key, default=min(longest, 4096))}
 
 
-def _layers(fields: "_Fields", family: Family, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
+def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
     count = fields.count("num_hidden_layers")
     windowed = not fields.values["model_type"].startswith("qwen") or fields.values.get("use_sliding_window")
     if family.sliding == "period" and not family.period:
         windowed = fields.values.get("layer_types") or fields.values.get("sliding_window_pattern")
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
     sliding = [window is not None and slides for slides in _sliding(fields, family, count)]
-    rotates = [True] * count
+    rotates = [fields.values.get("position_embedding_type", "rope") != "nope"] * count
     if family.position_free == "full" and window is not None:
         rotates = sliding
     elif family.position_free == "listed":
@@ -201,39 +221,14 @@ def _layers(fields: "_Fields", family: Family, rope: RopeConfig, local_rope: Rop
         if not isinstance(listed, list) or len(listed) != count:
             raise CheckpointError(f"config.json: no_rope_layers does not list {count} layers")
         rotates = [bool(entry) for entry in listed]
+    kinds = zip(sliding, rotates, expert_layers(fields, count), mixer_layers(fields, count), strict=True)
     return tuple(
-        LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None, experts)
-        for slides, rotating, experts in zip(sliding, rotates, _experts(fields, count), strict=True)
+        LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None, experts, mixer)
+        for slides, rotating, experts, mixer in kinds
     )
 
 
-def _experts(fields: "_Fields", layers: int) -> list[ExpertsConfig | None]:
-    """Return every layer's experts, None for dense layers."""
-    architecture = fields.values["model_type"]
-    if architecture not in ("qwen3_moe", "gpt_oss"):
-        return [None] * layers
-    harmony = architecture == "gpt_oss"
-    count = fields.count("num_local_experts" if harmony else "num_experts")
-    active = fields.count("num_experts_per_tok")
-    if active > count:
-        raise CheckpointError(f"config.json: a token cannot be given to {active} of {count} experts")
-    experts = ExpertsConfig(
-        count=count,
-        active=active,
-        size=fields.count("intermediate_size" if harmony else "moe_intermediate_size"),
-        normalized=harmony or bool(fields.values.get("norm_topk_prob")),
-        router="router" if harmony else "gate",
-        stacked="experts" if harmony else "switch_mlp",
-        each="experts.{}",
-    )
-    step = fields.count("decoder_sparse_step", default=1)
-    dense = fields.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise CheckpointError(f"config.json: mlp_only_layers must be a list, not {dense!r:.60}")
-    return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
-
-
-def _sliding(fields: "_Fields", family: Family, count: int) -> list[bool]:
+def _sliding(fields: Fields, family: Family, count: int) -> list[bool]:
     """Return for each layer whether it attends through a sliding window."""
     kinds = fields.values.get("layer_types")
     if kinds is not None:
@@ -251,41 +246,3 @@ def _sliding(fields: "_Fields", family: Family, count: int) -> list[bool]:
         first = 0 if all_slide else fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
     return [family.sliding == "all" or (family.sliding == "even" and i % 2 == 0) for i in range(count)]
-
-
-class _Fields:
-    """Typed access to untrusted JSON; a wrong type or value raises CheckpointError naming the key."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r:.60}")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r:.60}")
-        return float(value)
-
-    def optional(self, key: str, default: float) -> float | None:
-        """Return a positive number, `default` if the key is missing, None if it is null."""
-        return None if key in self.values and self.values[key] is None else self.positive(key, default)
-
-    def section(self, key: str) -> Mapping[str, Any]:
-        value = self.values.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise CheckpointError(f"config.json: {key} must be an object, not {value!r:.60}")
-        return value
-
-    def _get(self, key: str, default: object) -> object:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise CheckpointError(f"config.json: {key} is missing")
-        return value

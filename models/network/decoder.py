@@ -1,6 +1,7 @@
 """Decoder-only transformer of the llama family, in the operations of `runtime.ops`.
 
 A layer is five operations: norm + q/k/v, attention, output + residual, norm + gated feed-forward, down + residual.
+Recurrent mixing (gated delta networks, Mamba-2, short convolutions) may stand in place of attention.
 Norms may stand after each half, or only there. A mixture of experts is one operation in place of the last two.
 
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
@@ -37,12 +38,13 @@ class Decoder:
         self.config = config
         self._ops = ops
         self._dtype = dtype
-        self.kv_shape = _kv_shape(config, kv or ops.kv_format(dtype))
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = read_layers(config, parameters)
-        self.pages = all(ops.pages(layer.attention) for layer in self._layers)
-        self._shares_attention = all(ops.slots(layer.attention) for layer in self._layers)
+        self.kv_shape = _kv_shape(config, self._layers, kv or ops.kv_format(dtype))
+        attends = [layer.attention for layer in self._layers if layer.attention is not None]
+        self.pages = all(ops.pages(spec) for spec in attends)
+        self._shares_attention = all(ops.slots(spec) for spec in attends)
         self._layer_groups = self._fuse(ops)
         norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         self._norm = norm if config.logit_scale == 1.0 else norm * config.logit_scale  # scales every logit
@@ -79,7 +81,7 @@ class Decoder:
         """Return a decoder with the same weights and `rope` in all layers with rotation."""
         twin = copy(self)
         twin._layers = [
-            replace(layer, attention=replace(layer.attention, rope=rope if layer.attention.rope else None))
+            replace(layer, attention=layer.attention and replace(layer.attention, rope=layer.attention.rope and rope))
             for layer in self._layers
         ]
         twin._layer_groups = twin._fuse(self._ops)
@@ -94,8 +96,11 @@ class Decoder:
             for weight in (*layer.matrices, *stacks):
                 arrays += weight.arrays
             norms = (layer.input_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
-            heads = (layer.attention.q_norm, layer.attention.k_norm, layer.attention.sinks)
-            own = {id(vector): vector for vector in (*norms, *heads) if vector is not None}
+            spec = layer.attention
+            heads = () if spec is None else (spec.q_norm, spec.k_norm, spec.sinks)
+            mixed = () if layer.mixer is None else layer.mixer.vectors
+            mixed = (*mixed, layer.mixture.correction) if layer.mixture else mixed
+            own = {id(vector): vector for vector in (*norms, *heads, *mixed) if vector is not None}
             arrays += own.values()
         return arrays
 
@@ -178,14 +183,25 @@ class Decoder:
         ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
         normed = self._centred(x)
         qkv = _project(ops, normed, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
-        heads = kv.attend(index, qkv, layer.attention)  # (B, T, H * D)
+        heads = self._mixed(kv, index, qkv, layer)  # (B, T, H * D)
+        if layer.gate is not None:
+            heads = ops.glu(_stacked(_project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
         x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
         if layer.mixture is not None:
             assert layer.mlp_norm is not None
-            return ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.family.activation)
+            shared = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
+            x = ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.family.activation)
+            return x if shared is None or layer.down is None else ops.linear_add(shared, layer.down, x)
         assert layer.down is not None
         inner = self._feed_forward(normed if self.config.family.parallel else self._centred(x), layer)  # (B, T, F)
         return _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
+
+    def _mixed(self, kv: KVPass, index: int, projected: Projections, layer: LayerWeights) -> mx.array:
+        """Mix tokens by attention, or by recurrent state."""
+        if layer.mixer is not None:
+            return kv.mix(index, _stacked(projected), layer.mixer)
+        assert layer.attention is not None
+        return kv.attend(index, projected, layer.attention)
 
     def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
         ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
@@ -200,9 +216,14 @@ class Decoder:
         return x - x.mean(axis=-1, keepdims=True) if self.config.family.centred else x
 
 
-def _kv_shape(config: DecoderConfig, kv: KVFormat) -> KVShape:
+def _kv_shape(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
     windows = tuple(layer.window for layer in config.layers)
-    return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows)
+    mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}
+    return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows, tuple(mixers), tuple(mixers.values()))
+
+
+def _stacked(projected: Projections) -> mx.array:
+    return projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
 
 
 def _project(ops: Ops, x: mx.array, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:

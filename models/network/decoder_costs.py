@@ -23,5 +23,5 @@ def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int,
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return K/V traffic, with layers grouped by window."""
     row = kv.row_bytes(config.kv_heads, config.head_dim)
-    windows = sorted((layer.window or 0) for layer in config.layers)
+    windows = sorted((layer.window or 0) for layer in config.layers if layer.mixer is None)
     return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]

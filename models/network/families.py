@@ -40,6 +40,9 @@ class Family:
     sliding: Literal["all", "even", "period", "tail"] | None = None
     period: int = 0  # default of `sliding_window_pattern`: every such layer has no window
     position_free: Literal["listed", "full"] | None = None  # layers without RoPE
+    recurrent: bool = False  # some layers have recurrent state in place of attention
+    norm_last: bool = False  # queries and keys are normalized behind the rotation
+    gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
 
 
 _AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -71,4 +74,11 @@ FAMILIES: dict[str, Family] = {
         period=4, position_free="full",
     ),
     "glm4": Family(_GLM, rotated=0.5, interleaved=True),
+    "ministral3": Family(tied=True),
+    "hunyuan_v1_dense": Family(qk_norm="head", norm_last=True),
+    "glm4_moe": Family(qk_norm="head", rotated=0.5),
+    "minimax": Family(qk_norm="heads", rotated=0.5),
+    "qwen3_5": Family(qk_norm="head", rotated=0.25, recurrent=True, gated=True),
+    "lfm2": Family(qk_norm="head", tied=True, eps="norm_eps", recurrent=True),
+    "granitemoehybrid": Family(tied=True, recurrent=True),
 }  # fmt: skip

@@ -2,7 +2,9 @@
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig, ExpertsConfig, LayerConfig
+from headrace.models.network.config import DecoderConfig, LayerConfig
+from headrace.models.network.experts_config import ExpertsConfig
+from headrace.models.network.mixers import read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.ops import AttentionSpec, LayerWeights, Mixture, Rope, Weight
@@ -35,19 +37,25 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
-    attention = _attention(config, parameters, attn, layer, rope)
-    names = config.family.norms
-    projections = [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)]
-    order = qkv_order(config, rope)
-    qkv = parameters.fused(projections, width, f"{attn}.qkv_proj", order)
-    output = parameters.matrix(f"{attn}.o_proj", width, q_rows)
+    names, gate, attention, mixer = config.family.norms, None, None, None
+    if layer.mixer is not None:
+        mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
+    else:
+        attention = _attention(config, parameters, attn, layer, rope)
+        projections = [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)]
+        if config.family.gated:
+            projections[0], gate = parameters.gated(f"{attn}.q_proj", config.heads, config.head_dim, width)
+        order = qkv_order(config, rope)
+        qkv = parameters.fused(projections, width, f"{attn}.qkv_proj", order)
+        output = parameters.matrix(f"{attn}.o_proj", width, q_rows)
     gate_up, down, mixture = list[Weight](), None, None
-    if layer.experts is None:
+    if layer.experts is not None:
+        mixture = _mixture(config, parameters, mlp, layer.experts)
+        mlp, inner = f"{mlp}.shared_experts", layer.experts.shared
+    if inner:
         halves = [(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)]
         gate_up = parameters.fused(halves, width, f"{mlp}.gate_up_proj")
         down = parameters.matrix(f"{mlp}.down_proj", width, inner)
-    else:
-        mixture = _mixture(config, parameters, mlp, layer.experts)
     return LayerWeights(
         attention=attention,
         input_norm=norm(names.attention),
@@ -59,6 +67,8 @@ def _layer(
         down=down,
         mlp_post_norm=norm(names.after_mlp),
         mixture=mixture,
+        mixer=mixer,
+        gate=gate,
     )
 
 
@@ -87,6 +97,8 @@ def _attention(
         window=layer.window,
         softcap=config.attention_softcap,
         sinks=parameters.vector(f"{prefix}.sinks", config.heads) if config.sinks else None,
+        norm_last=config.family.norm_last,
+        growth=config.query_growth,
     )
 
 
@@ -126,4 +138,10 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
         down=stack("down_proj", width, experts.size),
         active=experts.active,
         normalized=experts.normalized,
+        sigmoid=experts.sigmoid,
+        correction=None
+        if experts.correction is None
+        else parameters.vector(f"{mlp}.{experts.correction}", experts.count),
+        scale=experts.scale,
+        groups=experts.groups,
     )

@@ -13,7 +13,7 @@ from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.ops import AttentionSpec, LayersNode, Projections
+from headrace.runtime.ops import AttentionSpec, LayersNode, MixerSpec, Projections
 
 
 class MlxLmPass:
@@ -32,6 +32,9 @@ class MlxLmPass:
 
     def attend(self, _layer: int, _qkv: Projections, _spec: AttentionSpec) -> mx.array:
         raise NotImplementedError("mlx-lm's classes attend by themselves")
+
+    def mix(self, _layer: int, _x: mx.array, _spec: MixerSpec) -> mx.array:
+        raise NotImplementedError("mlx-lm's classes keep their recurrent state by themselves")
 
     def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
         raise NotImplementedError("mlx-lm's classes attend by themselves")

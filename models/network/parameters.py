@@ -31,6 +31,10 @@ class Parameters:
         self._dtype = dtype
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
+        self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
+        # MLX's conversions turn convolutions, and add what norms are stored without.
+        taps = (array.shape for name, array in self._arrays.items() if name.endswith(".conv1d.weight"))
+        self._whole_norms = any(shape[-1] == 1 for shape in taps)
 
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
@@ -54,6 +58,18 @@ class Parameters:
         if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
             parts = [_joined(parts, mx.concatenate)]
         return [self._ops.prepare(part, self._dtype) for part in parts]
+
+    def gated(self, module: str, heads: int, head_dim: int, columns: int) -> tuple[tuple[str, int], Weight]:
+        """Take apart a projection that has D rows and then D gates of each head.
+
+        Returns the module, from now on without gates, with its rows, for `fused`; and the gates (H * D, K), prepared.
+        """
+        rows = heads * head_dim
+        whole = self._stored(module, 2 * rows, columns)
+        own = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
+        gate = self._ops.prepare(_reordered(whole, own + head_dim), self._dtype)
+        self._taken[module] = _reordered(whole, own)
+        return (module, rows), gate
 
     def router(self, module: str, rows: int, columns: int) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
@@ -79,12 +95,21 @@ class Parameters:
     def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
         """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
         array = self._pop(name, (size,))
+        offset = 0.0 if self._whole_norms else offset
         return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
+
+    def taps(self, module: str, channels: int, width: int) -> tuple[mx.array, mx.array | None]:
+        """Return the weight (width, channels) and the bias, if any, of a convolution of each channel by itself."""
+        array = self._pop(f"{module}.weight", (channels, width, 1) if self._whole_norms else (channels, 1, width))
+        bias = self.vector(f"{module}.bias", channels) if f"{module}.bias" in self else None
+        return mx.contiguous(array.reshape(channels, width).T).astype(self._dtype), bias
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
     def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
+        if module in self._taken:
+            return self._taken.pop(module)
         bias = self._pop(f"{module}.bias", (*stack, rows)) if f"{module}.bias" in self else None
         if f"{module}.scales" not in self:
             data = self._pop(f"{module}.weight", (*stack, rows, columns))

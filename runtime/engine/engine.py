@@ -236,7 +236,8 @@ class Engine:
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
                     for _ in prefill(self.network, self.kv, cache, prompt[cache.committed : until], self._pace.alone):
-                        cache.mark()
+                        if cache.needs_marks:
+                            self.kv.on_prefill(cache, prompt)
                         self.kv.evict()
                         if stop():
                             end = 0
@@ -303,7 +304,7 @@ class Engine:
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Acquire a sequence's cache."""
         sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
-        sequence.marks = cache.needs_marks and (self._keeps or (self._is_reusable and self.kv.pool is None))
+        sequence.marks = cache.needs_marks and self._is_reusable
         if self.kv.rolls_back and not sequence.proposers:
             sequence.proposers = self._proposers(sequence)
         if not sequence.served:

@@ -1,12 +1,17 @@
-"""Block table of one sequence: the block of each BLOCK entries, in every layer group.
+"""Block table of one sequence: the block of each BLOCK entries, in every layer group, and its recurrent state.
 
 Contract: `KVCache` of `runtime.kv.cache`. `reserve` allocates blocks. They are released as soon as no entry of the
 sequence is in them. A shared block is copied before the sequence writes to it.
+
+Recurrent state is of all entries and replaced by every pass. It is kept where committed entries are cached and nothing
+is pending. A decode pass keeps its mixers' inputs until the next one, so that a rollback computes the state again.
 """
 
 from collections.abc import Sequence
 
-from headrace.runtime.errors import PoolFullError
+import mlx.core as mx
+
+from headrace.runtime.errors import EngineError, PoolFullError
 from headrace.runtime.kv.pool import BlockPool, PrefixMatch
 from headrace.runtime.kv.prefix_index import PrefixNode
 from headrace.runtime.kv.reuse import ReusableCache
@@ -24,10 +29,21 @@ class BlockTable(ReusableCache):
         self.pool = pool
         self.tables: list[list[int]] = [[] for _ in pool.windows]
         self.dropped = [0] * len(pool.windows)  # leading blocks outside each group's window
+        self.states = pool.storage.fresh_states()  # of `length` entries, of each recurrent layer
+        self.needs_marks = bool(self.states)
+        self._inputs: dict[int, tuple[mx.array, mx.array, slice]] = {}  # of the newest pass: see `keep_inputs`
+
+    def keep_inputs(self, place: int, x: mx.array, own: slice) -> None:
+        """Keep a mixer's inputs (1, N, projected) in the pass being built, before its state is replaced.
+
+        own: rows of this sequence.
+        """
+        self._inputs[place] = self.states[place], x, own
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Allocate blocks for `tokens` more entries, up to the limit. Raises PoolFullError and allocates nothing."""
         self.phase = phase
+        self._inputs.clear()
         self._drop_outside_windows()
         end = min(self.length + tokens, self.limit)
         try:
@@ -40,11 +56,10 @@ class BlockTable(ReusableCache):
             raise
 
     def reachable(self, length: int) -> int:
-        """Return `length`, or 0 if a window there lacks blocks."""
-        for window, dropped in zip(self.pool.windows, self.dropped, strict=True):
-            if window is not None and dropped * BLOCK > max(0, length - window + 1):
-                return 0
-        return length
+        """Return `length`, or 0 if a window there lacks blocks, or recurrent state."""
+        if self.states and length != self.committed:
+            return 0
+        return self._in_windows(length)
 
     def close(self) -> None:
         """Release every block."""
@@ -103,9 +118,20 @@ class BlockTable(ReusableCache):
                 assert block is not None
                 self.pool.share(group, block)
                 table.append(block)
-        if whole < len(match.nodes) and not self._copy_part(match.nodes[-1], length % BLOCK):
-            length = self.reachable(whole * BLOCK)
+        end = match.nodes[-1] if match.nodes else None
+        if end is not None and whole < len(match.nodes) and not self._copy_part(end, length % BLOCK):
+            length, end = self._in_windows(whole * BLOCK), match.nodes[whole - 1] if whole else None
+        if self.states:
+            states = None if end is None else self.pool.states_of(end)
+            length, self.states = (length, list(states)) if states else (0, self.states)
         self._release_past(length)
+        return length
+
+    def _in_windows(self, length: int) -> int:
+        """Return `length`, or 0 if a window there lacks blocks."""
+        for window, dropped in zip(self.pool.windows, self.dropped, strict=True):
+            if window is not None and dropped * BLOCK > max(0, length - window + 1):
+                return 0
         return length
 
     def _copy_part(self, node: PrefixNode, entries: int) -> bool:
@@ -139,11 +165,37 @@ class BlockTable(ReusableCache):
         blocks = [None if table[index] == NO_BLOCK else table[index] for table in self.tables]
         return self.pool.cache_blocks(self._nodes[-1] if self._nodes else None, tokens, decode_written, blocks)
 
+    def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> PrefixNode | None:
+        """See `ReusableCache`. With recurrent state and nothing pending, a partial last block is cached, too."""
+        settled = bool(self.states) and self.length == self.committed
+        node = super().cache_blocks(tokens, end=end or settled)
+        if settled and node is not None:
+            self.pool.keep_states(node, self.states)
+        return node
+
     def _shorten(self, pending: bool) -> None:
         if pending and any(len(table) * BLOCK >= self.length + BLOCK for table in self.tables):
             self.pool.storage.settle()  # a pass in flight may write to the blocks
         self._release_past(self.length)
+        if self.states:
+            self._restore_states(len(self._decode_written) - self.length)
         super()._shorten(pending)
+
+    def _restore_states(self, dropped: int) -> None:
+        """Compute the state without the newest `dropped` entries, which are of the newest pass, or all there are."""
+        if not self.length:
+            self.states = self.pool.storage.fresh_states()
+        elif dropped and len(self._inputs) < len(self.states):
+            raise EngineError("recurrent state goes back by one decode pass only")
+        elif dropped:
+            storage = self.pool.storage
+            for place, (state, x, own) in self._inputs.items():
+                kept = own.stop - own.start - dropped
+                if kept:
+                    rows, spec = x[:, own.start : own.start + kept], storage.shape.mixers[place]
+                    _, [state] = storage.ops.mix_pass(rows, [state], [kept], spec)
+                self.states[place] = state
+        self._inputs.clear()
 
     def _release_past(self, length: int) -> None:
         """Release the blocks without an entry before `length`, the last one first."""

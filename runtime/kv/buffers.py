@@ -24,7 +24,7 @@ from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.kv.slot_buffers import SharedBuffers, SlotBuffers
 from headrace.runtime.kv.slot_cache import SlotCache
-from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Projections, reference
+from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, MixerSpec, Ops, Projections, reference
 from headrace.runtime.ops.slots import SlotRows, attend_slots
 
 Attend = Callable[[int, Projections, AttentionSpec], mx.array]
@@ -82,6 +82,9 @@ class BufferPass:
             heads = [attend(layer, own, spec) for attend, own in zip(self._attends, rows, strict=True)]
             out = mx.concatenate(heads, axis=1)
         return out if self._back is None else out[:, self._back]
+
+    def mix(self, _layer: int, _x: mx.array, _spec: MixerSpec) -> mx.array:
+        raise NotImplementedError("recurrent state is kept beside blocks only")
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """x (1, N, E) -> (1, N, E), for one row."""

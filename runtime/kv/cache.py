@@ -1,7 +1,8 @@
 """Interfaces of a sequence's K/V cache and of a pass, and the bookkeeping of lengths.
 
 Contract of a pass: the backend makes it for a list of rows, also for one row, and reserves room. Every layer, in order
-and once, appends K and V of all rows and attends, by `attend` or within `run_fused`. `advance` then moves the lengths.
+and once, appends K and V of all rows and attends, by `attend` or within `run_fused`, or advances its recurrent state,
+by `mix`. `advance` then moves the lengths.
 The engine commits entries, or rolls uncommitted entries back. `trim` goes back further: to any length, or for caches
 with recurrent state or sliding windows to a marked length.
 B = sequences, T = new tokens, E = model width, N = tokens of all rows, H / Hkv = query / key-value heads,
@@ -15,7 +16,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.ops import AttentionSpec, LayersNode, Phase, Projections
+from headrace.runtime.ops import AttentionSpec, LayersNode, MixerSpec, Phase, Projections
 from headrace.runtime.ops.kv_format import KVFormat
 
 CHUNK = 256  # entries; capacities of buffers and reservations of memory are multiples of it
@@ -96,6 +97,10 @@ class KVPass(Protocol):
         """Append a layer's K/V and attend. qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
         ...
 
+    def mix(self, layer: int, x: mx.array, spec: MixerSpec, /) -> mx.array:
+        """Advance a layer's recurrent state of every row. x (1, N, projected) -> (1, N, Hv * Dv)."""
+        ...
+
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode, /) -> mx.array:
         """Run whole layers, attention included, in one node. x (1, N, E) -> (1, N, E)."""
         ...
@@ -159,7 +164,8 @@ class CacheLengths:
 class KVShape:
     """Shape of one entry of one sequence: K and V of every layer, (Hkv, D) in `format` each.
 
-    windows: the attention window of each layer, None for none; () if no layer has one.
+    windows: the attention window of each layer, None for none; () if no layer has one. recurrent: layers with recurrent
+    state in place of K/V; mixers: what they compute.
     """
 
     layers: int
@@ -167,6 +173,13 @@ class KVShape:
     head_dim: int
     format: KVFormat
     windows: tuple[int | None, ...] = ()
+    recurrent: tuple[int, ...] = ()
+    mixers: tuple[MixerSpec, ...] = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of a sequence."""
+        return 4 * sum(mixer.state_size for mixer in self.mixers)
 
     @property
     def row_bytes(self) -> int:
@@ -175,4 +188,4 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * self.row_bytes
+        return (self.layers - len(self.recurrent)) * self.row_bytes

@@ -4,6 +4,7 @@ Loaded blocks are cached in the pool like computed ones, with the same bytes, be
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 
 import mlx.core as mx
@@ -35,6 +36,8 @@ def store_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore, stop:
         if stop():
             break
         groups = tuple(_bytes(pool, group, block, entries) for group, block in enumerate(node.blocks))
+        if pool.storage.shape.mixers:
+            groups += (None if node.states is None else _raw(mx.concatenate(node.states)),)
         if not store.put(place, StoredBlock(node.parent.key, node.key, node.tokens, node.decode_written, groups)):
             break
         written += 1
@@ -75,10 +78,12 @@ def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> boo
 
 def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[tuple[int, int]]) -> PrefixNode | None:
     """Copy a stored block into blocks of the pool, and add them to `used`. None for sizes of another pool."""
-    entries = [_entries(pool, group, stored, len(block.tokens)) for group, stored in enumerate(block.groups)]
-    if len(entries) != len(pool.groups) or any(
-        array is None and stored is not None for array, stored in zip(entries, block.groups, strict=True)
-    ):
+    sizes, count = [mixer.state_size for mixer in pool.storage.shape.mixers], len(pool.groups)
+    kv, states = block.groups[:count], block.groups[count:]
+    entries = [_entries(pool, group, stored, len(block.tokens)) for group, stored in enumerate(kv)]
+    if len(entries) != count or len(states) != bool(sizes):
+        return None
+    if any(array is None and stored is not None for array, stored in zip(entries, kv, strict=True)):
         return None
     numbers: list[int | None] = []
     for group, array in enumerate(entries):
@@ -89,22 +94,33 @@ def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[t
         used.append((group, number))
         numbers.append(number)
         pool.storage.write(group, number, array)
-    return pool.cache_blocks(parent, block.tokens, block.decode_written, numbers)
+    node = pool.cache_blocks(parent, block.tokens, block.decode_written, numbers)
+    if node is not None and states and (stored := states[0]) is not None and len(stored) == 4 * sum(sizes):
+        ends = list(accumulate(sizes))[:-1]
+        pool.keep_states(node, list(mx.split(_array(stored).view(mx.float32), ends)))
+    return node
 
 
 def _bytes(pool: BlockPool, group: int, block: int | None, entries: int) -> bytes | None:
     if block is None:
         return None
+    return _raw(pool.storage.read_alone(group, block, entries))
+
+
+def _raw(array: mx.array) -> bytes:
     import numpy as np  # late: runs without stored blocks start without it
 
-    held = mx.contiguous(pool.storage.read_alone(group, block, entries))
-    return np.array(held.view(mx.uint8), copy=False).tobytes()
+    return np.array(mx.contiguous(array).view(mx.uint8), copy=False).tobytes()
+
+
+def _array(stored: bytes) -> mx.array:
+    import numpy as np  # late: as above
+
+    return mx.array(np.frombuffer(stored, np.uint8))
 
 
 def _entries(pool: BlockPool, group: int, stored: bytes | None, entries: int) -> mx.array | None:
     """Return stored bytes as `PagedArrays.read` returned them; None if missing or of another size."""
-    import numpy as np  # late: as above
-
     storage = pool.storage
     if stored is None or group >= len(storage.windows):
         return None
@@ -112,4 +128,4 @@ def _entries(pool: BlockPool, group: int, stored: bytes | None, entries: int) ->
     part = kv.part_shape(storage.store.groups[group].block_shape, entries)
     if len(stored) != prod(part) * kv.dtype.size:
         return None
-    return mx.array(np.frombuffer(stored, np.uint8)).view(kv.dtype).reshape(part)
+    return _array(stored).view(kv.dtype).reshape(part)

@@ -4,7 +4,9 @@ Contract: `KVBackend` and `KVPass`.
 E = model width, N = tokens of a pass.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeVar, cast
 
 import mlx.core as mx
@@ -17,7 +19,7 @@ from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.metrics.cost import BESIDE_WINDOW
-from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Pass, Projections, SequenceRows
+from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, MixerSpec, Ops, Pass, Projections, SequenceRows
 
 _Projected = TypeVar("_Projected", mx.array, Projections)
 
@@ -41,6 +43,7 @@ class PagedPass:
             self._storage.store,
         )
         self._before = self._storage.newest
+        self._recurrent = self._storage.shape.recurrent
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
@@ -48,11 +51,35 @@ class PagedPass:
         self._storage.newest = out
         return out
 
+    def mix(self, layer: int, x: mx.array, spec: MixerSpec) -> mx.array:
+        """x (1, N, projected) -> (1, N, Hv * Dv)."""
+        place = self._recurrent.index(layer)
+        states = [table.states[place] for table in self._tables]
+        out, after = self._storage.ops.mix_pass(x, states, [row.count for row in self.rows], spec)
+        self._replace(place, after, x)
+        return out
+
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """x (1, N, E) -> (1, N, E)."""
-        x = node.run_pass(self._in_turn(x), self._pass, layers)
+        first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
+        states = [[table.states[place] for table in self._tables] for place in range(first, last)]
+        kept = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
+        x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept)
         self._storage.newest = x
+        rest = iter(made)
+        for place in range(first, last):
+            after = list(islice(rest, len(self._tables)))
+            self._replace(place, after, next(rest) if kept else None)
         return x
+
+    def _replace(self, place: int, after: Sequence[mx.array], inputs: mx.array | None) -> None:
+        """Replace the states of a recurrent layer. inputs (1, .., projected): of its mixer, decode rows first."""
+        row = 0
+        for table, state, of_row in zip(self._tables, after, self.rows, strict=True):
+            if of_row.phase == "decode" and inputs is not None:
+                table.keep_inputs(place, inputs, slice(row, row + of_row.count))
+            table.states[place] = state
+            row += of_row.count
 
     def advance(self) -> None:
         for table, row in zip(self._tables, self.rows, strict=True):
@@ -60,7 +87,7 @@ class PagedPass:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self._storage.arrays
+        return self._storage.arrays + [state for table in self._tables for state in table.states]
 
     def _in_turn(self, x: _Projected) -> _Projected:
         """Make `x` depend on the pass before: the graph does not show in-place writes."""

@@ -24,9 +24,13 @@ class PagedArrays:
         self.shape = shape
         self.ops = ops
         windows = shape.windows or (None,) * shape.layers
-        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format)
+        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format, shape.recurrent)
         self.newest: mx.array | None = None  # the output of the last layer that appended; its pass may be in flight
         self._spare = spare
+
+    def fresh_states(self) -> list[mx.array]:
+        """Return the recurrent state of a sequence without entries, one array a layer that has some."""
+        return [mx.zeros((mixer.state_size,), mx.float32) for mixer in self.shape.mixers]
 
     @property
     def windows(self) -> list[int | None]:

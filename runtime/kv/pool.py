@@ -9,12 +9,16 @@ beginning. One thread.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.blocks import GroupBlocks
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.prefix_index import PrefixIndex, PrefixNode
 from headrace.runtime.metrics.telemetry import PoolStats
 from headrace.runtime.ops import BLOCK
+
+MOST_STATE_BYTES = 512 << 20  # of recurrent state kept for lookups
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class BlockPool:
         self.storage = storage
         self.index = PrefixIndex(key)
         self._nodes: list[dict[int, PrefixNode]] = [{} for _ in windows]  # of each group: block -> its node
+        self._stateful: dict[PrefixNode, None] = {}  # with recurrent state, least recently used first
 
     @property
     def stats(self) -> PoolStats:
@@ -103,18 +108,53 @@ class BlockPool:
                 node.blocks[group] = block
         return node
 
+    def keep_states(self, node: PrefixNode, states: Sequence[mx.array]) -> None:
+        """Keep the recurrent state behind a node's last entry; old ones are dropped above MOST_STATE_BYTES."""
+        node.states = [mx.contiguous(state) for state in states]
+        mx.eval(node.states)
+        self._stateful.pop(node, None)
+        self._stateful[node] = None
+        while len(self._stateful) > max(1, MOST_STATE_BYTES // self.storage.shape.state_bytes):
+            oldest = next(iter(self._stateful))
+            del self._stateful[oldest]
+            oldest.states = None
+
+    def states_of(self, node: PrefixNode) -> list[mx.array] | None:
+        """Return the recurrent state behind a node's last entry, if kept, as the most recently used one."""
+        if node in self._stateful:
+            del self._stateful[node]
+            self._stateful[node] = None
+        return node.states
+
     def lookup(self, tokens: Sequence[int], *, answers: bool = False) -> PrefixMatch:
-        """Return the longest prefix of `tokens` with all K/V that the next token attends to.
+        """Return the longest prefix of `tokens` with all K/V that the next token attends to, and recurrent state.
 
         answers: include decode-written entries; else every bit equals a cold prefill.
         """
-        path = self.index.find(tokens, answers)
-        length = sum(entries for _, entries in path)
+        path = self._to_states(self.index.find(tokens, answers), tokens, answers)
         while path:
+            length = sum(entries for _, entries in path)
             if all(self._complete(group, path, length) for group in range(len(self.windows))):
                 return PrefixMatch(tuple(node for node, _ in path), length)
-            length -= path.pop()[1]
+            path = self._to_states(path[:-1], tokens, answers)
         return PrefixMatch()
+
+    def _to_states(
+        self, path: list[tuple[PrefixNode, int]], tokens: Sequence[int], answers: bool
+    ) -> list[tuple[PrefixNode, int]]:
+        """Return the longest path beside `path`, not beyond it, with recurrent state behind its last entry."""
+        while path and self.storage.shape.mixers:
+            first = (len(path) - 1) * BLOCK
+            rest, parent = tokens[first : first + BLOCK], path[-2][0] if len(path) > 1 else self.index.root
+            ends = [
+                (node, len(node.tokens))
+                for node in parent.children_by_token.get(rest[0], ())
+                if node.states is not None and node.common(rest, answers) == len(node.tokens)
+            ]
+            if ends:
+                return [*path[:-1], max(ends, key=lambda end: end[1])]
+            path = path[:-1]
+        return path
 
     def _complete(self, group: int, path: Sequence[tuple[PrefixNode, int]], length: int) -> bool:
         window = self.windows[group]
@@ -154,6 +194,8 @@ class BlockPool:
 
     def _remove(self, node: PrefixNode) -> None:
         for removed in self.index.remove(node):
+            removed.states = None
+            self._stateful.pop(removed, None)
             for group, block in enumerate(removed.blocks):
                 if block is not None:
                     del self._nodes[group][block]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from struct import pack
 
+import mlx.core as mx
+
 from headrace.runtime.ops import BLOCK
 
 
@@ -20,8 +22,8 @@ class PrefixNode:
     """A cached block: up to BLOCK entries behind those of `parent`.
 
     decode_written: of each entry, 1 for a decode step, 0 for prefill. prefill_exact: its first entries that equal a
-    cold prefill of all tokens. blocks: the block of each layer group, None if evicted there. parent: None for the root
-    and for removed nodes.
+    cold prefill of all tokens. blocks: the block of each layer group, None if evicted there. states: recurrent state
+    behind its last entry, if kept. parent: None for the root and for removed nodes.
     """
 
     key: bytes
@@ -30,6 +32,7 @@ class PrefixNode:
     decode_written: bytes
     prefill_exact: int
     blocks: list[int | None]
+    states: list[mx.array] | None = None
     children: dict[bytes, "PrefixNode"] = field(default_factory=dict)  # by key
     children_by_token: dict[int, list["PrefixNode"]] = field(default_factory=dict)  # by first token
 

@@ -57,19 +57,22 @@ class ReusableCache(CacheLengths):
         self.length = self.committed = length
         return length
 
-    def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> None:
+    def cache_blocks(self, tokens: Sequence[int], *, end: bool = False) -> PrefixNode | None:
         """Make the full blocks of committed entries, of the first of `tokens`, available to lookups.
 
-        end: the partial last block, too; nothing is appended any more.
+        end: the partial last block, too; the next entry is appended to a copy. Returns the node that ends with the last
+        committed entry, if any.
         """
+        node = self._nodes[-1] if self._nodes and len(self._nodes) * BLOCK == self.committed else None
         last = -(-self.committed // BLOCK) if end else self.committed // BLOCK
         for index in range(len(self._nodes), last):
             entries = slice(index * BLOCK, min((index + 1) * BLOCK, self.committed))
             node = self._cache_block(entries, tokens[entries], bytes(self._decode_written[entries]))
             if node is None:
-                return
+                return None
             if entries.stop - entries.start == BLOCK:
                 self._nodes.append(node)
+        return node if end or self.committed % BLOCK == 0 else None
 
     @abstractmethod
     def _load(self, match: PrefixMatch) -> int:

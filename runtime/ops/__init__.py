@@ -17,6 +17,7 @@ from headrace.runtime.ops.weights import (
     AttentionSpec,
     LayersNode,
     LayerWeights,
+    MixerSpec,
     Mixture,
     Projections,
     Rope,
@@ -31,6 +32,7 @@ __all__ = [
     "KVStore",
     "LayerWeights",
     "LayersNode",
+    "MixerSpec",
     "Mixture",
     "Ops",
     "Pass",
@@ -98,6 +100,9 @@ class Ops(Protocol):
     def cut_block(self, store: KVStore, block: mx.array, entries: int, /) -> mx.array: ...
     def write_block(self, store: KVStore, group: int, block: int, entries: mx.array) -> None: ...
     def attend_pass(self, qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array: ...
+    def mix_pass(
+        self, x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
+    ) -> tuple[mx.array, list[mx.array]]: ...
     def greedy(self, logits: mx.array) -> mx.array: ...
     def sample(self, logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array: ...
     def fuse(self, layers: Sequence[LayerWeights], eps: float, activation: str, /) -> LayersNode | None: ...

@@ -1,4 +1,4 @@
-"""Gated activations in stock MLX: SiLU, GELU (tanh approximation) and the clamped SiLU of GPT-OSS."""
+"""Gated activations in stock MLX: SiLU, GELU (tanh approximation), the clamped SiLU of GPT-OSS, sigmoid gates."""
 
 import mlx.core as mx
 
@@ -19,6 +19,10 @@ def _clamped_gated(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(1.702 * gate) * (up + 1)
 
 
-ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated}
+def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
+    return mx.sigmoid(gate) * up
+
+
+ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated, "sigmoid": _sigmoid_gated}
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}

@@ -22,13 +22,30 @@ def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.arr
     return q, k, v
 
 
+def placed_queries(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
+    """Apply norm, rotation and growth to queries (B, H, T, D). offset: one, or one per row (B,)."""
+    q = norm_and_rotate(q, spec.q_norm, offset, spec)
+    if spec.growth is None:
+        return q
+    (beta, length), begin = spec.growth, offset if isinstance(offset, int) else offset[:, None]
+    factor = 1 + beta * mx.log(1 + mx.floor((mx.arange(q.shape[2]) + begin) / length))  # (T,) or (B, T)
+    return q * (factor if factor.ndim == 1 else factor[:, None])[..., None].astype(q.dtype)
+
+
 def norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     """Apply norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
+    if spec.norm_last:
+        x = _rotated(x, offset, spec)
+        return x if norm is None else mx.fast.rms_norm(x, norm, spec.norm_eps)
     if norm is not None and norm.size == spec.head_dim:
         x = mx.fast.rms_norm(x, norm, spec.norm_eps)
     elif norm is not None:  # over all heads
         together = mx.fast.rms_norm(x.swapaxes(1, 2).flatten(2), norm, spec.norm_eps)
         x = together.reshape(*together.shape[:2], -1, spec.head_dim).swapaxes(1, 2)
+    return _rotated(x, offset, spec)
+
+
+def _rotated(x: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     rope = spec.rope
     if rope is None:
         return x

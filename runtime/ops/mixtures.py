@@ -1,8 +1,33 @@
-"""Products with stacks of expert matrices in stock MLX."""
+"""Routing, and products with stacks of expert matrices, in stock MLX."""
 
 import mlx.core as mx
 
-from headrace.runtime.ops.weights import Weight
+from headrace.runtime.ops.weights import Mixture, Weight
+
+
+def routed(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
+    """Return each token's experts and their weights, (B, T, active) each. logits (B, T, X)."""
+    if not m.sigmoid and m.correction is None and m.groups == (1, 1):
+        chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]
+        if m.normalized:
+            shares = mx.softmax(mx.take_along_axis(logits, chosen, axis=-1), axis=-1, precise=True)
+        else:
+            shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
+        return chosen, shares if m.scale == 1.0 else shares * m.scale
+    wide = logits.astype(mx.float32)
+    scores = mx.sigmoid(wide) if m.sigmoid else mx.softmax(wide, axis=-1)
+    ranks = scores if m.correction is None else scores + m.correction
+    (groups, kept) = m.groups
+    if kept < groups:
+        parts = mx.unflatten(ranks, -1, (groups, -1))
+        best = mx.topk(parts, min(2, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
+        least = mx.sort(best, axis=-1)[..., groups - kept, None]
+        ranks = mx.where((best >= least)[..., None], parts, 0.0).flatten(-2)
+    chosen = mx.argpartition(ranks, kth=-m.active, axis=-1)[..., -m.active :]
+    shares = mx.take_along_axis(scores, chosen, axis=-1)
+    if m.normalized and m.active > 1:
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    return chosen, (shares * m.scale).astype(logits.dtype)
 
 
 def gathered(x: mx.array, stack: Weight, indices: mx.array, ordered: bool) -> mx.array:

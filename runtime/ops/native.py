@@ -20,6 +20,7 @@ from headrace.runtime.ops.native_plans import (
     kernels,
     layer_plan,
     missing,
+    mixer_plan,
     native_pass,
     native_rope,
     norms_all_heads,
@@ -31,6 +32,7 @@ from headrace.runtime.ops.weights import (
     AttentionSpec,
     LayersNode,
     LayerWeights,
+    MixerSpec,
     Mixture,
     Projections,
     Rope,
@@ -285,6 +287,13 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
     return kernels.convolve(x, weight, bias) if _floats(x, weight, bias) else reference.convolve(x, weight, bias)
 
 
+def mix_pass(
+    x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
+) -> tuple[mx.array, list[mx.array]]:
+    """Mix the tokens of several sequences, in one node; see the reference for shapes."""
+    return kernels.mix_pass(x, list(states), list(counts), mixer_plan(spec))
+
+
 def pages(spec: AttentionSpec) -> bool:
     """Return whether attention reads blocks in place."""
     return attention_plan(spec) is not None
@@ -380,8 +389,10 @@ class _Fused:
         firsts = firsts if any(firsts) else ()
         return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill")
 
-    def run_pass(self, x: mx.array, rows: Pass, layers: slice) -> mx.array:
-        return kernels.layers_pass(x, native_pass(rows), rows.store.places[layers], self._plans)
+    def run_pass(
+        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int
+    ) -> list[mx.array]:
+        return kernels.layers_pass(x, native_pass(rows), rows.store.places[layers], self._plans, states, kept)
 
 
 if missing is None and (_wanted := environment.threads()):

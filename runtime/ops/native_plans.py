@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.passes import Pass
-from headrace.runtime.ops.weights import AttentionSpec, LayerWeights, Mixture, Rope, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayerWeights, MixerSpec, Mixture, Rope, Weight
 
 __all__ = [
     "PreparedWeight",
@@ -22,6 +22,7 @@ __all__ = [
     "kernels",
     "layer_plan",
     "missing",
+    "mixer_plan",
     "native_pass",
     "native_rope",
     "norms_all_heads",
@@ -44,6 +45,7 @@ else:
 fallbacks: Counter[str] = Counter()  # reference calls by reason
 _plans: "dict[int, kernels.AttentionPlan | None]" = {}  # by id(spec); None: not supported
 _mixtures: "dict[int, kernels.ExpertsPlan | None]" = {}  # by id(mixture); None: not prepared
+_mixers: "dict[int, kernels.MixerPlan]" = {}  # by id(spec)
 _packed: "dict[KVFormat, kernels.Packings]" = {}
 _ropes: "dict[int, kernels.Rope]" = {}  # by id(rope); shared by layers
 
@@ -70,19 +72,24 @@ class PreparedWeight(Weight):
 
 def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
     """Return the plan of a whole layer; None if it has post norms, split weights or unsupported parts."""
-    weights = layer.matrices if layer.mixture is None else [*layer.qkv, layer.output]
+    feed_forward = [*layer.gate_up, *([] if layer.down is None else [layer.down])]
+    weights = [*layer.qkv, layer.output, *feed_forward]
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
+    gate = layer.gate.matrix if isinstance(layer.gate, PreparedWeight) else None
     experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
-    plan = attention_plan(layer.attention)
-    if None in matrices or plan is None or layer.mlp_post_norm is not None:
+    if None in matrices or layer.mlp_post_norm is not None or layer.input_norm is None or layer.mlp_norm is None:
         return None
-    if layer.input_norm is None or layer.mlp_norm is None or norms_all_heads(layer.attention):
+    if len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2):
         return None
-    if len(matrices) != (4 if layer.mixture is None else 2) or (layer.mixture is not None and experts is None):
+    if (layer.mixture is None) != (experts is None) or (layer.gate is None) != (gate is None):
         return None
+    plan = None if layer.attention is None else attention_plan(layer.attention)
+    if layer.attention is not None and (plan is None or norms_all_heads(layer.attention)):
+        return None
+    mixer = None if layer.mixer is None else mixer_plan(layer.mixer)
     qkv, output, gate_up, down = (*matrices, None, None)[:4]
     return kernels.LayerPlan(
-        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts
+        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts, mixer, gate
     )
 
 
@@ -95,7 +102,8 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     router, gate, up, down = matrices
     plan = None
     if router is not None and gate is not None and up is not None and down is not None:
-        plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation)
+        rule = (m.sigmoid, m.correction, m.scale, m.groups)
+        plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule)
     elif any(matrices):
         raise ValueError("the native kernels support only some of a layer's expert weights")
     _mixtures[key] = plan
@@ -131,10 +139,24 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
             spec.window,
             spec.softcap,
             spec.sinks,
+            spec.norm_last,
+            spec.growth,
         )
     _plans[key] = plan
     weakref.finalize(spec, _plans.pop, key, None)
     return plan
+
+
+def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
+    """Return the plan of a layer's recurrent mixing. Raises ValueError for shapes that do not fit."""
+    key = id(spec)
+    if key not in _mixers:
+        sizes = (spec.heads, spec.key_heads, spec.key_dim, spec.value_dim)
+        vectors = (spec.tap_bias, spec.rate, spec.step_bias, spec.skip, spec.norm)
+        settings = (spec.norm_first, spec.norm_eps, spec.steps)
+        _mixers[key] = kernels.MixerPlan(spec.kind, *sizes, spec.taps, *vectors, *settings)
+        weakref.finalize(spec, _mixers.pop, key, None)
+    return _mixers[key]
 
 
 def norms_all_heads(spec: AttentionSpec) -> bool:

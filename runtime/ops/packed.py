@@ -11,7 +11,14 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from headrace.runtime.ops import reference
-from headrace.runtime.ops.attention import apply_mask, attention, norm_and_rotate, sdpa_mask, split_heads
+from headrace.runtime.ops.attention import (
+    apply_mask,
+    attention,
+    norm_and_rotate,
+    placed_queries,
+    sdpa_mask,
+    split_heads,
+)
 from headrace.runtime.ops.kv_format import Coding, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Projections
 
@@ -37,7 +44,7 @@ def attend(
     end = row + length
     keys = _written(keys, norm_and_rotate(k, spec.k_norm, offset, spec), row, kv.keys)
     values = _written(values, v, row, kv.values)
-    q = norm_and_rotate(q, spec.q_norm, offset, spec)
+    q = placed_queries(q, offset, spec)
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
     seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
     if length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):

@@ -8,7 +8,7 @@ sequence's block tables list its blocks. The pool in `runtime.kv` assigns them.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -67,20 +67,33 @@ class KVGroup:
 
 
 class KVStore:
-    """The K/V of all sequences, by layer groups. `windows`: one per layer, None for full attention."""
+    """The K/V of all sequences, by layer groups.
 
-    def __init__(self, windows: Sequence[int | None], kv_heads: int, head_dim: int, kv: KVFormat) -> None:
+    windows: one per layer, None for full attention. without: layers that have no K/V, and no place.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[int | None],
+        kv_heads: int,
+        head_dim: int,
+        kv: KVFormat,
+        without: Collection[int] = (),
+    ) -> None:
         self.format = kv
         self.kv_heads, self.head_dim = kv_heads, head_dim
-        kinds = dict.fromkeys(windows)
-        members = {kind: [i for i, window in enumerate(windows) if window == kind] for kind in kinds}
+        kept = [(i, window) for i, window in enumerate(windows) if i not in without]
+        kinds = dict.fromkeys(window for _, window in kept)
+        members = {kind: [i for i, window in kept if window == kind] for kind in kinds}
         self.groups = [
             KVGroup(kind, layers, kv.block_shape(len(layers), kv_heads, BLOCK, head_dim))
             for kind, layers in members.items()
         ]
         order = list(kinds)
-        # Per layer: (group, index in the group).
-        self.places = [(order.index(window), members[window].index(i)) for i, window in enumerate(windows)]
+        # Per layer: (group, index in the group); (-1, -1) without K/V.
+        self.places = [(-1, -1)] * len(windows)
+        for i, window in kept:
+            self.places[i] = order.index(window), members[window].index(i)
 
     def block(self, group: int, block: int) -> mx.array:
         """Return a block's entries lazily; evaluate them before the block is overwritten."""

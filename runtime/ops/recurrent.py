@@ -1,9 +1,16 @@
 """Layers with recurrent state in stock MLX: gated delta networks, Mamba-2, short convolutions.
 
-B = batch, T = new tokens, Hv = heads, Hk = heads of queries and keys (they divide Hv), C = channels.
+B = batch, T = new tokens, N = tokens of all sequences, Hv = heads, Hk = heads of queries and keys (they divide Hv),
+C = channels.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+
+from headrace.runtime.ops.weights import MixerSpec
+
+_LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
 
 
 def recurrence(
@@ -33,3 +40,67 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
     """Convolve each channel by itself. x (B, T + width - 1, C), weight (width, C), bias (C) -> (B, T, C)."""
     y = mx.conv1d(x, weight.T[..., None], groups=x.shape[-1])
     return y if bias is None else y + bias
+
+
+def mix_pass(
+    x: mx.array, states: Sequence[mx.array], counts: Sequence[int], spec: MixerSpec
+) -> tuple[mx.array, list[mx.array]]:
+    """Mix the tokens of several sequences: `counts` rows of x (1, N, projected) belong to each, behind its state.
+
+    Returns (y (1, N, Hv * Dv), the new states). Rows and states: see `MixerSpec`.
+    """
+    ys, after, first = [], [], 0
+    for state, count in zip(states, counts, strict=True):
+        y, new = _mix(x[:, first : first + count], state, spec)
+        ys.append(y)
+        after.append(new)
+        first += count
+    return mx.concatenate(ys, axis=1), after
+
+
+def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
+    """Mix one sequence's tokens, x (1, T, projected)."""
+    before = spec.taps.shape[0] - 1
+    channels, inner, count = spec.channels, spec.inner, x.shape[1]
+    if spec.kind == "conv":
+        gate, out_gate, value = mx.split(x, 3, axis=-1)
+        mixed = gate * value
+    else:
+        mixed = x[..., :channels]
+    seen = mx.concatenate([state[: before * channels].reshape(1, before, channels), mixed], axis=1)
+    taps = seen[:, count:].flatten()  # the newest inputs
+    convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
+    if spec.kind == "conv":
+        return out_gate * convolved, taps
+    convolved = convolved * mx.sigmoid(convolved)
+    keys = spec.key_heads * spec.key_dim
+    q, k = (convolved[..., at : at + keys].reshape(1, count, spec.key_heads, -1) for at in (0, keys))
+    v = convolved[..., 2 * keys :].reshape(1, count, spec.heads, -1)
+    z, *b, a = mx.split(x[..., channels:], [inner, inner + spec.heads][: 2 if spec.kind == "delta" else 1], axis=-1)
+    assert spec.rate is not None
+    assert spec.step_bias is not None
+    step = mx.logaddexp(a + spec.step_bias, mx.array(0.0))  # softplus, (1, T, Hv)
+    recurrent = state[before * channels :].reshape(1, spec.heads, spec.value_dim, spec.key_dim)
+    if spec.kind == "delta":
+        q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
+        q = q * spec.key_dim**-0.5
+        y, recurrent = recurrence(q, k, v, mx.exp(spec.rate * step), mx.sigmoid(b[0]), recurrent)
+    else:
+        step = mx.clip(step, *spec.steps)
+        y, recurrent = recurrence(q, k, v * step[..., None], mx.exp(spec.rate * step), None, recurrent)
+    if spec.skip is not None:
+        y = y + v * spec.skip[:, None]
+    return _gated(y, z, spec), mx.concatenate([taps, recurrent.flatten()])
+
+
+def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
+    """Normalize y (1, T, Hv, Dv) and multiply it by silu(z), z (1, T, Hv * Dv) -> (1, T, Hv * Dv)."""
+
+    def normed(rows: mx.array) -> mx.array:
+        if spec.norm is None:
+            return rows
+        parts = rows.reshape(*rows.shape[:2], -1, spec.norm.size)
+        return mx.fast.rms_norm(parts, spec.norm, spec.norm_eps).reshape(rows.shape)
+
+    y, gate = y.reshape(z.shape), z * mx.sigmoid(z)
+    return normed(y) * gate if spec.norm_first else normed(y * gate)

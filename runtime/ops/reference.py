@@ -12,7 +12,7 @@ import mlx.core as mx
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import groups_of_16, mixtures, recurrent, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED
-from headrace.runtime.ops.attention import attention, norm_and_rotate, split_heads
+from headrace.runtime.ops.attention import attention, norm_and_rotate, placed_queries, split_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.mixtures import gathered
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
@@ -29,7 +29,7 @@ from headrace.runtime.ops.weights import (
 name = "reference"
 attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
 expert_linear = mixtures.expert_linear
-recurrence, convolve = recurrent.recurrence, recurrent.convolve
+recurrence, convolve, mix_pass = recurrent.recurrence, recurrent.convolve, recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
 
@@ -150,12 +150,7 @@ def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str
 def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
     """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E)."""
     h = rms_norm(x, norm, eps)
-    logits = linear(h, m.router)  # (B, T, X)
-    chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]  # (B, T, active)
-    if m.normalized:
-        shares = mx.softmax(mx.take_along_axis(logits, chosen, axis=-1), axis=-1, precise=True)
-    else:
-        shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
+    chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
     indices = chosen.flatten()
     rows = mx.arange(indices.size) // m.active  # of h, for each pair
     order = mx.argsort(indices) if indices.size >= _SORTED else None
@@ -193,7 +188,7 @@ def attend(
     end, own = row + length, slice(slot, slot + batch)
     keys[own, :, row:end] = norm_and_rotate(k, spec.k_norm, offset, spec).astype(keys.dtype)
     values[own, :, row:end] = v.astype(values.dtype)
-    q = norm_and_rotate(q, spec.q_norm, offset, spec)
+    q = placed_queries(q, offset, spec)
 
     # No query sees entries before `start`.
     start = 0 if spec.window is None else max(0, row - spec.window + 1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.ops.attention import norm_and_rotate, split_heads
+from headrace.runtime.ops.attention import norm_and_rotate, placed_queries, split_heads
 from headrace.runtime.ops.weights import AttentionSpec, Projections
 
 
@@ -58,7 +58,7 @@ def attend_slots(
     apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
     q, k, v = split_heads(apart[0] if isinstance(qkv, mx.array) else apart, spec)  # (N, H or Hkv, 1, D)
     k = norm_and_rotate(k, spec.k_norm, rows.offset, spec).astype(keys.dtype)
-    q = norm_and_rotate(q, spec.q_norm, rows.offset, spec)
+    q = placed_queries(q, rows.offset, spec)
     v = v.astype(values.dtype)
     if rows.in_order and rows.place is not None:
         keys[: rows.read, :, rows.place : rows.place + 1] = k

@@ -6,7 +6,7 @@ Shapes use N = output features, K = input features, G = group size, D = head dim
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -86,7 +86,9 @@ class AttentionSpec:
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
     or of all heads together, (H * D,) and (Hkv * D,).
-    `window`: positions that a query sees, its own included. `softcap` c soft-caps scores to c * tanh(score / c).
+    norm_last: heads are normalized behind the rotation. growth (b, L): the query at position p is multiplied by
+    1 + b * log(1 + floor(p / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included.
+    `softcap` c soft-caps scores to c * tanh(score / c).
     `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
     """
 
@@ -101,14 +103,65 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     sinks: mx.array | None = None
+    norm_last: bool = False
+    growth: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class MixerSpec:
+    """Recurrent token mixing of one layer, in place of attention. C = convolved channels.
+
+    "delta": gated delta networks (arXiv:2412.06464). "ssm": Mamba-2 (arXiv:2405.21060). "conv": a short convolution
+    (LFM2), with one head of size E. `Ops.mix_pass` has the formulas.
+    The first two have Hv heads with a state (Dv, Dk) each, and Hk heads of queries and keys that divide them. A
+    projected row is [q, k, v | z | b | a]: C = 2 Hk Dk + Hv Dv convolved channels, gates z (Hv * Dv), b (Hv) of
+    "delta", and a (Hv). Of "conv" it is [B | C | x], E each, and C = E.
+    """
+
+    kind: Literal["delta", "ssm", "conv"]
+    heads: int  # Hv
+    key_heads: int  # Hk
+    key_dim: int  # Dk
+    value_dim: int  # Dv
+    taps: mx.array  # (width, C)
+    tap_bias: mx.array | None = None  # (C,)
+    rate: mx.array | None = None  # (Hv,), negative: decay is exp(rate * softplus(a + step_bias))
+    step_bias: mx.array | None = None  # (Hv,)
+    steps: tuple[float, float] = (0.0, float("inf"))  # least and most of softplus, "ssm" only
+    skip: mx.array | None = None  # (Hv,)
+    norm: mx.array | None = None  # (Dv,), or over all heads (Hv * Dv,)
+    norm_first: bool = True  # before the gate; else behind it
+    norm_eps: float = 1e-6
+
+    @property
+    def inner(self) -> int:
+        """Numbers of the result."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.inner
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a sequence's state: (width - 1, C) inputs of the convolution, then (Hv, Dv, Dk)."""
+        taps = (self.taps.shape[0] - 1) * self.channels
+        return taps if self.kind == "conv" else taps + self.inner * self.key_dim
+
+    @property
+    def vectors(self) -> list[mx.array]:
+        every = (self.taps, self.tap_bias, self.rate, self.step_bias, self.skip, self.norm)
+        return [vector for vector in every if vector is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mixture:
     """A feed-forward of X experts of size F, `active` of them per token (Shazeer et al., arXiv:1701.06538).
 
-    The experts with the largest router logits are used. Their weights are the router's softmax over all experts; if
-    `normalized`, divided by their sum.
+    The experts with the largest scores are used: the softmax of the router's logits, or their sigmoid (`sigmoid`).
+    Their weights are the scores, divided by their sum if `normalized`, times `scale`. For the choice alone,
+    `correction` (X,) is added to the scores, and only the experts of the best `groups[1]` of `groups[0]` groups take
+    part, by the sum of their two largest (DeepSeek-V3, arXiv:2412.19437).
     """
 
     router: Weight  # (X, E)
@@ -117,6 +170,10 @@ class Mixture:
     down: Weight  # a stack of X: (E, F)
     active: int
     normalized: bool
+    sigmoid: bool = False
+    correction: mx.array | None = None
+    scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
 
     @property
     def count(self) -> int:
@@ -133,12 +190,14 @@ class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
     `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
-    has none. A `mixture` of experts replaces `gate_up` and `down`.
+    has none. A `mixture` of experts replaces `gate_up` and `down`, or has them as a shared expert beside the others. A
+    `mixer` replaces attention. A `gate` (H * D, E)
+    multiplies what attention returns by the sigmoid of its product with the layer's input.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None
     input_norm: mx.array | None
-    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E)
+    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E), or the projections into the mixer
     output: Weight  # (E, H * D)
     attention_post_norm: mx.array | None
     mlp_norm: mx.array | None
@@ -146,12 +205,16 @@ class LayerWeights:
     down: Weight | None  # (E, F)
     mlp_post_norm: mx.array | None
     mixture: Mixture | None = None
+    mixer: MixerSpec | None = None
+    gate: Weight | None = None
 
     @property
     def matrices(self) -> list[Weight]:
         """Weights that every token reads whole."""
         feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
-        return [*self.qkv, self.output, *([self.mixture.router] if self.mixture else feed_forward)]
+        gate = [] if self.gate is None else [self.gate]
+        router = [self.mixture.router] if self.mixture else []
+        return [*self.qkv, *gate, self.output, *router, *feed_forward]
 
 
 class LayersNode(Protocol):
@@ -170,6 +233,12 @@ class LayersNode(Protocol):
         """Run the layers. x (B, T, E) -> (B, T, E). keys, values, firsts: per layer, see `attend`; written in place."""
         ...
 
-    def run_pass(self, x: mx.array, rows: Pass, layers: slice, /) -> mx.array:
-        """Run these layers of the network for a pass. x (1, N, E) -> (1, N, E). See `attend_pass`."""
+    def run_pass(
+        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, /
+    ) -> list[mx.array]:
+        """Run these layers of the network for a pass. x (1, N, E) -> (1, N, E). See `attend_pass` and `mix_pass`.
+
+        states: of each layer with a mixer, one per sequence. Behind x, the result has for each such layer the new
+        states, and the mixer's inputs (1, kept, projected) of the first `kept` rows, if any.
+        """
         ...

@@ -93,7 +93,9 @@ class Model:
 
         def step() -> None:
             rows = Pass([SequenceRows(1, depth, "decode", table) for table in tables], store)
-            mx.eval(self.ops.norm_linear(self.node.run_pass(x, rows, slice(None)), self.norm, 1e-5, self.head))
+            mx.eval(
+                self.ops.norm_linear(self.node.run_pass(x, rows, slice(None), (), 0)[0], self.norm, 1e-5, self.head)
+            )
 
         return step
 

@@ -1,5 +1,6 @@
 """The decoder against mlx-lm's classes for the families of one table, on checkpoints as the classes write them."""
 
+import json
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -18,11 +19,13 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, reference
 from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of, tolerance
-from tests.mlx_lm_models import MODELS, VOCAB, config_of, write_mlx_lm_model
+from tests.mlx_lm_models import MODELS, RECURRENT, VOCAB, config_of, write_mlx_lm_model
 from tests.tiny import load_decoder, quantize_model
 
 pytestmark = pytest.mark.peer
 
+EIGHT_BITS = {f"{at}model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 32} for at in ("", "language_model.")}
+ROUTERS = {f"model.layers.{i}.mlp.gate": False for i in range(4)}  # plain in GLM's class
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]  # longer than the window
 STEPS = 20
 
@@ -45,15 +48,29 @@ def stock(directory: Path) -> MlxLmNetwork:
 
 @pytest.fixture(scope="module", params=MODELS)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_mlx_lm_model(tmp_path_factory.mktemp("model"), config_of(request.param))
+    return write_mlx_lm_model(tmp_path_factory.mktemp(request.param), config_of(request.param))
+
+
+def kind_of(directory: Path) -> str:
+    return str(json.loads((directory / "config.json").read_text())["model_type"])
+
+
+def is_recurrent(directory: Path) -> bool:
+    return kind_of(directory) in RECURRENT
+
+
+def skip_unless_runs(directory: Path, ops: Ops) -> None:
+    if ops is reference and is_recurrent(directory):
+        pytest.skip("stock MLX has no blocks to keep recurrent state beside")
 
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
 def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantized: bool) -> None:
+    skip_unless_runs(directory, ops)
     if quantized:
         directory = quantize_model(
-            directory, tmp_path / "quantized", {"model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 32}}
+            directory, tmp_path / "quantized", {**EIGHT_BITS, **(ROUTERS if kind_of(directory) == "glm4_moe" else {})}
         )
     decoder = load_decoder(directory, ops)
     assert decoder.pages == (ops is not reference)
@@ -82,6 +99,7 @@ def said(events: Any) -> list[int]:
 @pytest.mark.parametrize("ops", [ops for ops in KERNELS if ops.name != "native"], ids=name_of)
 def test_turns_equal_mlx_lms(directory: Path, ops: Ops) -> None:
     """A first turn and a second one on its prefix, then both at once, and with draft tokens from the prompt."""
+    skip_unless_runs(directory, ops)
     first, second = greedy(directory)
     network = load_decoder(directory, ops)
     engine = Engine(network, context_limit=256, keep_prefix=True)
@@ -129,7 +147,7 @@ def changes_of(name: str) -> list[dict[str, Any]]:
     return changes
 
 
-@pytest.mark.parametrize("name", _FIRST.values())
+@pytest.mark.parametrize("name", [name for name in _FIRST.values() if name not in ("qwen3.5", "ministral3")])
 def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str) -> None:
     compared = 0
     for number, change in enumerate(changes_of(name)):
@@ -143,6 +161,7 @@ def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str
             theirs = logits_of(stock(directory), PROMPT)
         except (CheckpointError, UnsupportedModelError, ValueError):
             continue  # one of them refuses it
-        assert difference(logits_of(load_decoder(directory, reference), PROMPT), theirs) < 1e-5, change
+        ours = logits_of(load_decoder(directory, KERNELS[-1] if is_recurrent(directory) else reference), PROMPT)
+        assert difference(ours, theirs) < 1e-5, change
         compared += 1
     assert compared > 5

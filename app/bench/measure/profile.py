@@ -35,6 +35,7 @@ _KINDS = {
     "norm_glu": "weights",
     "experts": "weights",
     "attend": "attention and KV",
+    "mix": "attention and KV",
     "rms_norm": "norms and the rest",
     "glu": "norms and the rest",
     "embed": "norms and the rest",
@@ -136,6 +137,10 @@ def _record(
             recorder.calls.append(("attend", (layer, qkv, spec)))
             return kv_pass.attend(layer, qkv, spec)
 
+        def mix(self, layer: int, x: mx.array, spec: Any) -> mx.array:
+            recorder.calls.append(("mix", (layer, x, spec)))
+            return kv_pass.mix(layer, x, spec)
+
         def run_fused(self, _layers: slice, _x: mx.array, _node: LayersNode) -> mx.array:
             raise AssertionError("a recorder fuses nothing")
 
@@ -156,7 +161,7 @@ def _again(ops: Ops, call: tuple[str, tuple[Any, ...]]) -> Any:
 
 def _attend_again(kv: KVBackend, cache: KVCache, calls: list[tuple[str, tuple[Any, ...]]]) -> list[mx.array]:
     kv_pass = one_pass(kv, cache, 1, "decode")
-    outputs = [kv_pass.attend(*arguments) for name, arguments in calls if name == "attend"]
+    outputs = [getattr(kv_pass, name)(*arguments) for name, arguments in calls if name in ("attend", "mix")]
     kv_pass.advance()
     return [*outputs, *kv_pass.arrays]
 

@@ -149,7 +149,8 @@ std::shared_ptr<Rope> make_rope(const mx::array& periods, float amplitude) {
 AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                              const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm,
                              float norm_eps, std::optional<int> window, std::optional<float> softcap,
-                             const std::optional<mx::array>& sinks)
+                             const std::optional<mx::array>& sinks, bool norm_last,
+                             std::optional<std::pair<float, int>> growth)
     : rope_(std::move(rope)) {
   require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads must be shared evenly by kv heads");
   require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
@@ -161,6 +162,12 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   call_.kv_heads = kv_heads;
   call_.dim = dim;
   call_.norm_eps = norm_eps;
+  call_.norm_last = norm_last;
+  if (growth.has_value()) {
+    require(growth->second > 0, "queries grow over at least one position");
+    call_.growth = growth->first;
+    call_.growth_length = growth->second;
+  }
   call_.rope = rope_.get();
   call_.rule = {scale, softcap.value_or(0.0f)};
   call_.window = window.value_or(0);

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "../core/attend.h"
@@ -20,7 +21,8 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
  public:
   AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                 const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,
-                std::optional<int> window, std::optional<float> softcap, const std::optional<mx::array>& sinks);
+                std::optional<int> window, std::optional<float> softcap, const std::optional<mx::array>& sinks,
+                bool norm_last = false, std::optional<std::pair<float, int>> growth = std::nullopt);
 
   const AttendCall& call() const { return call_; }  // the part that is constant over steps
 

@@ -80,6 +80,8 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
            const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings, int dim) {
   require(offsets.size() == counts.size() && prefill.size() == counts.size() && tables.size() == counts.size(),
           "every sequence needs a count, an offset, a phase and tables");
+  counts_ = counts;
+  for (const int count : counts) rows_ += count;
   for (size_t group = 0; group < slabs.size(); ++group) {
     auto cache = std::make_shared<CacheBlocks>();
     require(!slabs[group].empty(), "a group of layers has no slabs");

@@ -57,9 +57,12 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // Throws std::invalid_argument for an unknown layer, a shape other than the plan's, or missing visible entries.
   LayerBlocks layer(int group, int index, const AttendCall& plan) const;
 
-  int64_t rows() const { return groups_.empty() ? 0 : groups_[0]->rows; }
+  int64_t rows() const { return rows_; }
+  const std::vector<int>& counts() const { return counts_; }  // rows of each sequence
 
  private:
+  std::vector<int> counts_;
+  int64_t rows_ = 0;
   std::vector<std::shared_ptr<const CacheBlocks>> groups_;
 };
 

@@ -85,12 +85,14 @@ Act activation_of(const std::string& name) {
   if (name == "silu") return Act::silu;
   if (name == "gelu") return Act::gelu;
   if (name == "clamped") return Act::clamped;
+  if (name == "sigmoid") return Act::sigmoid;
   throw std::invalid_argument("unknown activation " + name);
 }
 
 ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate,
                          std::shared_ptr<MatrixHandle> up, std::shared_ptr<MatrixHandle> down, int active,
-                         bool normalized, const std::string& activation)
+                         bool normalized, const std::string& activation, RouterRule rule,
+                         const std::optional<mx::array>& correction)
     : router_(std::move(router)), gate_(std::move(gate)), up_(std::move(up)), down_(std::move(down)) {
   const Matrix &r = router_->view(), &g = gate_->view(), &u = up_->view(), &d = down_->view();
   require(active > 0 && active <= r.n, "a token is given to at least one expert, and to no more than there are");
@@ -101,6 +103,13 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
   call_.down = d;
   call_.active = active;
   call_.normalized = normalized;
+  require(rule.groups.first > 0 && rule.groups.second > 0 && r.n % rule.groups.first == 0, "the groups of experts are equal");
+  call_.rule = rule;
+  if (correction.has_value()) {
+    require(correction->shape() == mx::Shape{static_cast<int>(r.n)}, "every expert has a correction");
+    correction_ = settled(mx::astype(*correction, mx::float32, cpu_stream()));
+    call_.rule.correction = correction_->data<float>();
+  }
   call_.act = activation_of(activation);
 }
 

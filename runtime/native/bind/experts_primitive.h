@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "../core/experts.h"
@@ -17,7 +18,8 @@ class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
  public:
   // Stacks have as many matrices as the router has rows. Throws std::invalid_argument for inconsistent shapes.
   ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate, std::shared_ptr<MatrixHandle> up,
-              std::shared_ptr<MatrixHandle> down, int active, bool normalized, const std::string& activation);
+              std::shared_ptr<MatrixHandle> down, int active, bool normalized, const std::string& activation, RouterRule rule = {},
+              const std::optional<mx::array>& correction = std::nullopt);
 
   // Everything but rows, norm and output.
   const ExpertsCall& call() const { return call_; }
@@ -25,6 +27,7 @@ class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
  private:
   ExpertsCall call_;
   std::shared_ptr<MatrixHandle> router_, gate_, up_, down_;
+  std::optional<mx::array> correction_;
 };
 
 // x + the experts' output for norm(x). x (..., E) float32 -> the same shape.

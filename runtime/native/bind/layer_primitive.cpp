@@ -2,11 +2,13 @@
 #include "layer_primitive.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "../core/linear.h"
+#include "../core/recurrent.h"
 #include "../core/scratch.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -41,29 +43,66 @@ void run_experts_half(const LayerPlan& plan, const LinearCall* following, int64_
   run_experts(Pool::shared(), best_kernels(), call);
 }
 
-// The five calls, in order; `out` may be `x`. `attend` lacks only its rows; `after` is the next layer, or nullptr.
-void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend, const float* x, float* out) {
+// One layer's memory in a pass: K/V blocks, or the mixer's sequences.
+struct LayerMemory {
+  const LayerBlocks* blocks = nullptr;
+  const std::vector<MixerRows>* sequences = nullptr;
+  float* inputs = nullptr;  // of the first `kept` rows of the mixer, to keep
+  int64_t kept = 0;
+};
+
+// The layer's attention, gated if it is, or its mixer: x (rows, E) to heads (rows, H * D), by way of `wide`.
+void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv, const LinearCall& output, float* heads) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
-  const int64_t rows = attend.rows();
-  const int64_t inner = plan.experts == nullptr ? plan.down->view().k : 0;
+  qkv.norm = plan.input_norm;
+  qkv.eps = plan.eps;
+  LinearCall gate;
+  if (plan.gate != nullptr) {
+    gate = projection(qkv.x, qkv.rows, *plan.gate, scratch(Slot::mixed, qkv.rows * plan.gate->view().n));
+    gate.norm = plan.input_norm;
+    gate.eps = plan.eps;
+    gate.next = &output;
+  }
+  qkv.next = plan.gate != nullptr ? &gate : &output;
+  run_linear(pool, kernels, qkv);
+  if (plan.mixer != nullptr) {
+    const int64_t width = plan.mixer->shape().projected();
+    if (memory.kept > 0) std::memcpy(memory.inputs, qkv.out, static_cast<size_t>(memory.kept * width) * sizeof(float));
+    MixerCall call;
+    call.shape = plan.mixer->shape();
+    call.x = qkv.out;
+    call.tokens = qkv.rows;
+    call.sequences = memory.sequences->data();
+    call.count = static_cast<int64_t>(memory.sequences->size());
+    call.out = heads;
+    run_mixer(pool, kernels, call);
+    return;
+  }
+  if (plan.gate != nullptr) run_linear(pool, kernels, gate);
+  AttendCall attend = plan.attention->call();
+  memory.blocks->describe(attend);
+  attend.qkv = qkv.out;
+  attend.out = heads;
+  run_attend(pool, kernels, attend);
+  if (plan.gate != nullptr) run_gated(pool, kernels, gate.out, heads, qkv.rows * plan.gate->view().n, Act::sigmoid, heads);
+}
+
+// The calls of a layer, in order; `out` may be `x`. `after` is the next layer, or nullptr.
+void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory& memory, int64_t rows, const float* x, float* out) {
+  Pool& pool = Pool::shared();
+  const Kernels& kernels = best_kernels();
+  const int64_t inner = plan.down == nullptr ? 0 : plan.down->view().k;
   float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, inner));
   float* heads = scratch(Slot::heads, rows * plan.output->view().k);
-  attend.qkv = wide;
-  attend.out = heads;
 
-  LinearCall qkv = projection(x, rows, *plan.qkv, wide);
   LinearCall output = projection(heads, rows, *plan.output, out);
   LinearCall following;
   if (after != nullptr) following.w = after->qkv->view();
   const LinearCall* next = after != nullptr ? &following : nullptr;
-  qkv.norm = plan.input_norm;
-  qkv.eps = plan.eps;
   output.residual = x;
-  qkv.next = &output;
-  run_linear(pool, kernels, qkv);
-  run_attend(pool, kernels, attend);
-  if (plan.experts != nullptr) {
+  run_mixing(plan, memory, projection(x, rows, *plan.qkv, wide), output, heads);
+  if (plan.down == nullptr) {
     run_linear(pool, kernels, output);
     run_experts_half(plan, next, rows, out);
     return;
@@ -80,6 +119,7 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, AttendCall attend,
   down.next = next;
   run_linear(pool, kernels, output);
   run_linear(pool, kernels, gate_up);
+  if (plan.experts != nullptr) run_experts_half(plan, nullptr, rows, out);  // beside the shared one, of the same input
   run_linear(pool, kernels, down);
 }
 
@@ -88,24 +128,46 @@ struct Layer {
   LayerBlocks blocks;
 };
 
-// Input and output: x.
+// Input and output: x. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
+// mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::vector<Layer> layers)
-      : Node(stream), layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))) {}
+  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept)
+      : Node(stream),
+        layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))),
+        counts_(std::move(counts)),
+        kept_(kept) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    outputs[0].set_data(allocated(outputs[0].nbytes()));
-    auto task = [layers = layers_, x = Rows(inputs[0]), out = outputs[0].data<float>()] {
-      std::vector<char> copy;
-      const float* from = x.read<float>(copy);
+    std::vector<float*> to;
+    for (mx::array& out : outputs) {
+      out.set_data(allocated(out.nbytes()));
+      to.push_back(out.data<float>());
+    }
+    const int64_t rows = static_cast<int64_t>(outputs[0].size()) / outputs[0].shape(-1);
+    std::vector<Rows> from(inputs.begin(), inputs.end());
+    auto task = [layers = layers_, counts = counts_, kept = kept_, rows, from = std::move(from), to = std::move(to)] {
+      std::vector<std::vector<char>> copies(from.size());
+      const float* x = from[0].read<float>(copies[0]);
+      size_t state = 1, output = 1;
       for (size_t i = 0; i < layers->size(); ++i) {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
-        AttendCall call = layer.plan->attention->call();
-        layer.blocks.describe(call);
-        run_layer(*layer.plan, after, call, from, out);
-        from = out;
+        LayerMemory memory{.blocks = &layer.blocks, .kept = kept};
+        std::vector<MixerRows> sequences;
+        if (layer.plan->mixer != nullptr) {
+          int64_t row = 0;
+          for (const int count : counts) {
+            const float* before = from[state].read<float>(copies[state]);
+            ++state;
+            sequences.push_back({row, count, before, to[output++]});
+            row += count;
+          }
+          memory.sequences = &sequences;
+          if (kept > 0) memory.inputs = to[output++];
+        }
+        run_layer(*layer.plan, after, memory, rows, x, to[0]);
+        x = to[0];
       }
     };
     mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
@@ -115,6 +177,8 @@ class Layers : public Node {
 
  private:
   std::shared_ptr<const std::vector<Layer>> layers_;  // shared with the task, which outlives the node
+  std::vector<int> counts_;
+  int kept_;
 };
 
 mx::array norm_of(const mx::array& weight, int64_t width) {
@@ -127,24 +191,35 @@ mx::array norm_of(const mx::array& weight, int64_t width) {
 LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array& input,
                      std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const mx::array& mlp,
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
-                     const std::string& activation, std::shared_ptr<ExpertsPlan> experts_)
+                     const std::string& activation, std::shared_ptr<ExpertsPlan> experts_, std::shared_ptr<MixerPlan> mixer_,
+                     std::shared_ptr<MatrixHandle> gate_)
     : attention(std::move(attention_)),
       qkv(std::move(qkv_)),
       output(std::move(output_)),
       gate_up(std::move(gate_up_)),
       down(std::move(down_)),
       experts(std::move(experts_)),
+      mixer(std::move(mixer_)),
+      gate(std::move(gate_)),
       eps(eps_),
       act(activation_of(activation)),
       norms_{norm_of(input, qkv->view().k), norm_of(mlp, qkv->view().k)} {
   const int64_t width = qkv->view().k;
-  const AttendCall& heads = attention->call();
-  require(qkv->view().n == (heads.heads + 2 * heads.kv_heads) * heads.dim, "qkv does not fit the attention");
-  require(output->view().k == heads.heads * heads.dim && output->view().n == width, "output does not fit");
-  if (experts != nullptr) {
-    require(gate_up == nullptr && down == nullptr && experts->call().router.k == width, "the experts do not fit");
+  require((attention == nullptr) != (mixer == nullptr), "a layer has attention or a mixer");
+  int64_t inner = 0, projected = 0;
+  if (mixer != nullptr) {
+    inner = mixer->shape().inner();
+    projected = mixer->shape().projected();
   } else {
-    require(gate_up != nullptr && down != nullptr, "a layer has a feed-forward");
+    const AttendCall& heads = attention->call();
+    inner = heads.heads * heads.dim;
+    projected = inner + 2 * heads.kv_heads * heads.dim;
+  }
+  require(qkv->view().n == projected && output->view().k == inner && output->view().n == width, "the projections do not fit");
+  require(gate == nullptr || (mixer == nullptr && gate->view().n == inner && gate->view().k == width), "the gate does not fit");
+  if (experts != nullptr) require(experts->call().router.k == width, "the experts do not fit");
+  require((gate_up != nullptr) == (down != nullptr) && (down != nullptr || experts != nullptr), "a layer has a feed-forward");
+  if (down != nullptr) {
     require(gate_up->view().k == width && gate_up->view().n == 2 * down->view().k, "gate and up do not fit");
     require(down->view().n == width, "down does not fit");
   }
@@ -154,40 +229,61 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
 
 namespace {
 
-// `blocks_of(i)`: the blocks of the i-th layer.
-template <class BlocksOf>
-mx::array stacked(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans, BlocksOf&& blocks_of) {
-  require(x.dtype() == mx::float32, "activations must be float32");
-  std::vector<Layer> stack;
-  stack.reserve(plans.size());
-  for (size_t i = 0; i < plans.size(); ++i) {
-    require(plans[i] != nullptr, "a layer has no plan");
-    require(x.ndim() == 3 && x.shape(2) == plans[i]->qkv->view().k, "x must be (B, T, E)");
-    stack.push_back({plans[i], blocks_of(i)});
+void check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans) {
+  require(x.dtype() == mx::float32 && !plans.empty(), "activations must be float32");
+  for (const auto& plan : plans) {
+    require(plan != nullptr, "a layer has no plan");
+    require(x.ndim() == 3 && x.shape(2) == plan->qkv->view().k, "x must be (B, T, E)");
   }
-  return mx::array(x.shape(), mx::float32, std::make_shared<Layers>(cpu_stream(), std::move(stack)), {x});
 }
 
 }  // namespace
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill) {
-  require(!plans.empty() && keys.size() == plans.size() && values.size() == plans.size() &&
-              (firsts.empty() || firsts.size() == plans.size()),
+  check_rows(x, plans);
+  require(keys.size() == plans.size() && values.size() == plans.size() && (firsts.empty() || firsts.size() == plans.size()),
           "keys, values and the first position of every layer are needed");
-  return stacked(x, plans, [&](size_t i) {
-    return contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
-                             firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode);
-  });
+  std::vector<Layer> stack;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    require(plans[i]->attention != nullptr, "recurrent state is kept beside blocks only");
+    stack.push_back({plans[i], contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
+                                                 firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode)});
+  }
+  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0);
+  return mx::array(x.shape(), mx::float32, std::move(node), {x});
 }
 
-mx::array layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass, const std::vector<std::pair<int, int>>& places,
-                      const std::vector<std::shared_ptr<LayerPlan>>& plans) {
-  require(!plans.empty() && places.size() == plans.size(), "the place of every layer is needed");
-  require(x.ndim() == 3 && x.shape(0) == 1 && x.shape(1) == pass->rows(), "x must have the rows of the pass");
-  return stacked(x, plans, [&](size_t i) {
-    return pass->layer(places[i].first, places[i].second, plans[i]->attention->call());
-  });
+std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
+                                   const std::vector<std::pair<int, int>>& places,
+                                   const std::vector<std::shared_ptr<LayerPlan>>& plans,
+                                   const std::vector<std::vector<mx::array>>& states, int kept) {
+  check_rows(x, plans);
+  require(places.size() == plans.size(), "the place of every layer is needed");
+  require(x.shape(0) == 1 && x.shape(1) == pass->rows() && kept >= 0 && kept <= pass->rows(), "x must have the rows of the pass");
+  std::vector<Layer> stack;
+  std::vector<mx::array> inputs{x};
+  std::vector<mx::Shape> shapes{x.shape()};
+  size_t recurrent = 0;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i]->mixer == nullptr) {
+      stack.push_back({plans[i], pass->layer(places[i].first, places[i].second, plans[i]->attention->call())});
+      continue;
+    }
+    const MixerShape& shape = plans[i]->mixer->shape();
+    const mx::Shape of_state{static_cast<int>(shape.state_floats())};
+    require(recurrent < states.size() && states[recurrent].size() == pass->counts().size(), "every sequence has its states");
+    for (const mx::array& state : states[recurrent++]) {
+      require(state.dtype() == mx::float32 && state.shape() == of_state, "a state does not fit the mixer");
+      inputs.push_back(state);
+      shapes.push_back(of_state);
+    }
+    if (kept > 0) shapes.push_back({1, kept, static_cast<int>(shape.projected())});
+    stack.push_back({plans[i], {}});
+  }
+  const std::vector<mx::Dtype> types(shapes.size(), mx::float32);
+  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), pass->counts(), kept);
+  return mx::array::make_arrays(std::move(shapes), types, std::move(node), inputs);
 }
 
 }  // namespace headrace

@@ -12,24 +12,28 @@
 #include "attend_primitive.h"
 #include "experts_primitive.h"
 #include "matrix_handle.h"
+#include "mixer_primitive.h"
 #include "mlx/array.h"
 
 namespace headrace {
 
-// The plain pre-norm layer: x + attention(norm(x)), then + feed-forward(norm(x)). The feed-forward is gated (`gate_up` and `down`) or
-// `experts`.
+// The plain pre-norm layer: x + attention(norm(x)), or a recurrent mixer in its place, then + feed-forward(norm(x)). The feed-forward is gated (`gate_up` and `down`),
+// `experts`, or both added. A `gate` multiplies what attention returns by the sigmoid of its product with norm(x).
 class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
  public:
   // Throws std::invalid_argument for inconsistent shapes.
   LayerPlan(std::shared_ptr<AttentionPlan> attention, const mx::array& input_norm, std::shared_ptr<MatrixHandle> qkv,
             std::shared_ptr<MatrixHandle> output, const mx::array& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
             std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
-            std::shared_ptr<ExpertsPlan> experts);
+            std::shared_ptr<ExpertsPlan> experts, std::shared_ptr<MixerPlan> mixer = nullptr,
+            std::shared_ptr<MatrixHandle> gate = nullptr);
 
-  // Parameters of a task. E = width, F = feed-forward size.
+  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer.
   std::shared_ptr<AttentionPlan> attention;
   std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
   std::shared_ptr<ExpertsPlan> experts;
+  std::shared_ptr<MixerPlan> mixer;
+  std::shared_ptr<MatrixHandle> gate;
   const float *input_norm, *mlp_norm;
   float eps;
   Act act;
@@ -43,8 +47,12 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill);
 
-// The same for the rows of a pass, (1, N, E). places: per layer its group and index in the group.
-mx::array layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass, const std::vector<std::pair<int, int>>& places,
-                      const std::vector<std::shared_ptr<LayerPlan>>& plans);
+// The same for the rows of a pass, (1, N, E). places: per layer its group and index in the group. states: of each layer with a mixer,
+// one per sequence. Returns x; then for each such layer the new states, and the inputs (1, `kept`, projected) of its first rows, if any
+// are kept.
+std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
+                                   const std::vector<std::pair<int, int>>& places,
+                                   const std::vector<std::shared_ptr<LayerPlan>>& plans,
+                                   const std::vector<std::vector<mx::array>>& states, int kept);
 
 }  // namespace headrace

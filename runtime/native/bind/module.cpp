@@ -16,6 +16,7 @@
 #include "layer_primitive.h"
 #include "linear_primitive.h"
 #include "matrix_handle.h"
+#include "mixer_primitive.h"
 #include "recurrent_primitive.h"
 #include "sample_primitive.h"
 #include "weight_arena.h"
@@ -60,33 +61,51 @@ NB_MODULE(_native, m) {
   nb::class_<hr::AttentionPlan>(m, "AttentionPlan")
       .def(nb::new_([](int heads, int kv_heads, int dim, float scale, std::shared_ptr<hr::Rope> rope,
                        const Optional& q_norm, const Optional& k_norm, float norm_eps, std::optional<int> window,
-                       std::optional<float> softcap, const Optional& sinks) {
+                       std::optional<float> softcap, const Optional& sinks, bool norm_last,
+                       std::optional<std::pair<float, int>> growth) {
              return std::make_shared<hr::AttentionPlan>(heads, kv_heads, dim, scale, std::move(rope), q_norm, k_norm,
-                                                        norm_eps, window, softcap, sinks);
+                                                        norm_eps, window, softcap, sinks, norm_last, growth);
            }),
            "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
-           "norm_eps"_a, "window"_a.none(), "softcap"_a.none(), "sinks"_a.none() = nb::none());
+           "norm_eps"_a, "window"_a.none(), "softcap"_a.none(), "sinks"_a.none() = nb::none(), "norm_last"_a = false,
+           "growth"_a.none() = nb::none());
 
   nb::class_<hr::ExpertsPlan>(m, "ExpertsPlan")
       .def(nb::new_([](std::shared_ptr<hr::MatrixHandle> router, std::shared_ptr<hr::MatrixHandle> gate,
                        std::shared_ptr<hr::MatrixHandle> up, std::shared_ptr<hr::MatrixHandle> down, int active,
-                       bool normalized, const std::string& activation) {
-             return std::make_shared<hr::ExpertsPlan>(std::move(router), std::move(gate), std::move(up),
-                                                      std::move(down), active, normalized, activation);
+                       bool normalized, const std::string& activation, bool sigmoid, const Optional& correction, float scale,
+                       std::pair<int, int> groups) {
+             return std::make_shared<hr::ExpertsPlan>(std::move(router), std::move(gate), std::move(up), std::move(down), active,
+                                                      normalized, activation, hr::RouterRule{sigmoid, scale, groups}, correction);
            }),
-           "router"_a, "gate"_a, "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a);
+           "router"_a, "gate"_a, "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a, "sigmoid"_a = false,
+           "correction"_a.none() = nb::none(), "scale"_a = 1.0f, "groups"_a = std::pair<int, int>(1, 1));
   nb::class_<hr::LayerPlan>(m, "LayerPlan")
       .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, const hr::mx::array& input_norm,
                        std::shared_ptr<hr::MatrixHandle> qkv, std::shared_ptr<hr::MatrixHandle> output,
                        const hr::mx::array& mlp_norm, std::shared_ptr<hr::MatrixHandle> gate_up,
                        std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
-                       std::shared_ptr<hr::ExpertsPlan> experts) {
-             return std::make_shared<hr::LayerPlan>(std::move(attention), input_norm, std::move(qkv),
-                                                    std::move(output), mlp_norm, std::move(gate_up), std::move(down),
-                                                    eps, activation, std::move(experts));
+                       std::shared_ptr<hr::ExpertsPlan> experts, std::shared_ptr<hr::MixerPlan> mixer,
+                       std::shared_ptr<hr::MatrixHandle> gate) {
+             return std::make_shared<hr::LayerPlan>(std::move(attention), input_norm, std::move(qkv), std::move(output), mlp_norm,
+                                                    std::move(gate_up), std::move(down), eps, activation, std::move(experts),
+                                                    std::move(mixer), std::move(gate));
            }),
-           "attention"_a, "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
-           "eps"_a, "activation"_a, "experts"_a.none() = nb::none());
+           "attention"_a.none(), "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
+           "eps"_a, "activation"_a, "experts"_a.none() = nb::none(), "mixer"_a.none() = nb::none(),
+           "gate"_a.none() = nb::none());
+
+  nb::class_<hr::MixerPlan>(m, "MixerPlan")
+      .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,
+                       const Optional& tap_bias, const Optional& rate, const Optional& step_bias, const Optional& skip,
+                       const Optional& norm, bool norm_first, float eps, std::pair<float, float> steps) {
+             return std::make_shared<hr::MixerPlan>(kind, heads, key_heads, dim, rows,
+                                                    hr::MixerVectors{taps, tap_bias, rate, step_bias, skip, norm}, norm_first,
+                                                    eps, steps);
+           }),
+           "kind"_a, "heads"_a, "key_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a, "tap_bias"_a.none(), "rate"_a.none(),
+           "step_bias"_a.none(), "skip"_a.none(), "norm"_a.none(), "norm_first"_a, "eps"_a, "steps"_a)
+      .def_prop_ro("state_floats", [](const hr::MixerPlan& plan) { return plan.shape().state_floats(); });
 
   nb::class_<hr::Packings>(m, "Packings")
       .def(nb::new_(&hr::packings_of), "key_bits"_a, "key_group"_a, "value_bits"_a, "value_group"_a);
@@ -115,7 +134,9 @@ NB_MODULE(_native, m) {
   m.def("recurrence", &hr::recurrence, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a.none(), "state"_a);
   m.def("convolve", &hr::convolve, "x"_a, "weight"_a, "bias"_a.none() = nb::none());
   m.def("gated", &hr::gated, "gate"_a, "up"_a.none(), "activation"_a);
-  m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a);
+  m.def("mix_pass", &hr::mix_pass, "x"_a, "states"_a, "counts"_a, "plan"_a);
+  m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a,
+        "states"_a = std::vector<std::vector<hr::mx::array>>(), "kept"_a = 0);
   m.def("attend_pass", &hr::attend_pass, "qkv"_a, "rows"_a, "group"_a, "index"_a, "plan"_a);
   m.def("cut_block", &hr::cut_block, "block"_a, "entries"_a, "packings"_a, "head_dim"_a);
   m.def("write_block", &hr::write_block, "slab"_a, "block"_a, "entries"_a);

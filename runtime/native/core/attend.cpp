@@ -2,6 +2,7 @@
 #include "attend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -15,8 +16,13 @@ constexpr int64_t kTaskFloats = 1 << 12;  // numbers per task
 
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t row, const float* norm,
            float* head) {
-  if (norm != nullptr) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
+  if (norm != nullptr && !call.norm_last) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
   if (table != nullptr) call.rope->rotate(*table, row, head);
+  if (norm != nullptr && call.norm_last) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
+}
+
+float growth_at(const AttendCall& call, int64_t position) {
+  return 1.0f + call.growth * std::log(1.0f + static_cast<float>(position / call.growth_length));
 }
 
 // One token: q to scratch, k and v to the cache.
@@ -29,6 +35,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
     float* to = q + query_at(call, rows, t, h);
     std::memcpy(to, from, head_bytes);
     place(kernels, call, table, row, call.q_norm, to);
+    if (call.growth != 0.0f) kernels.rescale(to, growth_at(call, rows.offset + t), dim);
   }
   float* head = scratch(Slot::rows, dim);
   const int64_t position = rows.offset + t, entry = position % kBlock, at = entry * dim * size_of(call.kv_type);

@@ -44,6 +44,9 @@ struct AttendCall {
   const float* q_norm = nullptr;  // (D) or nullptr
   const float* k_norm = nullptr;
   float norm_eps = 0;
+  bool norm_last = false;  // behind the rotation
+  float growth = 0;        // the query at position p is multiplied by 1 + growth * log(1 + floor(p / growth_length))
+  int64_t growth_length = 1;
   Rope* rope = nullptr;
   ScoreRule rule{1.0f, 0.0f};
   const float* sinks = nullptr;  // (H) softmax scores without values, or nullptr

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "products.h"
 #include "scratch.h"
@@ -41,16 +43,26 @@ struct Routing {
   int64_t pairs() const { return tokens * active; }
   int64_t count(int64_t g) const { return begin[g + 1] - begin[g]; }
 
-  // The largest logits of one token (ties: the first) and their shares.
-  void choose(const float* logits, int64_t token, bool normalized) {
+  // The largest of one token's ranks (ties: the first), in order.
+  int32_t* best_of(const float* ranks, int64_t token) {
     int32_t* best = chosen + token * active;
     int64_t held = 0;
     for (int64_t e = 0; e < experts; ++e) {
-      if (held == active && !(logits[e] > logits[best[held - 1]])) continue;
+      if (held == active && !(ranks[e] > ranks[best[held - 1]])) continue;
       int64_t at = held < active ? held++ : held - 1;
-      for (; at > 0 && logits[e] > logits[best[at - 1]]; --at) best[at] = best[at - 1];
+      for (; at > 0 && ranks[e] > ranks[best[at - 1]]; --at) best[at] = best[at - 1];
       best[at] = static_cast<int32_t>(e);
     }
+    return best;
+  }
+
+  // One token's experts and their shares.
+  void choose(const float* logits, int64_t token, bool normalized, const RouterRule& rule) {
+    if (!rule.plain()) {
+      choose_by(logits, token, normalized, rule);
+      return;
+    }
+    int32_t* best = best_of(logits, token);
     const float top = logits[best[0]];
     std::sort(best, best + active);
     float total = 0, *share = shares + token * active;
@@ -59,7 +71,50 @@ struct Routing {
       if (normalized) total += share[k];
     }
     for (int64_t e = 0; e < experts && !normalized; ++e) total += std::exp(logits[e] - top);
-    for (int64_t k = 0; k < active; ++k) share[k] /= total;
+    for (int64_t k = 0; k < active; ++k) share[k] = share[k] / total * rule.scale;
+  }
+
+  void choose_by(const float* logits, int64_t token, bool normalized, const RouterRule& rule) {
+    float* scores = scratch(Slot::rows, 2 * experts);
+    float* ranks = scores + experts;
+    const float top = *std::max_element(logits, logits + experts);
+    float all = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+      scores[e] = rule.sigmoid ? 1.0f / (1.0f + std::exp(-logits[e])) : std::exp(logits[e] - top);
+      all += scores[e];
+    }
+    for (int64_t e = 0; e < experts; ++e) {
+      if (!rule.sigmoid) scores[e] /= all;
+      ranks[e] = scores[e] + (rule.correction == nullptr ? 0.0f : rule.correction[e]);
+    }
+    if (rule.groups.second < rule.groups.first) leave_groups(ranks, rule.groups);
+    int32_t* best = best_of(ranks, token);
+    std::sort(best, best + active);
+    float total = 0, *share = shares + token * active;
+    for (int64_t k = 0; k < active; ++k) total += share[k] = scores[best[k]];
+    const float factor = normalized && active > 1 ? rule.scale / total : rule.scale;
+    for (int64_t k = 0; k < active; ++k) share[k] *= factor;
+  }
+
+  // Ranks of experts outside the best groups, by the sum of their two largest, become 0.
+  void leave_groups(float* ranks, std::pair<int, int> groups) const {
+    const int64_t size = experts / groups.first;
+    std::vector<std::pair<float, int64_t>> order;
+    for (int64_t g = 0; g < groups.first; ++g) {
+      float first = -std::numeric_limits<float>::infinity(), second = first;
+      for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+        if (ranks[e] > first) {
+          second = std::exchange(first, ranks[e]);
+        } else {
+          second = std::max(second, ranks[e]);
+        }
+      }
+      order.emplace_back(size > 1 ? first + second : first, g);
+    }
+    std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (size_t i = static_cast<size_t>(groups.second); i < order.size(); ++i) {
+      std::fill_n(ranks + order[i].second * size, size, 0.0f);
+    }
   }
 
   void order() {
@@ -275,7 +330,7 @@ void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
       rows,
       [&](Tasks& tasks) {
         while (tasks.next()) {
-          routing.choose(logits + tasks.index() * call.experts(), tasks.index(), call.normalized);
+          routing.choose(logits + tasks.index() * call.experts(), tasks.index(), call.normalized, call.rule);
         }
       },
       rows >= kAloneTokens);

@@ -5,11 +5,23 @@
 // index order, so its bits do not depend on other tokens or the number of threads.
 #pragma once
 
+#include <utility>
+
 #include "kernels.h"
 #include "linear.h"
 #include "pool.h"
 
 namespace headrace {
+
+// Choice of experts and their shares: runtime.ops.weights.Mixture.
+struct RouterRule {
+  bool sigmoid = false;                 // scores; else the softmax
+  float scale = 1.0f;                   // of shares
+  std::pair<int, int> groups{1, 1};     // of experts, and how many of them take part
+  const float* correction = nullptr;    // (X) added to scores for the choice, or nullptr
+
+  bool plain() const { return !sigmoid && correction == nullptr && groups.second >= groups.first; }
+};
 
 struct ExpertsCall {
   const float* x = nullptr;        // (M, E)
@@ -20,6 +32,7 @@ struct ExpertsCall {
   Matrix gate, up, down;           // stacks of X: (F, E), (F, E) and (E, F) each
   int64_t active = 0;              // experts per token
   bool normalized = false;         // shares are divided by their sum
+  RouterRule rule;
   Act act = Act::silu;
   float* out = nullptr;            // (M, E); may be x
   const LinearCall* next = nullptr; // as in LinearCall

@@ -12,7 +12,7 @@ namespace headrace {
 enum class Type : std::uint8_t { f32, f16, bf16, e8m0, e4m3 };
 // Codes of quantized values: integers with scale and offset, or floats of 4 (E2M1) or 8 bits (E4M3) with a scale.
 enum class Code : std::uint8_t { affine, fp4, fp8 };
-enum class Act : std::uint8_t { none, silu, gelu, clamped };
+enum class Act : std::uint8_t { none, silu, gelu, clamped, sigmoid };
 
 [[gnu::always_inline]] inline int64_t size_of(Type type) {
   return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;
@@ -219,8 +219,12 @@ struct Kernels {
   // factor for each of dim.
   void (*recur)(const StateToken& token, int64_t dim, int64_t rows, bool per_key, float* state);
 
-  // out[c] = bias[c] + the sum over j < width of x[j][c] * weight[j][c]; bias may be nullptr.
-  void (*convolve)(const float* x, const float* weight, const float* bias, int64_t channels, int64_t width, float* out);
+  // out[c] = act(bias[c] + the sum over j < width of x[j][c] * weight[j * ldw + c]) for c < n; bias may be nullptr, act none or silu.
+  void (*convolve)(const float* const* x, const float* weight, int64_t ldw, const float* bias, int64_t n, int64_t width, Act act,
+                   float* out);
+
+  // out = a * b over n values; out may be b.
+  void (*multiply_pairs)(const float* a, const float* b, int64_t n, float* out);
 
   // acc = acc * factor over n values.
   void (*rescale)(float* acc, float factor, int64_t n);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "products.h"
 
@@ -45,11 +46,13 @@ void run_convolution(Pool& pool, const Kernels& kernels, const ConvolutionCall& 
   const int64_t step = std::max<int64_t>(1, kTaskFloats / std::max<int64_t>(1, call.channels));
   pool.label(Work::attention);
   pool.run(ceil_div(rows, step), [&](Tasks& tasks) {
+    std::vector<const float*> seen(static_cast<size_t>(call.width));
     while (tasks.next()) {
       const int64_t end = std::min(rows, (tasks.index() + 1) * step);
       for (int64_t i = tasks.index() * step; i < end; ++i) {
         const int64_t before = i / call.tokens * (call.width - 1);  // further rows of x in sequences before
-        kernels.convolve(call.x + (i + before) * call.channels, call.weight, call.bias, call.channels, call.width,
+        for (int64_t j = 0; j < call.width; ++j) seen[static_cast<size_t>(j)] = call.x + (i + before + j) * call.channels;
+        kernels.convolve(seen.data(), call.weight, call.channels, call.bias, call.channels, call.width, Act::none,
                          call.out + i * call.channels);
       }
     }

@@ -28,6 +28,8 @@ inline void rms_norm(const float* x, const float* weight, float eps, int64_t k, 
   }
 }
 
+inline vf sigmoid(vf x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
+
 inline vf silu(vf x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
 
 // The tanh approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415).
@@ -49,7 +51,8 @@ inline void gated(const float* gate, const float* up, int64_t n, Act act, float*
     const int64_t here = n - i < W ? n - i : W;
     const vf g = load_first(gate + i, here);
     const vf u = up == nullptr ? set1(1.0f) : load_first(up + i, here);
-    store_first(out + i, act == Act::clamped ? clamped(g, u) : mul(act == Act::silu ? silu(g) : gelu(g), u), here);
+    const vf activated = act == Act::silu ? silu(g) : act == Act::gelu ? gelu(g) : sigmoid(g);
+    store_first(out + i, act == Act::clamped ? clamped(g, u) : mul(activated, u), here);
   }
 }
 

@@ -58,14 +58,20 @@ inline void recur(const StateToken& t, int64_t dim, int64_t rows, bool per_key, 
   }
 }
 
-inline void convolve(const float* x, const float* weight, const float* bias, int64_t channels, int64_t width, float* out) {
-  for (int64_t c = 0; c < channels; c += W) {
-    const int64_t here = channels - c < W ? channels - c : W;
+inline void convolve(const float* const* x, const float* weight, int64_t ldw, const float* bias, int64_t n, int64_t width, Act act,
+                     float* out) {
+  for (int64_t c = 0; c < n; c += W) {
+    const int64_t here = n - c < W ? n - c : W;
     vf acc = bias == nullptr ? zero() : load_first(bias + c, here);
-    for (int64_t j = 0; j < width; ++j) {
-      acc = fma(load_first(x + j * channels + c, here), load_first(weight + j * channels + c, here), acc);
-    }
-    store_first(out + c, acc, here);
+    for (int64_t j = 0; j < width; ++j) acc = fma(load_first(x[j] + c, here), load_first(weight + j * ldw + c, here), acc);
+    store_first(out + c, act == Act::silu ? silu(acc) : acc, here);
+  }
+}
+
+inline void multiply_pairs(const float* a, const float* b, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    store_first(out + i, mul(load_first(a + i, here), load_first(b + i, here)), here);
   }
 }
 

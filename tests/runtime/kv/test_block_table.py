@@ -8,6 +8,7 @@ from collections import Counter
 from random import Random
 from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +16,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from headrace.runtime.errors import PoolFullError
 from headrace.runtime.kv.block_table import NO_BLOCK, BlockTable
+from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.metrics.cost import ROLLBACK
 from headrace.runtime.ops import BLOCK, Phase
+from headrace.runtime.ops.kv_format import FLOAT16
 
 LIMIT = 7 * BLOCK
 WINDOW = 40
@@ -26,6 +29,12 @@ Entry = tuple[tuple[int, ...], bytes]  # all tokens up to it, and the phases tha
 
 class Memory:
     """What the blocks of each group hold; a slab is a few blocks."""
+
+    shape = KVShape(1, 1, 16, FLOAT16)
+
+    @staticmethod
+    def fresh_states() -> list[mx.array]:
+        return []
 
     def __init__(self, groups: int, most: int) -> None:
         self.blocks: list[dict[int, list[Entry | None]]] = [{} for _ in range(groups)]

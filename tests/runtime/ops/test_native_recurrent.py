@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.ops import Rope, native, reference
+from headrace.runtime.ops import MixerSpec, Rope, native, reference
 from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -117,3 +117,60 @@ def test_other_calls_run_on_stock_mlx() -> None:
     for mask, v in ((added, values), (by_head, values), ("causal", values[..., :16])):
         ours, wanted = (ops.attend_heads(q, keys, v, 0.2, mask) for ops in (native, reference))
         assert mx.array_equal(ours, wanted)
+
+
+def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
+    mx.random.seed(3)
+    heads, key_heads, dim, rows = (1, 0, 0, 83) if kind == "conv" else (HV, HK, DK, DV)
+    channels = 2 * key_heads * dim + heads * rows
+    sizes = (kind, heads, key_heads, dim, rows, mx.random.normal((4, channels)), mx.random.normal((channels,)))
+    if kind == "conv":
+        return MixerSpec(*sizes)
+    norms = {"head": mx.random.normal((DV,)), "all": mx.random.normal((HV * DV,)), None: None}
+    return MixerSpec(
+        *sizes,
+        rate=-mx.random.uniform(0.1, 2.0, (HV,)),
+        step_bias=mx.random.normal((HV,)),
+        steps=(0.3, 0.9),
+        skip=mx.random.normal((HV,)) if kind == "ssm" else None,
+        norm=norms[norm],
+        norm_first=kind == "delta",
+        norm_eps=1e-3,
+    )
+
+
+def mixer_inputs(spec: MixerSpec, tokens: int) -> mx.array:
+    gates = 0 if spec.kind == "conv" else spec.inner + (2 if spec.kind == "delta" else 1) * spec.heads
+    return mx.random.normal((1, tokens, 3 * spec.inner if spec.kind == "conv" else spec.channels + gates))
+
+
+MIXERS = [("delta", "head"), ("ssm", "all"), ("ssm", None), ("conv", None)]
+
+
+@pytest.mark.parametrize(("kind", "norm"), MIXERS)
+def test_mixers(kind: str, norm: str | None) -> None:
+    spec = mixer(kind, norm=norm)
+    counts = [3, 1, 70]
+    x, states = mixer_inputs(spec, sum(counts)), [mx.random.normal((spec.state_size,)) for _ in counts]
+    wanted, ours = (ops.mix_pass(x, states, counts, spec) for ops in (reference, native))
+    assert close(ours[0], wanted[0])
+    assert all(close(*pair) for pair in zip(ours[1], wanted[1], strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("kind", "norm"), MIXERS)
+def test_a_token_is_mixed_alike_in_any_pass(kind: str, norm: str | None, threads: int) -> None:
+    spec = mixer(kind, norm=norm)
+    x, state = mixer_inputs(spec, 40), mx.random.normal((spec.state_size,))
+    native.set_threads(2)
+    whole, [end] = native.mix_pass(x, [state], [40], spec)
+    native.set_threads(threads)
+    parts = []
+    for first, last in ((0, 1), (1, 3), (3, 36), (36, 40)):
+        beside = mixer_inputs(spec, 2)
+        y, [_, state] = native.mix_pass(
+            mx.concatenate([beside, x[:, first:last]], axis=1), [mx.zeros_like(state), state], [2, last - first], spec
+        )
+        parts.append(y[:, 2:])
+    assert mx.array_equal(mx.concatenate(parts, axis=1), whole)
+    assert mx.array_equal(state, end)

@@ -1,0 +1,44 @@
+"""Typed access to the values of an untrusted config.json."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.runtime.errors import CheckpointError
+
+
+class Fields:
+    """Typed access to untrusted JSON; a wrong type or value raises CheckpointError naming the key."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+            raise CheckpointError(f"config.json: {key} must be a positive integer, not {value!r:.60}")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise CheckpointError(f"config.json: {key} must be a positive number, not {value!r:.60}")
+        return float(value)
+
+    def optional(self, key: str, default: float) -> float | None:
+        """Return a positive number, `default` if the key is missing, None if it is null."""
+        return None if key in self.values and self.values[key] is None else self.positive(key, default)
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        value = self.values.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise CheckpointError(f"config.json: {key} must be an object, not {value!r:.60}")
+        return value
+
+    def _get(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"config.json: {key} is missing")
+        return value

@@ -1,0 +1,133 @@
+// See mixer_primitive.h.
+#include "mixer_primitive.h"
+
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "matrix_handle.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "node.h"
+#include "strided.h"
+#include "weight_arena.h"
+
+namespace headrace {
+namespace {
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(what);
+}
+
+MixerKind kind_of(const std::string& name) {
+  if (name == "delta") return MixerKind::delta;
+  if (name == "ssm") return MixerKind::ssm;
+  if (name == "conv") return MixerKind::conv;
+  throw std::invalid_argument("unknown mixer " + name);
+}
+
+// Inputs: x, then the states. Outputs: y, then the new states.
+class Mixer : public Node {
+ public:
+  Mixer(mx::Stream stream, std::shared_ptr<MixerPlan> plan, std::vector<int> counts)
+      : Node(stream), plan_(std::move(plan)), counts_(std::move(counts)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    for (mx::array& out : outputs) out.set_data(allocated(out.nbytes()));
+    MixerCall call;
+    call.shape = plan_->shape();
+    call.out = outputs[0].data<float>();
+    std::vector<MixerRows> sequences;
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      sequences.push_back({call.tokens, counts_[i], nullptr, outputs[i + 1].data<float>()});
+      call.tokens += counts_[i];
+    }
+    std::vector<Rows> rows(inputs.begin(), inputs.end());
+    auto task = [call, plan = plan_, sequences = std::move(sequences), rows = std::move(rows)]() mutable {
+      std::vector<std::vector<char>> copies(rows.size());
+      call.x = rows[0].read<float>(copies[0]);
+      for (size_t i = 0; i < sequences.size(); ++i) sequences[i].state = rows[i + 1].read<float>(copies[i + 1]);
+      call.sequences = sequences.data();
+      call.count = static_cast<int64_t>(sequences.size());
+      run_mixer(Pool::shared(), best_kernels(), call);
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+  }
+
+  const char* name() const override { return "HeadraceMixer"; }
+
+ private:
+  std::shared_ptr<MixerPlan> plan_;
+  std::vector<int> counts_;
+};
+
+}  // namespace
+
+const float* MixerPlan::keep(const std::optional<mx::array>& vector, const mx::Shape& shape, bool needed) {
+  require(vector.has_value() || !needed, "a mixer lacks a vector");
+  if (!vector.has_value()) return nullptr;
+  require(vector->shape() == shape, "a vector does not fit the mixer");
+  vectors_.push_back(settled(mx::astype(*vector, mx::float32, cpu_stream())));
+  return vectors_.back().data<float>();
+}
+
+MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first,
+                     float eps, std::pair<float, float> steps) {
+  MixerShape& s = shape_;
+  s.kind = kind_of(kind);
+  const bool recurs = s.kind != MixerKind::conv;
+  require(rows > 0 && (recurs ? heads > 0 && key_heads > 0 && heads % key_heads == 0 && dim > 0 && dim % 16 == 0
+                              : heads == 1 && key_heads == 0),
+          "Dk must be a multiple of 16, Hv of Hk; a short convolution has one head");
+  s.heads = heads;
+  s.key_heads = key_heads;
+  s.dim = dim;
+  s.rows = rows;
+  require(vectors.taps.has_value() && vectors.taps->ndim() == 2, "the convolution must be (width, C)");
+  s.width = vectors.taps->shape(0);
+  require(s.width >= 1 && s.width <= 16, "a convolution sees 1 to 16 tokens");
+  const int channels = static_cast<int>(s.channels()), inner = static_cast<int>(s.inner());
+  s.taps = keep(vectors.taps, {static_cast<int>(s.width), channels}, true);
+  s.tap_bias = keep(vectors.tap_bias, {channels}, false);
+  s.rate = keep(vectors.rate, {heads}, recurs);
+  s.step_bias = keep(vectors.step_bias, {heads}, recurs);
+  s.skip = keep(vectors.skip, {heads}, false);
+  if (vectors.norm.has_value()) {
+    const int size = vectors.norm->size() == static_cast<size_t>(rows) ? rows : inner;
+    s.norm = keep(vectors.norm, {size}, true);
+    s.norm_size = size;
+  }
+  s.norm_first = norm_first;
+  s.eps = eps;
+  s.least_step = steps.first;
+  s.most_step = steps.second;
+  if (s.kind == MixerKind::delta) {  // x / |x|, q divided by sqrt(Dk), by the RMSNorm kernel
+    const float root = std::sqrt(static_cast<float>(dim));
+    scales_.assign(2 * static_cast<size_t>(dim), 1.0f / root);
+    std::fill_n(scales_.begin(), dim, 1.0f / static_cast<float>(dim));
+    s.q_scale = scales_.data();
+    s.k_scale = scales_.data() + dim;
+  }
+}
+
+std::pair<mx::array, std::vector<mx::array>> mix_pass(const mx::array& x, const std::vector<mx::array>& states,
+                                                      const std::vector<int>& counts, const std::shared_ptr<MixerPlan>& plan) {
+  const MixerShape& shape = plan->shape();
+  const int rows = std::accumulate(counts.begin(), counts.end(), 0);
+  require(x.dtype() == mx::float32 && x.shape() == mx::Shape{1, rows, static_cast<int>(shape.projected())},
+          "x must be (1, N, projected) in float32");
+  require(states.size() == counts.size(), "every sequence has a state");
+  const mx::Shape of_state{static_cast<int>(shape.state_floats())};
+  std::vector<mx::array> inputs{x};
+  std::vector<mx::Shape> shapes{{1, rows, static_cast<int>(shape.inner())}};
+  for (size_t i = 0; i < states.size(); ++i) {
+    require(counts[i] >= 1 && states[i].dtype() == mx::float32 && states[i].shape() == of_state, "a state does not fit the mixer");
+    inputs.push_back(states[i]);
+    shapes.push_back(of_state);
+  }
+  const std::vector<mx::Dtype> types(shapes.size(), mx::float32);
+  auto made = mx::array::make_arrays(std::move(shapes), types, std::make_shared<Mixer>(cpu_stream(), plan, counts), inputs);
+  return {made[0], {made.begin() + 1, made.end()}};
+}
+
+}  // namespace headrace

@@ -1,0 +1,158 @@
+// See mixer.h.
+#include "mixer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "products.h"
+#include "scratch.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kStateRows = 32;  // of a head's state at a time: they stay in the L1
+constexpr int64_t kChannels = 256;  // of a short convolution's task
+constexpr int64_t kMostWidth = 16;  // taps
+
+// Convolves channels [from, from + n) of a sequence's rows, `input` (row i of the sequence: input + i * stride) behind its state, and
+// writes row i to out + i * out_stride. The new state's part of these channels follows.
+void convolve(const Kernels& kernels, const MixerShape& shape, const MixerRows& rows, const float* input, int64_t stride,
+              int64_t from, int64_t n, Act act, float* out, int64_t out_stride) {
+  const int64_t channels = shape.channels(), before = shape.width - 1;
+  const float* seen[kMostWidth];
+  const auto row_at = [&](int64_t i) {  // of the input, counted from the oldest row of the state
+    return i < before ? rows.state + i * channels + from : input + (i - before) * stride;
+  };
+  for (int64_t t = 0; t < rows.count; ++t) {
+    for (int64_t j = 0; j < shape.width; ++j) seen[j] = row_at(t + j);
+    const float* bias = shape.tap_bias == nullptr ? nullptr : shape.tap_bias + from;
+    kernels.convolve(seen, shape.taps + from, channels, bias, n, shape.width, act, out + t * out_stride);
+  }
+  for (int64_t i = 0; i < before; ++i) {
+    std::memcpy(rows.out_state + i * channels + from, row_at(rows.count + i), static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
+void run_short_convolution(Pool& pool, const Kernels& kernels, const MixerCall& call) {
+  const MixerShape& shape = call.shape;
+  const int64_t width = shape.rows, stride = 3 * width, parts = ceil_div(width, kChannels);
+  float* inputs = scratch(Slot::mixed, call.tokens * width);
+  pool.run(call.count * parts, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const MixerRows& rows = call.sequences[tasks.index() / parts];
+      const int64_t from = tasks.index() % parts * kChannels, n = std::min(kChannels, width - from);
+      const float* x = call.x + rows.row * stride + from;
+      float* input = inputs + rows.row * width + from;
+      float* out = call.out + rows.row * width + from;
+      for (int64_t t = 0; t < rows.count; ++t) {
+        kernels.multiply_pairs(x + t * stride, x + t * stride + 2 * width, n, input + t * width);
+      }
+      convolve(kernels, shape, rows, input, width, from, n, Act::none, out, width);
+      for (int64_t t = 0; t < rows.count; ++t) {
+        kernels.multiply_pairs(x + t * stride + width, out + t * width, n, out + t * width);
+      }
+    }
+  });
+}
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// y of one head, of all rows of a sequence, gated and normalized unless the norm spans heads.
+void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& rows, int64_t head, const float* mixed) {
+  const MixerShape& shape = call.shape;
+  const int64_t dim = shape.dim, channels = shape.channels(), stride = shape.projected();
+  const int64_t key = head / (shape.heads / shape.key_heads) * dim;
+  const bool delta = shape.kind == MixerKind::delta;
+  float* gates = scratch(Slot::scores, 2 * rows.count + shape.rows);  // decay and beta, or the step
+  float* value = gates + 2 * rows.count;
+  for (int64_t t = 0; t < rows.count; ++t) {
+    const float* x = call.x + (rows.row + t) * stride;
+    const float step = softplus(x[shape.steps_at() + head] + shape.step_bias[head]);
+    const float taken = delta ? step : std::clamp(step, shape.least_step, shape.most_step);
+    gates[2 * t] = std::exp(shape.rate[head] * taken);
+    gates[2 * t + 1] = delta ? sigmoid(x[shape.betas_at() + head]) : taken;
+  }
+  float* out = call.out + rows.row * shape.inner() + head * shape.rows;
+  const int64_t state_at = shape.taps_floats() + head * shape.rows * dim;
+  for (int64_t from = 0; from < shape.rows; from += kStateRows) {
+    const int64_t n = std::min(kStateRows, shape.rows - from);
+    float* state = rows.out_state + state_at + from * dim;
+    std::memcpy(state, rows.state + state_at + from * dim, static_cast<size_t>(n * dim) * sizeof(float));
+    for (int64_t t = 0; t < rows.count; ++t) {
+      const float* row = mixed + (rows.row + t) * channels;
+      const float* v = row + 2 * shape.key_heads * dim + head * shape.rows + from;
+      StateToken token;
+      token.q = row + key;
+      token.k = row + shape.key_heads * dim + key;
+      token.v = v;
+      token.decay = gates + 2 * t;
+      token.beta = delta ? gates + 2 * t + 1 : nullptr;
+      token.y = out + t * shape.inner() + from;
+      if (!delta) {
+        for (int64_t i = 0; i < n; ++i) value[i] = v[i] * gates[2 * t + 1];
+        token.v = value;
+      }
+      kernels.recur(token, dim, n, false, state);
+      if (shape.skip != nullptr) {
+        for (int64_t i = 0; i < n; ++i) token.y[i] += v[i] * shape.skip[head];
+      }
+    }
+  }
+  const bool own_norm = shape.norm != nullptr && shape.norm_size == shape.rows;
+  for (int64_t t = 0; t < rows.count; ++t) {
+    float* y = out + t * shape.inner();
+    const float* z = call.x + (rows.row + t) * stride + shape.gates_at() + head * shape.rows;
+    if (own_norm && shape.norm_first) kernels.rms_norm(y, shape.norm, shape.eps, shape.rows, y);
+    kernels.gated(z, y, shape.rows, Act::silu, y);
+    if (own_norm && !shape.norm_first) kernels.rms_norm(y, shape.norm, shape.eps, shape.rows, y);
+  }
+}
+
+}  // namespace
+
+void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
+  if (call.tokens <= 0) return;
+  pool.label(Work::attention);
+  const MixerShape& shape = call.shape;
+  if (shape.kind == MixerKind::conv) {
+    run_short_convolution(pool, kernels, call);
+    return;
+  }
+  const int64_t keys = 2 * shape.key_heads, units = keys + shape.heads, channels = shape.channels();
+  float* mixed = scratch(Slot::mixed, call.tokens * channels);
+  pool.run(call.count * units, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      const MixerRows& rows = call.sequences[tasks.index() / units];
+      const int64_t unit = tasks.index() % units;
+      const int64_t from = unit < keys ? unit * shape.dim : keys * shape.dim + (unit - keys) * shape.rows;
+      const int64_t n = unit < keys ? shape.dim : shape.rows;
+      float* out = mixed + rows.row * channels + from;
+      const float* input = call.x + rows.row * shape.projected() + from;
+      convolve(kernels, shape, rows, input, shape.projected(), from, n, Act::silu, out, channels);
+      if (shape.kind != MixerKind::delta || unit >= keys) continue;
+      const float* scale = unit < shape.key_heads ? shape.q_scale : shape.k_scale;
+      const float eps = 1e-6f / static_cast<float>(shape.dim);
+      for (int64_t t = 0; t < rows.count; ++t) kernels.rms_norm(out + t * channels, scale, eps, n, out + t * channels);
+    }
+  });
+  pool.run(call.count * shape.heads, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      run_head(kernels, call, call.sequences[tasks.index() / shape.heads], tasks.index() % shape.heads, mixed);
+    }
+  });
+  if (shape.norm == nullptr || shape.norm_size == shape.rows) return;
+  const int64_t groups = shape.inner() / shape.norm_size;
+  pool.run(call.tokens, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      for (int64_t group = 0; group < groups; ++group) {
+        float* y = call.out + tasks.index() * shape.inner() + group * shape.norm_size;
+        kernels.rms_norm(y, shape.norm + group * shape.norm_size, shape.eps, shape.norm_size, y);
+      }
+    }
+  }, call.tokens > 1);
+}
+
+}  // namespace headrace

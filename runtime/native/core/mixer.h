@@ -1,0 +1,62 @@
+// A whole layer's recurrent token mixing, between its two projections, for the rows of several sequences: gated delta networks
+// (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), gated short convolutions (LFM2).
+//
+// Tokens are taken one by one, so that a token's bits depend neither on how a prompt is cut nor on other sequences.
+#pragma once
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace headrace {
+
+enum class MixerKind : uint8_t { delta, ssm, conv };
+
+// Parameters: runtime.ops.mixers.MixerSpec. A projected row is [mixed | z | b | a]: the C convolved channels (q and k of Hk heads of Dk, v
+// of Hv heads of Dv), gates z (Hv * Dv), with the delta rule also b (Hv), and a (Hv). Of a short convolution it is [B | C | x], E each,
+// with E = Dv and one head.
+struct MixerShape {
+  MixerKind kind = MixerKind::conv;
+  int64_t heads = 1, key_heads = 0, dim = 0, rows = 0;  // Hv, Hk, Dk (a multiple of 16), Dv
+  int64_t width = 0;                 // tokens that the convolution sees
+  const float* taps = nullptr;       // (width, C)
+  const float* tap_bias = nullptr;   // (C) or nullptr
+  const float* rate = nullptr;       // (Hv) of decay: -exp(A_log)
+  const float* step_bias = nullptr;  // (Hv) added to a
+  float least_step = 0, most_step = 0;
+  const float* skip = nullptr;       // (Hv) of v in y, or nullptr
+  const float* norm = nullptr;       // RMSNorm of y, in parts of norm_size: (Dv) or (Hv * Dv); or nullptr
+  int64_t norm_size = 0;
+  bool norm_first = false;           // before the gate; else behind it
+  float eps = 0;
+  const float* q_scale = nullptr;    // (Dk) factors of normalized q and k, delta rule only
+  const float* k_scale = nullptr;
+
+  int64_t inner() const { return heads * rows; }
+  int64_t channels() const { return 2 * key_heads * dim + inner(); }
+  int64_t gates_at() const { return channels(); }
+  int64_t betas_at() const { return channels() + inner(); }
+  int64_t steps_at() const { return betas_at() + (kind == MixerKind::delta ? heads : 0); }
+  int64_t projected() const { return kind == MixerKind::conv ? 3 * rows : steps_at() + heads; }
+  int64_t taps_floats() const { return (width - 1) * channels(); }
+  int64_t state_floats() const { return taps_floats() + (kind == MixerKind::conv ? 0 : inner() * dim); }
+};
+
+// A sequence's rows [row, row + count) and its state: (width - 1, C) inputs of the convolution, then (Hv, Dv, Dk).
+struct MixerRows {
+  int64_t row = 0, count = 0;
+  const float* state = nullptr;
+  float* out_state = nullptr;
+};
+
+struct MixerCall {
+  MixerShape shape;
+  const float* x = nullptr;  // (N, projected)
+  int64_t tokens = 0;        // N
+  const MixerRows* sequences = nullptr;
+  int64_t count = 0;
+  float* out = nullptr;      // (N, Hv * Dv)
+};
+
+void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call);
+
+}  // namespace headrace

@@ -1,0 +1,110 @@
+"""Prefix reuse, rollback and the disk store of decoders with recurrent state: the same tokens as from the beginning."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
+from headrace.runtime.kv.backend import KVOptions, one_pass
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.ops import BLOCK, native
+from tests.mlx_lm_models import VOCAB, config_of, write_mlx_lm_model
+from tests.tiny import load_decoder
+from tests.watched import split
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+
+PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(150)]  # two blocks
+NAMES = ["qwen3.5", "lfm2", "granite-hybrid"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = write_mlx_lm_model(tmp_path_factory.mktemp("model"), {**config_of(request.param), "vocab_size": VOCAB})
+    return load_decoder(directory, native)
+
+
+def said(engine: Engine, prompt: list[int], steps: int = 6) -> tuple[list[int], int]:
+    tokens, end = split(list(engine.generate(Request(prompt, max_tokens=steps, speculate="off"))))
+    return tokens, end.summary.reused_tokens
+
+
+def test_turns_read_what_is_new(network: Any) -> None:
+    chat, once = (Engine(network, context_limit=400, keep_prefix=keep) for keep in (True, False))
+    first, reused = said(chat, PROMPT)
+    assert reused == 0
+    second = [*PROMPT, *first, 3, 1, 4]
+    assert said(chat, second) == (
+        said(once, second)[0],
+        len(second) - 4,
+    )  # all but the last answer's end and what is new
+    reopened = [*PROMPT[:-9], 8, 8, 8]  # behind the mark before the prompt's end
+    tokens, reused = said(chat, reopened)
+    assert tokens == said(once, reopened)[0]
+    assert BLOCK < reused < len(PROMPT)
+    edited = [*PROMPT[:40], 9, *PROMPT[41:]]
+    assert said(chat, edited) == (said(once, edited)[0], 0)
+
+
+def test_sequences_share_a_running_ones_prefix(network: Any) -> None:
+    alone = Engine(network, context_limit=400)
+    prompts = [[*PROMPT, 5, 6], [*PROMPT, 7, 8, 9]]
+    expected = [said(alone, prompt)[0] for prompt in prompts]
+    together = Engine(network, context_limit=400)
+    sequences = [together.submit(Request(prompt, max_tokens=6, speculate="off")) for prompt in prompts]
+    events: dict[Any, list[Any]] = {sequence: [] for sequence in sequences}
+    while together.has_work:
+        for sequence, event in together.step():
+            events[sequence].append(event)
+    assert [split(events[sequence])[0] for sequence in sequences] == expected
+
+
+def test_a_rollback_leaves_the_state_of_the_tokens_before(network: Any) -> None:
+    kv = network.kv_backend(KVOptions(400))
+
+    def logits(cache: Any, tokens: list[int], phase: Any) -> mx.array:
+        kv_pass = one_pass(kv, cache, len(tokens), phase)
+        x = network.all_logits(network.layers(network.embed(mx.array([tokens])), kv_pass))
+        kv_pass.advance()
+        mx.eval(x, kv_pass.arrays)
+        return x
+
+    caches = [kv.acquire(()) for _ in range(2)]
+    for cache in caches:
+        logits(cache, PROMPT[:30], "prefill")
+        cache.commit(30)
+    logits(caches[0], PROMPT[30:35], "decode")
+    caches[0].commit(2)
+    caches[0].rollback()
+    for token in PROMPT[30:32]:
+        logits(caches[1], [token], "decode")
+        caches[1].commit(1)
+    ours, theirs = (logits(cache, [PROMPT[32]], "decode") for cache in caches)
+    assert mx.array_equal(ours, theirs)
+    assert all(mx.array_equal(*pair) for pair in zip(caches[0].states, caches[1].states, strict=True))
+
+
+def test_a_conversation_goes_on_from_disk(network: Any, tmp_path: Path) -> None:
+    engine = Engine(network, context_limit=400, keep_prefix=True)
+    first, _ = said(engine, PROMPT)
+    store = DiskStore(tmp_path, 1 << 30)
+    history = [*PROMPT, *first]
+    engine.kv.store(history[:-1], store, lambda: False)
+    second = [*history, 3, 1, 4]
+    again = Engine(network, context_limit=400, keep_prefix=True)
+    again.kv.load(second, store)
+    assert said(again, second) == (said(Engine(network, context_limit=400), second)[0], len(history) - 1)
+
+
+def test_old_states_are_dropped(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.runtime.kv.pool.MOST_STATE_BYTES", network.kv_shape.state_bytes)
+    engine = Engine(network, context_limit=400, keep_prefix=True)
+    first, _ = said(engine, PROMPT)
+    pool = engine.kv.pool
+    assert isinstance(pool, BlockPool)
+    assert said(engine, [*PROMPT, *first, 2])[1] == len(PROMPT) + len(first) - 1  # the newest one is left
+    assert said(engine, [*PROMPT[:-9], 8, 8])[1] == 0
