@@ -1,0 +1,209 @@
+"""Shapes of about a billion weights of newer families: mlx-lm's config.json and llama.cpp's metadata, by name."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FamilyShape:
+    """One model. config: as mlx-lm's class takes it. keys: GGUF metadata, the architecture's prefix left out.
+
+    names: replacements in mlx-lm's tensor names that lead to names of Hugging Face, which `gguf` translates.
+    """
+
+    config: dict[str, Any]
+    architecture: str
+    keys: dict[str, Any]
+    names: dict[str, str] = field(default_factory=dict)
+
+
+_CONTEXT = 8192
+
+
+def _common(config: dict[str, Any], eps: str = "rms_norm_eps") -> dict[str, Any]:
+    """Return the metadata that every architecture has."""
+    heads = config["num_attention_heads"]
+    return {
+        "context_length": _CONTEXT,
+        "block_count": config["num_hidden_layers"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config.get("head_dim", config["hidden_size"] // heads),
+        "attention.value_length": config.get("head_dim", config["hidden_size"] // heads),
+        "attention.layer_norm_rms_epsilon": float(config.get(eps, 1e-5)),
+        "rope.freq_base": float(config.get("rope_theta") or 1e6),
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def _dense(kind: str, architecture: str, keys: dict[str, Any], **more: Any) -> FamilyShape:
+    config = {
+        "model_type": kind, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 65536, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": _CONTEXT, "rope_theta": 1e6, "tie_word_embeddings": True, "attention_bias": False,
+        "mlp_bias": False, **more,
+    }  # fmt: skip
+    return FamilyShape(config, architecture, {**_common(config), "rope.dimension_count": config["head_dim"], **keys})
+
+
+_QWEN35 = {
+    "model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": _CONTEXT, "tie_word_embeddings": True, "full_attention_interval": 4,
+    "linear_num_value_heads": 16, "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+_LFM2_ATTENDS = (2, 5, 8, 10, 12, 14)
+_LFM2 = {
+    "model_type": "lfm2", "hidden_size": 2048, "block_dim": 2048, "block_ff_dim": 8192, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 65536, "norm_eps": 1e-5,
+    "max_position_embeddings": _CONTEXT, "conv_L_cache": 3, "conv_bias": False, "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False, "rope_theta": 1e6, "tie_word_embeddings": True,
+    "full_attn_idxs": list(_LFM2_ATTENDS),
+}  # fmt: skip
+_GRANITE_ATTENDS = (5, 15, 25, 35)
+_GRANITE = {
+    "model_type": "granitemoehybrid", "hidden_size": 1536, "intermediate_size": 4096, "shared_intermediate_size": 4096,
+    "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 100352,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": _CONTEXT, "attention_bias": False, "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.0078125, "logits_scaling": 6.0, "residual_multiplier": 0.22, "num_local_experts": 0,
+    "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_proj_bias": False, "mamba_d_state": 128, "mamba_d_conv": 4,
+    "mamba_n_groups": 1, "mamba_conv_bias": True, "position_embedding_type": "nope", "tie_word_embeddings": True,
+    "layer_types": ["attention" if i in _GRANITE_ATTENDS else "mamba" for i in range(40)],
+}  # fmt: skip
+_FALCON = {
+    "model_type": "falcon_h1", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 32784, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": _CONTEXT, "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64,
+    "mamba_d_state": 128, "mamba_n_groups": 1, "rope_theta": 1e11, "tie_word_embeddings": True,
+}  # fmt: skip
+_NEMOTRON_PATTERN = "M-M-M-M*-M-M-M-M*-M-M-M-M-"
+_NEMOTRON = {
+    "model_type": "nemotron_h", "hidden_size": 1536, "intermediate_size": 6144,
+    "num_hidden_layers": len(_NEMOTRON_PATTERN), "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 65536, "max_position_embeddings": _CONTEXT, "attention_bias": False, "mamba_num_heads": 48,
+    "mamba_head_dim": 64, "mamba_proj_bias": False, "ssm_state_size": 128, "conv_kernel": 4, "n_groups": 8,
+    "mlp_bias": False, "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
+    "hybrid_override_pattern": list(_NEMOTRON_PATTERN), "tie_word_embeddings": False,
+}  # fmt: skip
+_DEEPSEEK = {
+    "model_type": "deepseek_v2", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
+    "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 16, "n_shared_experts": 2,
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
+    "q_lora_rank": 768, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "topk_method": "greedy",
+    "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "first_k_dense_replace": 1, "vocab_size": 65536,
+    "max_position_embeddings": _CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+    "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 1.0},
+}  # fmt: skip
+_GLM4_MOE = {
+    "model_type": "glm4_moe", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
+    "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1, "n_routed_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "vocab_size": 65536, "max_position_embeddings": _CONTEXT,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "rope_scaling": None, "use_qk_norm": True, "tie_word_embeddings": False,
+    "attention_bias": True, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+
+def _ssm(width: int, inner: int, state: int, heads: int, groups: int) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": width, "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": heads,
+        "ssm.group_count": groups,
+    }  # fmt: skip
+
+
+def _where(layers: int, attends: tuple[int, ...], heads: int) -> list[int]:
+    """Return the K/V heads of every layer, 0 without attention."""
+    return [heads if i in attends else 0 for i in range(layers)]
+
+
+_MLA = {
+    "attention.q_lora_rank": 768, "attention.kv_lora_rank": 512, "attention.key_length": 576,
+    "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128,
+    "attention.head_count_kv": 1, "rope.dimension_count": 64,
+}  # fmt: skip
+_MIXED = {
+    "expert_count": 16, "expert_used_count": 4, "expert_feed_forward_length": 704, "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.0,
+}  # fmt: skip
+_STACKS = {".mlp.switch_mlp.": ".mlp.experts."}
+
+FAMILIES: dict[str, FamilyShape] = {
+    "qwen3.5-0.8b": FamilyShape(
+        _QWEN35,
+        "qwen35",
+        {
+            **_common(_QWEN35), **_ssm(4, 2048, 128, 16, 16), "full_attention_interval": 4, "rope.dimension_count": 64,
+            "rope.dimension_sections": [11, 11, 10, 0],
+        },
+        {"language_model.": ""},
+    ),
+    "lfm2-1.2b": FamilyShape(
+        _LFM2,
+        "lfm2",
+        {
+            **_common(_LFM2, "norm_eps"), "shortconv.l_cache": 3,
+            "attention.head_count_kv": _where(16, _LFM2_ATTENDS, 8), "rope.dimension_count": 64,
+        },
+    ),
+    "granite4-h-1b": FamilyShape(
+        _GRANITE,
+        "granitehybrid",
+        {
+            **_common(_GRANITE), **_ssm(4, 3072, 128, 48, 1), "attention.scale": 0.0078125, "embedding_scale": 12.0,
+            "residual_scale": 0.22, "logit_scale": 6.0, "rope.dimension_count": 128, "rope.scaling.finetuned": False,
+            "attention.head_count_kv": _where(40, _GRANITE_ATTENDS, 4),
+        },
+    ),
+    "falcon-h1-0.5b": FamilyShape(
+        _FALCON, "falcon-h1", {**_common(_FALCON), **_ssm(4, 1536, 128, 24, 1), "rope.dimension_count": 64}
+    ),
+    "nemotron-h-1b": FamilyShape(
+        _NEMOTRON,
+        "nemotron_h",
+        {
+            **_common(_NEMOTRON), **_ssm(4, 3072, 128, 48, 8), "attention.layer_norm_epsilon": 1e-5,
+            "attention.head_count_kv": [8 if kind == "*" else 0 for kind in _NEMOTRON_PATTERN],
+            "feed_forward_length": [6144 if kind == "-" else 0 for kind in _NEMOTRON_PATTERN],
+        },
+    ),
+    "deepseek2": FamilyShape(
+        _DEEPSEEK,
+        "deepseek2",
+        {**_common(_DEEPSEEK), **_MLA, **_MIXED, "expert_shared_count": 2, "expert_gating_func": 1},
+        _STACKS,
+    ),
+    "glm4-moe": FamilyShape(
+        _GLM4_MOE,
+        "glm4moe",
+        {
+            **_common(_GLM4_MOE), **_MIXED, "expert_shared_count": 1, "expert_gating_func": 2,
+            "expert_weights_norm": True, "rope.dimension_count": 64,
+        },
+        _STACKS,
+    ),
+    "llama": _dense("llama", "llama", {}),
+    "olmo2": _dense("olmo2", "olmo2", {}),
+    "exaone4": _dense(
+        "exaone4", "exaone4", {}, sliding_window=None, sliding_window_pattern=None, rope_scaling=None
+    ),
+    "granite": _dense(
+        "granite", "granite",
+        {"attention.scale": 0.0078125, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 6.0},
+        attention_multiplier=0.0078125, embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0,
+    ),
+    "glm4": _dense("glm4", "glm4", {"rope.dimension_count": 64}, partial_rotary_factor=0.5),
+    "ernie4.5": _dense("ernie4_5", "ernie4_5", {}, use_bias=False),
+    "hunyuan": _dense("hunyuan_v1_dense", "hunyuan-dense", {}, use_qk_norm=True),
+    "seed-oss": _dense("seed_oss", "seed_oss", {}),
+    "ministral3": _dense(
+        "ministral3", "mistral3", {},
+        rope_parameters={
+            "rope_type": "default", "type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+}  # fmt: skip
