@@ -60,6 +60,11 @@ class DraftHead(Protocol):
     """A multi-token prediction head: one layer with K/V of its own. E = model width."""
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """Its weights."""
+        ...
+
+    @property
     def cost(self) -> StepCost:
         """Bytes and FLOPs of one draft token, without the output projection."""
         ...

@@ -56,8 +56,9 @@ _LFM2 = {
 }  # fmt: skip
 _GRANITE_HYBRID = {
     **_GRANITE, "model_type": "granitemoehybrid", "num_hidden_layers": 3,
-    "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8, "mamba_d_head": 16,
-    "mamba_proj_bias": False, "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True, "position_embedding_type": "nope",
+    "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_proj_bias": False,
+    "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True,
+    "position_embedding_type": "nope",
 }  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 

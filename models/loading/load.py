@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
@@ -37,10 +37,15 @@ from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 
+if TYPE_CHECKING:
+    from headrace.models.network.decoder import Decoder
+    from headrace.models.network.mtp import HeadTensors
+
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
 _Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
+WITH_HEADS = ("qwen3_5", "glm4_moe")  # architectures of the decoder whose checkpoints may have heads
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
 
 
@@ -176,12 +181,12 @@ def _sized(
     mlx-lm's classes are instantiated for their sizes; their arrays stay unevaluated.
     """
     device = mx.default_device().type
+    kernels = None if (chosen := ops.select()) is ops.reference else chosen
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
         from headrace.models.network.mtp import head_tensors
         from headrace.models.network.mtp_network import add_head
 
-        kernels = None if (chosen := ops.select()) is ops.reference else chosen
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
         weights = sum(array.nbytes for array in network.arrays)
         if (head := head_tensors(checkpoint)) is None:
@@ -195,12 +200,26 @@ def _sized(
     dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
     kv = stored_kv(config, ops.select(), dtype, wanted)
-    return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
+    if config.architecture not in WITH_HEADS or (head := _head(checkpoint)) is None:
+        return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
+
+    def with_head() -> Network:
+        from headrace.models.network.mtp_network import add_head
+
+        return add_head(_decoder(checkpoint, config, dtype, requantize, kv), head, device, kernels, requantize)
+
+    return with_head, weights + head.nbytes, kv_layers(config, kv)
+
+
+def _head(checkpoint: Checkpoint) -> "HeadTensors | None":
+    from headrace.models.network.mtp import head_tensors
+
+    return head_tensors(checkpoint)
 
 
 def _decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: mx.Dtype, requantize: Quantization | None, kv: KVFormat
-) -> Network:
+) -> "Decoder":
     from headrace.models.network.long_rope_decoder import make_decoder
     from headrace.models.network.parameters import Parameters
 

@@ -90,6 +90,11 @@ class Decoder:
     @property
     def arrays(self) -> list[mx.array]:
         """Return every array of the network, to evaluate before the first step."""
+        return self._arrays if self.draft_head is None else [*self._arrays, *self.draft_head.arrays]
+
+    @property
+    def _arrays(self) -> list[mx.array]:
+        """All but the draft head's."""
         arrays = [*self._table.arrays, self._norm, *self._head.arrays]
         for layer in self._layers:
             stacks = layer.mixture.stacks if layer.mixture else ()
@@ -107,7 +112,7 @@ class Decoder:
     @property
     def cost(self) -> StepCost:
         """Return bytes and FLOPs of a step, from the arrays that it reads."""
-        read = {id(array): array for array in self.arrays}
+        read = {id(array): array for array in self._arrays}
         if self._head is not self._table:
             for array in self._table.arrays:
                 del read[id(array)]  # an untied table is looked up, not read
@@ -149,15 +154,20 @@ class Decoder:
             return x * mx.array(scale, mx.bfloat16).astype(self._dtype)
         return x * scale
 
+    @property
+    def rolls_back(self) -> bool:
+        """True if caches drop the entries of rejected draft tokens."""
+        return self.kv_backend(KVOptions(1)).rolls_back
+
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """Run all layers on x (B, T, E) and append T entries per layer."""
+        """Run all layers on x (B, T, E) and append T entries per layer; with a draft head, the last norm, too."""
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
                 x = kv.run_fused(layers, x, node)
                 continue
             for index in range(layers.start, layers.stop):
                 x = self._layer(x, kv, index)
-        return x
+        return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
@@ -165,9 +175,15 @@ class Decoder:
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
+        if self.draft_head is not None:
+            return self.project(x)
         logits = self._ops.norm_linear(self._centred(x), self._norm, self.config.norm_eps, self._head)
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
+
+    def project(self, x: mx.array) -> mx.array:
+        """Return the logits (B, T, V) of normalized x (B, T, E)."""
+        return self._ops.linear(x, self._head)
 
     def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node: all of them, or one by one if that is not possible."""
