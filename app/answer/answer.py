@@ -10,6 +10,9 @@ from headrace.app.answer.repetition import Repetition
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
 from headrace.models.text.thinking import split_thinking
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.stream import ToolStream
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.cpu_use import CPUMeter
@@ -26,7 +29,8 @@ class Prompt:
     """A prompt as token ids.
 
     opening: text of the answer that the chat template wrote. thinking: the prompt ends within a thinking section.
-    chat: it was made by the chat template. begun: text of the answer that it ends with, behind any thinking.
+    chat: it was made by the chat template. tools: those that the model may call. begun: text of the answer that the
+    prompt ends with, behind any thinking.
     started: `time.perf_counter()` before the encoding.
     """
 
@@ -35,6 +39,7 @@ class Prompt:
     thinking: bool = False
     chat: bool = False
     begun: str = ""
+    tools: ToolUse | None = None
     started: float = field(default_factory=time.perf_counter)
     tokenize_s: float = 0.0
 
@@ -53,8 +58,9 @@ class Answer:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         own_processes: Sequence[int] = (),
+        tools: ToolStream | None = None,
     ) -> None:
-        """own_processes: see `CPUMeter`. Raises UsageError for an empty stop string."""
+        """own_processes: see `CPUMeter`. tools: see `AnswerText`. Raises UsageError for an empty stop string."""
         self.prompt = prompt
         self.request = request
         self.steps: list[Step] = []
@@ -66,7 +72,9 @@ class Answer:
         self.cpu_use: CPUUse | None = None
         self._own_processes = own_processes
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
-        self._text = AnswerText(tokenizer, request, stop)
+        self._text = AnswerText(tokenizer, request, stop, tools)
+        self.calls: list[ToolCall] = []
+        """Tool calls so far, in order."""
         self._repetition = Repetition()
         self._pieces: list[str] = []
 
@@ -78,6 +86,7 @@ class Answer:
         if isinstance(part, PrefillProgress):
             self.chunks.append((time.perf_counter() - self.prompt.started, part.done))
         if isinstance(part, TextChunk | Completed):
+            self.calls += part.calls
             if part.text:
                 self._pieces.append(part.text)
                 if self.ttft_s is None:

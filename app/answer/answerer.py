@@ -16,12 +16,16 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.structured.calls import calls_grammar
 from headrace.models.text.structured.grammars import Grammars, Thinks
 from headrace.models.text.thinking import Thinking
+from headrace.models.text.tools.stream import ToolStream
+from headrace.models.text.tools.table import FormOfTools, form_of
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
 from headrace.runtime.engine.sequence import Sequence as EngineSequence
-from headrace.runtime.errors import expected
+from headrace.runtime.errors import UsageError, expected
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.speculation.pass_costs import PassCostStore
@@ -64,19 +68,24 @@ class Answerer:
         self._own_processes = own_processes
         self._running: dict[EngineSequence, Answer] = {}
 
-    def encode(self, prompt: str | Messages, *, thinking: Thinking | None = None) -> Prompt:
+    def encode(
+        self, prompt: str | Messages, *, thinking: Thinking | None = None, tools: ToolUse | None = None
+    ) -> Prompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 
-        Raises UsageError, ContextLimitError and CheckpointError.
+        tools: see `app.answer.tools`. Raises UsageError, ContextLimitError and CheckpointError.
         """
         started = time.perf_counter()
         if isinstance(prompt, str):
             ids, opening = self.model.tokenizer.encode_prompt(prompt), ""
         else:
-            ids = self.chat_prompt.encode(prompt, thinking=thinking)
+            ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools)
             opening = self.chat_prompt.opening(ids)
         seconds = time.perf_counter() - started
-        return Prompt(ids, opening, bool(opening), not isinstance(prompt, str), started=started, tokenize_s=seconds)
+        chat = not isinstance(prompt, str)
+        return Prompt(
+            ids, opening, bool(opening), chat, tools=tools if chat else None, started=started, tokenize_s=seconds
+        )
 
     def prepare(
         self,
@@ -92,6 +101,7 @@ class Answerer:
         or grammar that is wrong, or cannot be honoured wholly.
         """
         options = options.resolved(self.model.generation_defaults)
+        form = form_of(self.model.tokenizer, prompt.tools) if prompt.tools is not None else None
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
@@ -101,9 +111,11 @@ class Answerer:
             cancel=CancelFlag() if cancel is None else cancel,
             speculate=self._speculation(options.speculate),
             section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
-            grammar=self._grammar(prompt, options),
+            grammar=self._grammar(prompt, options, form),
         )
-        return Answer(prompt, request, self.model.tokenizer, options.stop or (), self._own_processes)
+        return Answer(
+            prompt, request, self.model.tokenizer, options.stop or (), self._own_processes, _tool_stream(prompt, form)
+        )
 
     def stream(self, answer: Answer) -> Generator[Part, None, None]:
         """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.
@@ -155,19 +167,33 @@ class Answerer:
         while self.engine.has_work:
             self.engine.step()
 
-    def _grammar(self, prompt: Prompt, options: AnswerOptions) -> Grammar | None:
+    def _grammar(self, prompt: Prompt, options: AnswerOptions, form: FormOfTools | None) -> Grammar | None:
         """Return the compiled grammar of an answer, behind the thinking that its prompt leads to."""
-        if (source := options.grammar_source()) is None:
+        source, calls = options.grammar_source(), None
+        if form is not None and prompt.tools is not None and not prompt.begun:
+            calls = calls_grammar(self._grammars, prompt.tools, form.form)
+        if source is None and calls is None:
             return None
+        if source is not None and prompt.tools is not None and calls is None and prompt.tools.callable:
+            raise UsageError("this model's tool calls look like text: a schema excludes tools")
         thinks: Thinks = "open" if prompt.thinking else "no"
-        if thinks == "no" and prompt.chat and self.chat_prompt.thinks and options.thinking is not False:
-            thinks = "no" if prompt.begun else "may"
-        return self._grammars.compile(source, thinks, prompt.begun)
+        if thinks == "no" and prompt.chat and not prompt.begun and self.chat_prompt.may_think(options.thinking):
+            thinks = "may"
+        try:
+            return self._grammars.compile(source, thinks, prompt.begun, calls)
+        except UsageError:
+            if source is not None or calls is None or calls.forced:
+                raise
+            return None  # optional calls of tools that are too many for a grammar are still read
 
     def _speculation(self, choice: str | None) -> Speculation:
         if self._drafted and choice != "off":
             return "draft"
         return cast(Speculation, choice or "auto")
+
+
+def _tool_stream(prompt: Prompt, form: FormOfTools | None) -> ToolStream | None:
+    return ToolStream(form.form, form.marks, thinking=prompt.thinking) if form is not None else None
 
 
 def _stream(answer: Answer, events: Iterator[Event]) -> Generator[Part, None, None]:

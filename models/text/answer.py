@@ -9,6 +9,8 @@ from typing import Literal
 
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.stream import ToolStream
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 
 
@@ -17,20 +19,22 @@ class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
     step: without the tokens after a stop string. accepted: characters at the beginning of `text` that come from
-    accepted draft tokens.
+    accepted draft tokens. calls: tool calls that it completed; their markup is not in the text.
     """
 
     text: str
     step: Step
     accepted: int = 0
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The end of an answer; `text` is the rest that was held back."""
+    """The end of an answer; `text` and `calls` are the rest that was held back."""
 
     text: str
     finished: Finished
+    calls: tuple[ToolCall, ...] = ()
 
 
 Part = PrefillProgress | TextChunk | Completed
@@ -55,10 +59,13 @@ class AnswerText:
     The text of an answer that was cut ends before a character that is incomplete.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = ()) -> None:
-        """Raises UsageError for an empty stop string."""
+    def __init__(
+        self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = (), tools: ToolStream | None = None
+    ) -> None:
+        """tools: separates calls from text. Raises UsageError for an empty stop string."""
         self._request = request
-        self._detokenizer = tokenizer.answer_stream()
+        self._tools = tools
+        self._detokenizer = tokenizer.answer_stream() if tools is None else tokenizer.answer_stream(tools.marks)
         self._matcher = StopMatcher(stops)
         self._stopped = False
         self._count = 0  # tokens of the answer
@@ -73,30 +80,38 @@ class AnswerText:
         if isinstance(event, Step):
             return self._step(event)
         if isinstance(event, Finished):
-            rest = ""
+            rest, calls = "", tuple[ToolCall, ...]()
             if not self._stopped:
-                certain, self._stopped = self._matcher.feed(self._detokenizer.finish(cut=event.reason != "stop"))
+                cut = event.reason != "stop"
+                text, calls = self._detokenizer.finish(cut=cut), ()
+                if self._tools is not None:
+                    text, calls = self._tools.finish(text, cut=cut)
+                certain, self._stopped = self._matcher.feed(text)
                 held, at_end = self._matcher.flush()
                 rest, self._stopped = certain + held, self._stopped or at_end
-            return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event)
+            return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event, calls)
         if isinstance(event, Failed):
             raise event.error
         return event
 
     def _step(self, step: Step) -> TextChunk:
-        pieces = []
+        pieces, calls = [], list[ToolCall]()
         for used, token in enumerate(step.tokens, 1):
-            text, self._stopped = self._matcher.feed(self._detokenizer.add(token))
+            text = self._detokenizer.add(token)
+            if self._tools is not None:
+                text, completed = self._tools.feed(text)
+                calls += completed
+            text, self._stopped = self._matcher.feed(text)
             pieces.append(text)
             self._count += 1
             if self._stopped:
                 self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
-                return _chunk(pieces, _truncated(step, used))
-        return _chunk(pieces, step)
+                return _chunk(pieces, _truncated(step, used), calls)
+        return _chunk(pieces, step, calls)
 
 
-def _chunk(pieces: Sequence[str], step: Step) -> TextChunk:
-    return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])))
+def _chunk(pieces: Sequence[str], step: Step, calls: Sequence[ToolCall]) -> TextChunk:
+    return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])), tuple(calls))
 
 
 def _truncated(step: Step, used: int) -> Step:

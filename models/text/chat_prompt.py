@@ -11,6 +11,8 @@ from typing import Any
 from headrace.models.text.fill_in_middle import fill_in_middle
 from headrace.models.text.thinking import CLOSE, OPEN, Thinking, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.messages import as_text, with_arguments
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
 
@@ -38,22 +40,31 @@ class ChatPrompt:
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
         self.thinks = self.thinks or tokenizer.thinking_form is not None
         sources = " ".join(template.sources.values()) if template is not None else ""
+        self._takes_tools = re.search(r"\btools\b", sources) is not None
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
         self._has_levels = re.search(rf"\b{_EFFORT}\b", sources) is not None
         self._off_level = self._has_levels and re.search(r"""["']none["']""", sources) is not None
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], answer: str = "", *, thinking: Thinking | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answer: str = "",
+        *,
+        thinking: Thinking | None = None,
+        tools: ToolUse | None = None,
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of `answer`.
 
         thinking: on or off, where the template has a switch, a level, or a budget, which `section_limit` enforces; None
-        leaves it undefined. Raises UsageError for a level or budget that the model does not know, and what
-        `Tokenizer.encode_chat` raises.
+        leaves it undefined. tools: those the model may call. Raises UsageError for a level or budget that the model
+        does not know, and the errors of `Tokenizer.encode_chat`.
         """
         variables = {} if thinking is None else self._variables(thinking)
         form = self._tokenizer.thinking_form
-        prompt = self._tokenizer.encode_chat(_with_thinking_fields(messages) if self.thinks else messages, **variables)
+        messages, definitions = self._with_tools(messages, tools)
+        prompt = self._tokenizer.encode_chat(
+            _with_thinking_fields(messages) if self.thinks else messages, tools=definitions, **variables
+        )
         if not answer:
             return prompt
         if form is not None:
@@ -84,6 +95,20 @@ class ChatPrompt:
     def has_levels(self) -> bool:
         """True if the template knows levels of thinking."""
         return self._has_levels
+
+    def may_think(self, thinking: Thinking | None) -> bool:
+        """Return whether an answer may begin with thinking. Harmony's answers always have channels."""
+        form = self._tokenizer.thinking_form
+        return self.thinks and (thinking is not False or (form is not None and form.has_channels))
+
+    def _with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: ToolUse | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+        """Return messages and definitions as the template takes them; as text for one that takes no tools."""
+        offered = tools is not None and bool(tools.callable)
+        if self._takes_tools:
+            return with_arguments(messages), tools.definitions if offered and tools is not None else None
+        return as_text(messages, tools if offered else None), None
 
     def section_limit(self, thinking: Thinking | None, *, is_open: bool) -> SectionLimit | None:
         """Return the limit on the thinking section; None if `thinking` is no budget. is_open: the prompt begins it."""

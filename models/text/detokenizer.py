@@ -15,7 +15,7 @@ used: it re-decodes a growing window, raises on malformed byte runs and cannot b
 import codecs
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.models.text.tokenizers_library import library_errors
@@ -37,8 +37,25 @@ class Detokenizer(Protocol):
         """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
 
 
+class MarkedStream:
+    """Detokenizer that writes a text for some control tokens, which others drop. texts: by id."""
+
+    def __init__(self, inner: Detokenizer, texts: Mapping[int, str]) -> None:
+        self._inner = inner
+        self._texts = texts
+
+    def add(self, token_id: int) -> str:
+        """See `Detokenizer`."""
+        text = self._texts.get(token_id)
+        return self._inner.add(token_id) if text is None else text
+
+    def finish(self, *, cut: bool = False) -> str:
+        """See `Detokenizer`."""
+        return self._inner.finish(cut=cut)
+
+
 class DetokenizerFactory:
-    """Factory of detokenizers that parses a tokenizer's decoder section once."""
+    """Factory of detokenizers that parses a tokenizer's decoder section once. special: ids that no text has."""
 
     def __init__(self, tokenizer: "RustTokenizer") -> None:
         self._tokenizer = tokenizer

@@ -9,6 +9,7 @@ drop. `ThinkingStream` writes them as `<think>` sections, so that `run`, the cha
     Harmony (GPT-OSS)               <|channel|>analysis<|message|> ... <|end|>, then the same with `final`
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ _PAIRS = (
 _NAMED = ("<|channel>", "thought\n", "<channel|>")  # Gemma 4
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 _OPENED, _CLOSED = f"{OPEN}\n", f"\n{CLOSE}\n\n"
+CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
+_RECIPIENT = re.compile(r"to=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class ThinkingForm:
     opening: str
     closing: str
     name: str = ""  # text behind the opening token, up to its line break
+
+    @property
+    def has_channels(self) -> bool:
+        """True for Harmony, where an answer has a channel of its own, too."""
+        return len(self.ids) > 2
 
     def native(self, answer: str) -> list[tuple[str, bool]]:
         """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens)."""
@@ -69,10 +77,14 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
 
 
 class ThinkingStream:
-    """Detokenizer that writes a family's thinking as a `<think>` section."""
+    """Detokenizer that writes a family's thinking as a `<think>` section.
 
-    def __init__(self, inner: "Detokenizer", form: ThinkingForm) -> None:
+    calls: Harmony's messages to functions are written as CALL_BEGIN, recipient, CALL_MESSAGE and text.
+    """
+
+    def __init__(self, inner: "Detokenizer", form: ThinkingForm, *, calls: bool = False) -> None:
         self._inner = inner
+        self._calls = calls
         self._form = form
         self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>, or a name so far
         self._thinks = False
@@ -94,10 +106,12 @@ class ThinkingStream:
             return self._turn(mark == "open")
         if mark == _END:
             return ""
-        if mark != _MESSAGE:
-            self._header = ""
+        if mark != _MESSAGE:  # a recipient may stand before the channel
+            self._header = f"{self._header} " if self._calls and "to=" in (self._header or "") else ""
             return ""
         channel, self._header = (self._header or "").strip(), None
+        if self._calls and (recipient := _RECIPIENT.search(channel)):
+            return f"{self._turn(False)}{CALL_BEGIN}{recipient[1]}{CALL_MESSAGE}"
         return self._turn(channel.startswith(("analysis", "commentary")))
 
     def finish(self, *, cut: bool = False) -> str:

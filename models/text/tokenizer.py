@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
 from headrace.models.text.control_tokens import ControlTokens, Masked, looks_like_markup, markup_in
-from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory
+from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
 from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
 from headrace.models.text.other_formats import read_other_format
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
@@ -43,7 +43,7 @@ class Tokenizer:
         self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
         self.eos_ids = self._find_eos_ids(configs)
         self._controls = self._find_controls()
-        self._detokenizers = DetokenizerFactory(rust)
+        self.detokenizers = DetokenizerFactory(rust)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -145,7 +145,7 @@ class Tokenizer:
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """Return a new stream; its pieces join to the text that `decode` returns."""
-        return self._detokenizers.make(skip_special=skip_special)
+        return self.detokenizers.make(skip_special=skip_special)
 
     @cached_property
     def thinking_form(self) -> ThinkingForm | None:
@@ -153,24 +153,15 @@ class Tokenizer:
         added = {token.content: index for index, token in self._rust.get_added_tokens_decoder().items()}
         return thinking_form(added.get)
 
-    def token_bytes(self, vocab_size: int) -> list[bytes] | None:
-        """Return the bytes that each id below `vocab_size` adds within a text; None if these are not fixed."""
-        return self._detokenizers.token_bytes(vocab_size)
+    def answer_stream(self, marks: Mapping[int, str] | None = None) -> Detokenizer:
+        """Return a new stream for an answer, with thinking as a `<think>` section for every family.
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of tokens that no text has."""
-        return self._detokenizers.special
-
-    @property
-    def strips_first_space(self) -> bool:
-        """True if a space at the beginning of an answer is not part of its text."""
-        return self._detokenizers.strips_first_space
-
-    def answer_stream(self) -> Detokenizer:
-        """Return a new stream for an answer, with thinking as a `<think>` section for every family."""
+        marks: texts of control tokens around tool calls; None: the answer has no tools.
+        """
         stream, form = self.detokenizer(), self.thinking_form
-        return stream if form is None else ThinkingStream(stream, form)
+        if marks is not None:
+            stream = MarkedStream(stream, marks)
+        return stream if form is None else ThinkingStream(stream, form, calls=marks is not None)
 
     def same_vocabulary(self, other: "Tokenizer") -> bool:
         """Return whether both have the same tokens under the same ids."""

@@ -6,16 +6,19 @@ A thinking model thinks first: the answer's grammar begins behind the thinking s
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
+from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource, Kind
 from headrace.models.text.structured.token_trie import TokenTrie
 from headrace.models.text.thinking import CLOSE, OPEN
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.form import quoted
+from headrace.models.text.tools.grammar import CallRules
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +30,9 @@ Thinks = Literal["no", "may", "open"]
 MAX_TEXT = 256 << 10  # bytes of a grammar
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
 _LONGEST_S = 2.0  # to compile
-_KEPT = 16  # compiled grammars
+_KEPT = 64  # compiled grammars: those of many tools, too
+_MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools
+_COMPACT = {"whitespace_flexible": False}
 _IN_REGEX = re.compile(r"^error: (.+)$", re.MULTILINE)
 _ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTILINE)  # of a rule, in brackets
 _COUNTED = re.compile(r"\b(max_tokens|temperature|stop)\b")  # need tokens to be counted, or taken back
@@ -43,103 +48,140 @@ class Grammars:
         """vocab_size: logits of the network."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._compiled: OrderedDict[tuple[GrammarSource, Thinks, str], MatcherGrammar] = OrderedDict()
+        self._compiled: OrderedDict[object, MatcherGrammar] = OrderedDict()
 
-    def compile(self, source: GrammarSource, thinks: Thinks = "no", begun: str = "") -> MatcherGrammar:
-        """Return a grammar, from the cache if it was compiled before. begun: text that the answer begins with.
+    def compile(
+        self, source: GrammarSource | None, thinks: Thinks = "no", begun: str = "", calls: CallRules | None = None
+    ) -> MatcherGrammar:
+        """Return a grammar, from the cache if it was compiled before.
 
-        Raises UsageError, one line, for a grammar that is wrong, cannot be honoured wholly, or exceeds a limit.
+        begun: text that the answer begins with. calls: of tools, instead of a text or besides. Raises UsageError, one
+        line, for a grammar that is wrong, cannot be honoured wholly, or exceeds a limit.
         """
-        key = source, thinks, begun
+        key = source, thinks, begun, calls
         if (grammar := self._compiled.get(key)) is None:
-            matcher = self._matcher(source, thinks)
+            kind = source.kind if source is not None else "tools"
+            matcher = self._matcher(source, self._whole(thinks, source, calls), kind)
             if begun and not matcher.consume_tokens(self.trie(begun)):
-                raise UsageError(f"the answer so far does not fit the {source.kind}")
+                raise UsageError(f"the answer so far does not fit the {kind}")
             grammar = self._compiled[key] = MatcherGrammar(matcher, self._vocab_size, self.trie.ends)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
         return grammar
 
+    def refusal(self, schema: Mapping[str, Any]) -> str | None:
+        """Return the reason for which a schema cannot be honoured; None if it can."""
+        try:
+            self.compile(GrammarSource("schema", schema_text(schema)))
+        except UsageError as error:
+            return str(error)
+        return None
+
+    def literal(self, text: str) -> str:
+        """Return a text as Lark, its control tokens by their ids."""
+        parts = self._control_texts.split(text)
+        ids = [self._tokenizer.token_id(part) if place % 2 else None for place, part in enumerate(parts)]
+        found = [f"<[{i}]>" if i is not None else quoted(part) for i, part in zip(ids, parts, strict=True)]
+        return " ".join(filter(None, found))
+
+    @cached_property
+    def _control_texts(self) -> re.Pattern[str]:
+        texts = sorted((self._tokenizer.token_text(index) for index in self.trie.marks), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, filter(None, texts)))})")
+
     @cached_property
     def trie(self) -> TokenTrie:
         """The vocabulary. Raises UsageError if it cannot be constrained."""
         return TokenTrie(self._tokenizer, self._vocab_size)
 
-    def _matcher(self, source: GrammarSource, thinks: Thinks) -> "LLMatcher":
-        _check_size(source)
+    def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> "LLMatcher":
+        """Return the matcher of `whole`, rules that name a grammar `@fits` for the source, or of the source alone."""
+        _check_size(source, whole)
         built = self.trie.built
-        lead = self._lead(thinks)
 
         def compiled() -> "tuple[LLMatcher, str]":
             from llguidance import LLMatcher, LLParserLimits
 
-            grammar = json.dumps({"grammars": _grammars(source, lead)}, ensure_ascii=False)
+            grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
             matcher = LLMatcher(built, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
             warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()
             matcher.compute_bitmask()
             return matcher, matcher.get_error() or next(iter(warnings), "")
 
-        matcher, error = _within(_LONGEST_S, compiled, source.kind)
+        matcher, error = _within(_LONGEST_S, compiled, kind)
         if error:
-            raise UsageError(f"{source.kind}: {_plain(error, source.kind)}")
+            raise UsageError(f"{kind}: {_plain(error, kind)}")
         return matcher
 
-    def _lead(self, thinks: Thinks) -> str:
-        """Return the rules of the text before an answer in Lark, `lead` first; "" for none."""
-        form, trie = self._tokenizer.thinking_form, self.trie
+    def _whole(self, thinks: Thinks, source: GrammarSource | None, calls: CallRules | None) -> str:
+        """Return the Lark grammar around the source's; "" if that is all."""
+        lead = self._lead(thinks)
+        fits, text = "", ""
+        if source is not None:
+            final = self.literal("<|channel|>final<|message|>") if self._has_channels and thinks != "no" else ""
+            fits = f"{final} @fits"
+        if calls is not None:
+            fits = "calls" if calls.forced else f"(calls | {fits})" if fits else "answer"
+            text = calls.text
+        elif not any(lead) and fits.strip() == "@fits":
+            return ""
         rules = ["TEXT: /(.|\\n)*/", "LINES: /\\n{1,2}/", 'SPACE: " "']
-        space = "SPACE?" if self._tokenizer.strips_first_space else ""
+        return "\n".join([f"start: {lead[0]} {fits}", *lead[1:], text, *rules])
+
+    @property
+    def _has_channels(self) -> bool:
+        form = self._tokenizer.thinking_form
+        return form is not None and form.has_channels
+
+    def _lead(self, thinks: Thinks) -> list[str]:
+        """Return Lark of the text before an answer, and the rules that it needs."""
+        form, trie = self._tokenizer.thinking_form, self.trie
+        space = "SPACE?" if self._tokenizer.detokenizers.strips_first_space else ""
         if thinks == "no":
-            return "\n".join([f"lead: {space}", *rules]) if space else ""
-        if form is not None and len(form.ids) == 4:  # Harmony
-            mark = {text: f"<[{index}]>" for index, text in form.ids.items()}
-            channel, message, end, start = (mark[f"<|{name}|>"] for name in ("channel", "message", "end", "start"))
-            thought = f'thought: {channel} CHANNEL {message} TEXT {end} {start} "assistant"'
-            channels = "CHANNEL: /(analysis|commentary)[^<]{0,80}/"
-            return "\n".join([f'lead: thought* {channel} "final" {message}', thought, channels, *rules])
+            return [space]
+        if self._has_channels:
+            head, end = self.literal("<|channel|>"), self.literal("<|end|><|start|>assistant")
+            thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"
+            return ["thought*", thought, "CHANNEL: /analysis|commentary/"]
         names = {name: index for index, name in form.ids.items()} if form else {}
         marks = [names.get("open", self._tokenizer.token_id(OPEN)), names.get("close", self._tokenizer.token_id(CLOSE))]
         first, last = (f"<[{index}]>" if index in trie.marks else "" for index in marks)
-        section = f"TEXT {last} LINES?" if last else "rest LINES?"
-        rest = f"rest[lazy]: /(.|\\n)*{re.escape(CLOSE)}/".replace("/t", "\\/t")
-        opening = first or json.dumps(OPEN)
-        lead = f"lead: {section}" if thinks == "open" else f"lead: {space} ({opening} {section})?"
-        return "\n".join([lead, *([] if last else [rest]), *rules])
+        section = f"TEXT {last} LINES?" if last else "thinking LINES?"
+        close = re.escape(CLOSE).replace("/", "\\/")
+        lead = section if thinks == "open" else f"{space} ({first or quoted(OPEN)} {section})?"
+        return [lead, *([] if last else [f"thinking[lazy]: /(.|\\n)*{close}/"])]
 
 
-def _grammars(source: GrammarSource, lead: str) -> list[dict[str, Any]]:
-    """Return llguidance's list of grammars: the answer's, behind `lead`."""
+def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, Any]]:
+    """Return llguidance's list of grammars: `whole`, if there is one, and the source's."""
     from llguidance import LLMatcher
 
+    if source is None:
+        return [{"lark_grammar": whole}]
+    answer: dict[str, Any] = {"lark_grammar": source.text}
     if source.kind == "schema":
         schema = json.loads(source.text)
-        compact = {"whitespace_flexible": False}
-        answer: dict[str, Any] = {
-            "json_schema": {**(schema if isinstance(schema, dict) else {}), "x-guidance": compact}
-        }
+        answer = {"json_schema": {**(schema if isinstance(schema, dict) else {}), "x-guidance": _COMPACT}}
     elif source.kind == "regex":
         [answer] = json.loads(LLMatcher.grammar_from_regex(source.text))["grammars"]
-    else:
-        answer = {"lark_grammar": source.text}
-    if not lead:
-        return [answer]
-    return [{"name": "whole", "lark_grammar": f"start: lead @answer\n{lead}"}, {**answer, "name": "answer"}]
+    return [{"name": "whole", "lark_grammar": whole}, {**answer, "name": "fits"}] if whole else [answer]
 
 
-def _check_size(source: GrammarSource) -> None:
+def _check_size(source: GrammarSource | None, whole: str) -> None:
     """Raise UsageError for a text that is too long, or nested so deeply that its parser could overflow the stack."""
-    size = len(source.text.encode(errors="replace"))
-    if size > MAX_TEXT:
-        raise UsageError(f"the {source.kind} is too large: {size} bytes, where one may have {MAX_TEXT}")
+    kind, text = ("tools", whole) if source is None else (source.kind, source.text)
+    size = len((text + whole).encode(errors="replace"))
+    if size > (MAX_TEXT if source is not None else _MAX_TOOLS):
+        raise UsageError(f"the {kind} is too large: {size} bytes, where one may have {MAX_TEXT}")
     depth = deepest = 0
-    for char in source.text if source.kind != "schema" else "":
+    for char in text if kind in ("regex", "grammar") else "":
         depth += (char in "([{") - (char in ")]}")
         deepest = max(deepest, depth)
     if deepest > MAX_NESTING:
-        raise UsageError(f"the {source.kind} is nested too deeply: more than {MAX_NESTING} brackets")
-    if source.kind == "grammar":
-        for attributes in _ATTRIBUTES.findall(source.text):
+        raise UsageError(f"the {kind} is nested too deeply: more than {MAX_NESTING} brackets")
+    if kind == "grammar":
+        for attributes in _ATTRIBUTES.findall(text):
             if (found := _COUNTED.search(attributes)) is not None:
                 raise UsageError(f"grammar: {found[1]} is not supported", "suffix or lazy end a rule")
 

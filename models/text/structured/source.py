@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["schema", "regex", "grammar"]
+Kind = Literal["schema", "regex", "grammar", "tools"]
 
 
 @dataclass(frozen=True, slots=True)

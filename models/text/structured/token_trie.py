@@ -25,7 +25,7 @@ class TokenTrie:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """Raises UsageError for a tokenizer without an end of turn, or tokens without bytes of their own."""
-        tokens = tokenizer.token_bytes(vocab_size)
+        tokens = tokenizer.detokenizers.token_bytes(vocab_size)
         if tokens is None:
             raise UsageError(f"{_CANNOT}: the text of a token depends on its neighbours")
         self.tokens = tokens
@@ -35,7 +35,7 @@ class TokenTrie:
         self.eos_token_id = self.ends[0]
         thinking = (tokenizer.token_id(text) for text in (OPEN, CLOSE))
         form = tokenizer.thinking_form
-        marks = {*self.ends, *tokenizer.special_ids, *(form.ids if form else ()), *thinking}
+        marks = {*self.ends, *tokenizer.detokenizers.special, *(form.ids if form else ()), *thinking}
         self.marks = frozenset(index for index in marks if index is not None and index < vocab_size)
         self.special_token_ids = sorted(self.marks)
         self._tokenizer = tokenizer

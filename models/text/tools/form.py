@@ -1,0 +1,85 @@
+"""The base of the forms of tool calls: the markup of a model family, read and written as a grammar.
+
+Control tokens of the markup that a detokenizer drops stand in the text as single characters (`Marks`), which no text of
+a model contains. So text that only spells such a token is not taken for it.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.models.text.tools.call import Reading, Tool
+
+_FIRST = 0xD800  # lone surrogates: a detokenizer returns none
+_MARK = re.compile("[\ud800-\udfff]")
+_SPACED = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as templates write JSON
+
+
+class Marks:
+    """Control tokens of markup: their ids and the characters that stand for them."""
+
+    def __init__(self, texts: Sequence[str], id_of: Callable[[str], int | None], special: frozenset[int]) -> None:
+        """texts: the markup. Texts that are no special tokens of the vocabulary stand for themselves."""
+        ids = {text: index for text in texts if (index := id_of(text)) is not None and index in special}
+        self._characters = {text: chr(_FIRST + number) for number, text in enumerate(ids)}
+        self.ids = ids
+        self.character_of = {ids[text]: char for text, char in self._characters.items()}
+
+    def __call__(self, text: str) -> str:
+        """Return the text with characters in place of control tokens."""
+        for token, char in self._characters.items():
+            text = text.replace(token, char)
+        return text
+
+    def visible(self, text: str) -> str:
+        """Return the text without these characters: what the detokenizer would have returned."""
+        return _MARK.sub("", text)
+
+
+class ToolForm(ABC):
+    """A family's tool calls.
+
+    begins: texts that begin calls, anywhere in an answer. rule_begin: the markup, as the model writes it, from which a
+    call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup.
+    """
+
+    begins: Sequence[str] = ()
+    rule_begin: str = ""
+    bare: bool = False
+
+    @abstractmethod
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        """Read the calls that the text begins with, behind one of `begins` or as JSON; None if it needs more text.
+
+        final: the answer has ended.
+        """
+
+    @abstractmethod
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        """Return Lark rules, first `rest`: the text behind `rule_begin` up to the end of a call, or of all.
+
+        literal: returns a text with control tokens as Lark.
+        """
+
+    @property
+    def separator(self) -> str | None:
+        """The text between `rest` and the next `rule_begin`; None if an answer has one `rest`."""
+        return None
+
+
+def arguments_rule(number: int, tool: Tool) -> str:
+    """Return the rule `arguments{number}`: the tool's arguments as a JSON object."""
+    schema = {} if tool.free else tool.parameters
+    return f"arguments{number}: %json {schema_json({'type': 'object', **schema})}"
+
+
+def schema_json(schema: Mapping[str, Any]) -> str:
+    """Return a schema for `%json`."""
+    return json.dumps({**schema, "x-guidance": _SPACED}, ensure_ascii=False)
+
+
+def quoted(text: str) -> str:
+    """Return a text as a Lark literal."""
+    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -1,0 +1,158 @@
+"""Gemma 4, and FunctionGemma: calls with keys without quotes, and texts between quotes of their own.
+
+<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
+<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
+from headrace.models.text.tools.tagged import text_rules
+
+MARKUP = ("<|tool_call>", "<tool_call|>", '<|"|>')
+OLDER = ("<start_function_call>", "<end_function_call>", "<escape>")
+_HEAD = re.compile(r"\s*call:([\w.:/-]+)(?=\{)")
+_BEGUN = re.compile(r"\s*(?:c|ca|cal|call|call:[\w.:/-]*)?$")
+_PLAIN = re.compile(r"[^,{}\[\]]+")
+
+
+class Gemma(ToolForm):
+    """See `ToolForm`. markup: MARKUP or OLDER."""
+
+    def __init__(self, marks: Marks, markup: Sequence[str] = MARKUP) -> None:
+        self._markup = markup
+        self.rule_begin = markup[0]
+        self._begin, self._end, self._quote = map(marks, markup)
+        self.begins = (self._begin,)
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        """See `ToolForm`."""
+        start = len(self._begin)
+        if (head := _HEAD.match(text, start)) is None:
+            return None if not final and _BEGUN.match(text[start:]) else Reading(start)
+        end = self._closing(text, head.end())
+        if end < 0:
+            return Reading(start) if final else None
+        try:
+            value, _ = self._value(text[head.end() : end].rstrip(), 0)
+        except (ValueError, IndexError, RecursionError):
+            return Reading(start)
+        return Reading(end + len(self._end), (ToolCall(head[1], json.dumps(value, ensure_ascii=False)),))
+
+    def _closing(self, text: str, place: int) -> int:
+        """Return the place of the closing markup outside of quotes; -1 before it has come."""
+        while (end := text.find(self._end, place)) >= 0:
+            quote = text.find(self._quote, place)
+            if not 0 <= quote < end:
+                return end
+            closing = text.find(self._quote, quote + len(self._quote))
+            if closing < 0:
+                return -1
+            place = closing + len(self._quote)
+        return -1
+
+    def _value(self, text: str, place: int) -> tuple[Any, int]:
+        """Return the value at `place`, and the place behind it. Raises ValueError or IndexError for none."""
+        if text.startswith(self._quote, place):
+            start = place + len(self._quote)
+            end = text.index(self._quote, start)
+            return text[start:end], end + len(self._quote)
+        if text[place] == "{":
+            return self._pairs(text, place + 1)
+        if text[place] == "[":
+            return self._items(text, place + 1)
+        if (plain := _PLAIN.match(text, place)) is None:
+            raise ValueError("no value")
+        try:
+            return json.loads(plain[0]), plain.end()
+        except ValueError:
+            return plain[0].strip().strip("\"'"), plain.end()
+
+    def _pairs(self, text: str, place: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        while text[place] != "}":
+            place = _behind(text, place, ",")
+            if text.startswith(self._quote, place):
+                key, place = self._value(text, place)
+                colon = text.index(":", place)
+            else:
+                colon = text.index(":", place)
+                key = text[place:colon].strip().strip("\"'")
+            found[key], place = self._value(text, _behind(text, colon + 1))
+            place = _behind(text, place)
+        return found, place + 1
+
+    def _items(self, text: str, place: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        while text[place] != "]":
+            item, place = self._value(text, _behind(text, place, ","))
+            found.append(item)
+            place = _behind(text, place)
+        return found, place + 1
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        """See `ToolForm`. Objects, and lists with texts, may have any values."""
+        quote = literal(self._markup[2])
+        rules = [
+            f"text: {quote} inner",
+            *text_rules("inner", quote),
+            "NUMBER: /-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,17})?/",
+            "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+            'any: text | NUMBER | "true" | "false" | "null" | pairs | items',
+            'pairs: "{" (KEY ":" any ("," KEY ":" any)*)? "}"',
+            'items: "[" (any ("," any)*)? "]"',
+        ]
+        for number, tool in enumerate(tools):
+            rules += self._tool_rules(number, tool, quote)
+        names = " | ".join(f"call{number}" for number in range(len(tools)))
+        return "\n".join([f"rest: ({names}) {literal(self._markup[1])}", *rules])
+
+    def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
+        if tool.free:
+            return [f'call{number}: "call:{tool.name}" pairs']
+        required = tool.parameters.get("required")
+        rules, pairs = list[str](), dict[str, str]()
+        for place, (name, schema) in enumerate(tool.properties.items()):
+            value = f"value{number}x{place}"
+            rules += _value_rules(value, tool, name, schema, quote)
+            pairs[name] = f"{quoted(f'{name}:')} {value}"
+        needed = [name for name in pairs if isinstance(required, list) and name in required]
+        others = [name for name in pairs if name not in needed]
+        if needed:
+            first = ' "," '.join(pairs[name] for name in needed) + "".join(f' ("," {pairs[name]})?' for name in others)
+        else:
+            options = [
+                pairs[name] + "".join(f' ("," {pairs[later]})?' for later in others[place + 1 :])
+                for place, name in enumerate(others)
+            ]
+            first = f"({' | '.join(options)})?" if options else ""
+        return [f'call{number}: {quoted(f"call:{tool.name}{{")} {first} "}}"', *rules]
+
+    @property
+    def separator(self) -> str | None:
+        """See `ToolForm`."""
+        return ""
+
+
+def _value_rules(rule: str, tool: Tool, name: str, schema: Any, quote: str) -> list[str]:
+    """Return the rules of a parameter's value: a quoted text, JSON without texts, or any value."""
+    about = schema if isinstance(schema, dict) else {}
+    choices = about.get("enum")
+    if tool.is_text(name) and isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
+        return [f"{rule}: {quote} ({' | '.join(map(quoted, choices))}) {quote}"]
+    if tool.is_text(name):
+        return [f"{rule}: {quote} inner{rule}", *text_rules(f"inner{rule}", quote, schema)]
+    if about.get("type") in ("integer", "number", "boolean", "null"):
+        return [f"{rule}: %json {schema_json(about)}"]
+    return [f"{rule}: {({'object': 'pairs', 'array': 'items'}).get(str(about.get('type')), 'any')}"]
+
+
+def _behind(text: str, place: int, char: str = " ") -> int:
+    """Return the first place from `place` on that is no space and not `char`."""
+    while text[place].isspace() or text[place] == char:
+        place += 1
+    return place

@@ -1,0 +1,48 @@
+"""Models without a form of their own: an answer that is a JSON object or a list of them, maybe in a fence.
+
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from headrace.models.text.tools.call import Reading, Tool, calls_of
+from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.hermes import ended, json_rules
+from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+
+_FENCE, _CLOSE = re.compile(r"\s*```(?:json|tool_call|tool_code)?\s*(?=[{\[])"), "```"
+_OPENINGS = ("```json", "```tool_call", "```tool_code", "```")
+
+
+class Generic(ToolForm):
+    """See `ToolForm`. names: of the tools; the JSON has to name one of them."""
+
+    begins: Sequence[str] = ()
+    bare = True
+    rule_begin = ""
+
+    def __init__(self, _marks: Marks, names: Sequence[str] = ()) -> None:
+        self._names = names
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        """See `ToolForm`."""
+        fence = _FENCE.match(text)
+        if fence is None and text.lstrip().startswith("`"):
+            start = text.strip()
+            growing = any(opening.startswith(start) for opening in _OPENINGS) or start in _OPENINGS
+            return None if growing and not final else Reading(1)
+        try:
+            value, place = leading_value(text, fence.end() if fence else 0)
+        except UnfinishedError:
+            return Reading(1) if final else None
+        except ValueError:
+            return Reading(1)
+        calls = calls_of(value)
+        if not calls or not all(call.name in self._names for call in calls):
+            return Reading(1)
+        return ended(text, place, _CLOSE if fence else "", calls=Reading(place, calls), final=final)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        """See `ToolForm`."""
+        return json_rules(tools, '{"name": "%s", "arguments": ', "}", literal(""))

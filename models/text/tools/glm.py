@@ -1,0 +1,60 @@
+"""GLM from 4.5 on: a name and tagged keys and values.
+
+<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>Paris</arg_value>
+</tool_call>
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.form import Marks, ToolForm, quoted
+from headrace.models.text.tools.tagged import parameter_rules, tagged_call
+
+MARKUP = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+
+class GLM(ToolForm):
+    """See `ToolForm`. tools: by name."""
+
+    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+        self.rule_begin = MARKUP[0]
+        self._begin, self._end, *tags = map(marks, MARKUP)
+        self.begins = (self._begin,)
+        self._key = tags[0]
+        key, key_end, value, value_end = map(re.escape, tags)
+        self._pair = re.compile(rf"\s*{key}(.*?){key_end}\s*{value}(.*?){value_end}", re.DOTALL)
+        self._name = re.compile(r"\s*([\w.:/-]+)\s*")
+        self._tools = tools
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        """See `ToolForm`."""
+        start = len(self._begin)
+        name = self._name.match(text, start)
+        if name is None:
+            return None if not text[start:].strip() and not final else Reading(start)
+        pairs, place = list[tuple[str, str]](), name.end()
+        while (pair := self._pair.match(text, place)) is not None:
+            pairs.append((pair[1].strip(), pair[2]))
+            place = pair.end()
+        rest = text[place:].lstrip()
+        if rest.startswith(self._end):
+            return Reading(len(text) - len(rest) + len(self._end), (tagged_call(name[1], pairs, self._tools),))
+        growing = any(tag.startswith(rest) or rest.startswith(tag) for tag in (self._key, self._end))
+        return None if growing and not final else Reading(start)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        """See `ToolForm`."""
+        rules: list[str] = []
+        for number, tool in enumerate(tools):
+            rules.append(f"call{number}: {quoted(tool.name + chr(10))} parameters{number}")
+            rules += parameter_rules(number, tool, "<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n", literal)
+        names = " | ".join(f"call{number}" for number in range(len(tools)))
+        return "\n".join([f"rest: ({names}) {literal(MARKUP[1])}", *rules])
+
+    @property
+    def separator(self) -> str | None:
+        """See `ToolForm`."""
+        return "\n"

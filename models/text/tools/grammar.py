@@ -1,0 +1,49 @@
+"""Grammars of tool calls: forced ones, and optional ones from the moment that their markup begins."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.models.text.tools.form import ToolForm, quoted
+from headrace.models.text.tools.harmony import Harmony
+from headrace.models.text.tools.use import ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """Lark rules: `calls`, one or more of them, and `answer`, a text with or without calls.
+
+    forced: the answer is `calls`. `TEXT` is any text, and is defined elsewhere.
+    """
+
+    text: str
+    forced: bool
+
+
+def call_rules(form: ToolForm, use: ToolUse, literal: Callable[[str], str]) -> CallRules | None:
+    """Return the rules of a request's calls; None if they cannot be told from text before they are there.
+
+    literal: returns a text with control tokens as Lark.
+    """
+    tools = use.callable
+    if not tools or not (use.is_forced or form.rule_begin):
+        return None
+    begin = literal(form.rule_begin)
+    more = ""
+    if use.parallel and form.separator is not None:
+        more = f"({quoted(form.separator)} {begin} rest)*"
+    calls = f"calls: {begin} rest {more}"
+    return CallRules("\n".join([calls, *_answer(form, begin, literal, use), form.rules(tools, literal)]), use.is_forced)
+
+
+def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: ToolUse) -> list[str]:
+    """Return the rules of `answer`."""
+    if isinstance(form, Harmony):
+        return [f'answer: calls | {begin} "final" {literal("<|message|>")} TEXT']
+    if not form.rule_begin:
+        return ["answer: calls"]
+    times = "*" if use.parallel else "?"
+    if "<[" in begin:  # text before the first control token belongs to TEXT, where a lone `<` is nothing special
+        return [f"answer: (TEXT {begin[begin.index('<[') :]} rest){times} TEXT"]
+    pattern = re.escape(form.rule_begin).replace("/", "\\/")
+    return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{pattern}/"]

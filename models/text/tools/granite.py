@@ -1,0 +1,30 @@
+"""Granite 3: a list of JSON calls up to the end of the turn.
+
+<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+"""
+
+from collections.abc import Callable, Sequence
+
+from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.hermes import json_rules, read_json
+
+MARKUP = ("<|tool_call|>",)
+
+
+class Granite(ToolForm):
+    """See `ToolForm`."""
+
+    def __init__(self, marks: Marks) -> None:
+        [self.rule_begin] = MARKUP
+        self._begin = marks(self.rule_begin)
+        self.begins = (self._begin,)
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        """See `ToolForm`."""
+        return read_json(text, len(self._begin), "", final=final)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        """See `ToolForm`."""
+        one = json_rules(tools, '{"name": "%s", "arguments": ', "}", literal("")).replace("rest:", "one:", 1)
+        return f'rest: "[" one (", " one)* "]"\n{one}'

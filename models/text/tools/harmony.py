@@ -1,0 +1,55 @@
+"""Harmony (GPT-OSS): a message to a function, in a channel of its own. Each call ends the turn.
+
+    <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+
+The detokenizer of thinking (`models.text.thinking_forms`) writes the head of such a message between two characters that
+no text contains.
+"""
+
+from collections.abc import Callable, Sequence
+
+from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
+from headrace.models.text.tools.call import Reading, Tool, calls_of
+from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+
+_RECIPIENT = "functions."
+
+
+class Harmony(ToolForm):
+    """See `ToolForm`."""
+
+    begins = (CALL_BEGIN,)
+    rule_begin = "<|channel|>"
+
+    def __init__(self, _marks: Marks) -> None:
+        pass
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        """See `ToolForm`."""
+        head, found, _ = text[1:].partition(CALL_MESSAGE)
+        if not found:
+            return Reading(len(text)) if final else None
+        start = len(head) + 2
+        try:
+            value, end = leading_value(text, start)
+        except UnfinishedError:
+            if not final:
+                return None
+            if text[start:].strip():
+                return Reading(len(text))
+            value, end = {}, len(text)
+        except ValueError:
+            return Reading(start)
+        calls = calls_of({"name": head.removeprefix(_RECIPIENT), "arguments": value})
+        return Reading(end if calls else start, calls)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        """See `ToolForm`."""
+        middle = literal("<|constrain|>json<|message|>")
+        calls = [
+            f"call{number}: {quoted(f'commentary to={_RECIPIENT}{tool.name} ')} {middle} arguments{number}"
+            for number, tool in enumerate(tools)
+        ]
+        names = " | ".join(f"call{number}" for number in range(len(tools)))
+        return "\n".join([f"rest: {names}", *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])

@@ -1,0 +1,129 @@
+"""Separation of an answer's text from its tool calls, piece by piece.
+
+Text that may begin a call is held back until it is one, or cannot be one; then it is text. Thinking is passed on as it
+is: calls begin behind it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.models.text.thinking import CLOSE, OPEN
+from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.form import Marks, ToolForm
+
+
+class ToolStream:
+    """The calls of one answer, in one form. thinking: the prompt has begun a thinking section.
+
+    marks: by id, the texts of control tokens that `feed` takes.
+    """
+
+    def __init__(self, form: ToolForm, marks: Marks, *, thinking: bool = False) -> None:
+        self._form = form
+        self._marks = marks
+        self.marks: Mapping[int, str] = marks.character_of
+        self._held = ""
+        self._begins: Sequence[str] = form.begins
+        self._thinks = thinking  # within the section
+        self._at_start = True  # only spaces so far, behind any thinking
+        self._after_call = False  # spaces between calls are no text
+
+    def feed(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text that is no call, and the calls that it completes."""
+        self._held += text
+        return self._take(final=False)
+
+    def finish(self, text: str = "", *, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+        """End the stream: return the rest. cut: the answer is incomplete; half a call is dropped."""
+        released, calls = self.feed(text)
+        if cut and self._within_call:
+            self._held = ""
+        more, last = self._take(final=True)
+        return released + more, calls + last
+
+    @property
+    def _within_call(self) -> bool:
+        """True if the held text is the beginning of a call, its markup complete."""
+        held = self._held
+        return any(held.startswith(begin) for begin in self._begins) or (self._form.bare and held.lstrip()[:1] in "{[")
+
+    def _take(self, *, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        released: list[str] = []
+        calls: list[ToolCall] = []
+        while self._held and self._step(released, calls, final=final):
+            pass
+        if final:
+            self._release(released, len(self._held))
+        return self._marks.visible("".join(released)), tuple(calls)
+
+    def _step(self, released: list[str], calls: list[ToolCall], *, final: bool) -> bool:
+        """Take one part of the held text. Return False if it needs more."""
+        if self._thinks:
+            return self._think(released, final=final)
+        start = self._held.lstrip()
+        if self._at_start:
+            if start.startswith(OPEN):
+                self._release(released, len(self._held) - len(start) + len(OPEN))
+                self._thinks, self._at_start = True, True
+                return True
+            if not final and OPEN.startswith(start):
+                return False
+        at, begins = self._next_begin()
+        if at is None:
+            self._release(released, len(self._held) if final else begins)
+            return False
+        if at and self._at_start and not self._held[:at].strip():
+            self._held = self._held[at:]  # spaces before a call are no text
+            return True
+        if at:
+            self._release(released, at)
+            return bool(self._held)
+        reading = self._form.read(self._held, final=final)
+        if reading is None and not final:
+            return False
+        if reading is None or not reading.calls:
+            self._at_start = False
+            self._release(released, max(1, reading.length if reading is not None else len(self._held)))
+            return bool(self._held)
+        calls += reading.calls
+        self._held = self._held[reading.length :]
+        self._after_call, self._at_start = True, False
+        return True
+
+    def _next_begin(self) -> tuple[int | None, int]:
+        """Return the place of the first call's beginning; None, and the length of text that begins none."""
+        held = self._held
+        start = len(held) - len(held.lstrip())
+        if self._form.bare and (self._at_start or self._after_call) and held[start : start + 1] in ("{", "[", "`"):
+            return 0, 0
+        places = [place for begin in self._begins if (place := held.find(begin)) >= 0]
+        if places:
+            return min(places), 0
+        longest = max(map(len, self._begins), default=1)
+        for place in range(max(0, len(held) - longest + 1), len(held)):
+            if any(begin.startswith(held[place:]) for begin in self._begins):
+                return None, self._spaces_held(place)
+        return None, self._spaces_held(len(held))
+
+    def _spaces_held(self, length: int) -> int:
+        """Return `length`, or 0 for spaces that a call may follow."""
+        return 0 if (self._after_call or self._at_start) and not self._held[:length].strip() else length
+
+    def _think(self, released: list[str], *, final: bool) -> bool:
+        place = self._held.find(CLOSE)
+        if place >= 0:
+            self._release(released, place + len(CLOSE))
+            self._thinks, self._at_start = False, True
+            return True
+        half = next((n for n in range(len(CLOSE) - 1, 0, -1) if self._held.endswith(CLOSE[:n])), 0)
+        self._release(released, len(self._held) - (0 if final else half))
+        return False
+
+    def _release(self, released: list[str], length: int) -> None:
+        """Release the first characters of the held text; spaces behind a call are dropped."""
+        text, self._held = self._held[:length], self._held[length:]
+        if self._after_call:
+            text = text.lstrip() if text.strip() else ""
+            self._after_call = not text
+        if text.strip():
+            self._at_start = False
+        released.append(text)

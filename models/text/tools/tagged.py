@@ -1,0 +1,73 @@
+"""Parameters of a call as tagged plain text: the arguments they make, and the rules of their values."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from headrace.models.text.tools.call import Tool, ToolCall, typed_value
+from headrace.models.text.tools.form import quoted, schema_json
+
+
+def tagged_call(name: str, pairs: Iterable[tuple[str, str]], tools: Mapping[str, Tool]) -> ToolCall:
+    """Return the call of a name and its parameters as text; the tool's schema says which are JSON."""
+    tool = tools.get(name)
+    arguments = {key: typed_value(tool, key, value) for key, value in pairs}
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def parameter_rules(number: int, tool: Tool, before: str, after: str, literal: Callable[[str], str]) -> list[str]:
+    """Return the rules of `parameters{number}`: the tool's parameters in order, required ones always.
+
+    before: text before a value, with %s for the parameter's name, and %t for `true` if it is a text, else `false`.
+    after: text behind it. literal: see `ToolForm`.
+    """
+    if tool.free:
+        name, value = f"name{number}", f"value{number}"
+        head, _, tail = before.replace("%t", "true").partition("%s")
+        plain = f"{literal(head)} {name} {literal(tail)} {value}"
+        return [
+            f"parameters{number}: ({plain})*",
+            f"{name}: /[A-Za-z_][A-Za-z0-9_-]{{0,63}}/",
+            *text_rules(value, literal(after)),
+        ]
+    required = tool.parameters.get("required")
+    names: list[str] = []
+    rules: list[str] = []
+    for place, (name, schema) in enumerate(tool.properties.items()):
+        rule, value = f"parameter{number}x{place}", f"value{number}x{place}"
+        optional = not isinstance(required, list) or name not in required
+        names.append(f"{rule}?" if optional else rule)
+        head = before.replace("%s", name).replace("%t", str(tool.is_text(name)).lower())
+        rules += [f"{rule}: {literal(head)} {value}", *_value(value, tool, name, schema, literal(after))]
+    return [f"parameters{number}: {' '.join(names)}", *rules]
+
+
+def _value(rule: str, tool: Tool, name: str, schema: Any, after: str) -> list[str]:
+    """Return the rules of one value and what follows it, as Lark."""
+    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    if tool.is_text(name) and isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
+        return [f"{rule}: ({' | '.join(map(quoted, choices))}) {after}"]
+    if tool.is_text(name):
+        return text_rules(rule, after, schema)
+    shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    whole = {**(schema if isinstance(schema, Mapping) else {}), **shared}
+    return [f"{rule}: json{rule} {after}", f"json{rule}: %json {schema_json(whole)}"]
+
+
+def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:
+    """Return the rules of a text up to `after`, which is Lark. A schema's pattern, or its lengths, are kept."""
+    first, mark, rest = after.partition(" <[")
+    if after.startswith("<["):
+        return [f"{rule}: {rule}text {after}", f"{rule}text: {_pattern(schema)}"]
+    return [f"{rule}: {rule}text {mark}{rest}", f"{rule}text[suffix={first}]: {_pattern(schema)}"]
+
+
+def _pattern(schema: Any) -> str:
+    """Return the regular expression of a text in Lark."""
+    about = schema if isinstance(schema, Mapping) else {}
+    least, most, pattern = about.get("minLength", 0), about.get("maxLength", ""), about.get("pattern")
+    if isinstance(pattern, str):
+        body = pattern.removeprefix("^") if pattern.startswith("^") else f"(.|\\n)*({pattern})"
+        body = body.removesuffix("$") if body.endswith("$") and not body.endswith("\\$") else f"({body})(.|\\n)*"
+        return f"/({body.replace('/', chr(92) + '/')})/"
+    return f"/(.|\\n){{{least},{most}}}/" if least or most != "" else "/(.|\\n)*/"

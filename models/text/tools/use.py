@@ -1,0 +1,68 @@
+"""The tools of a request, and the choice between them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headrace.models.text.tools.call import Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+MAX_TOOLS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """definitions: as the chat template takes them, OpenAI's form. choice: "auto", "none", "required" or a tool's name.
+
+    parallel: an answer may have several calls.
+    """
+
+    definitions: Sequence[Mapping[str, Any]]
+    choice: str = "auto"
+    parallel: bool = True
+    tools: Mapping[str, Tool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for definitions that are malformed, and a choice of an unknown tool."""
+        if len(self.definitions) > MAX_TOOLS:
+            raise ValueError(f"tools: at most {MAX_TOOLS}")
+        tools = [_tool(definition) for definition in self.definitions]
+        object.__setattr__(self, "tools", {tool.name: tool for tool in tools})
+        if len(self.tools) < len(tools):
+            raise ValueError("tools: a name is there twice")
+        if self.choice not in ("auto", "none", "required") and self.choice not in self.tools:
+            raise ValueError(f"tool_choice: no tool {self.choice!r:.80}")
+
+    @property
+    def is_forced(self) -> bool:
+        """True if the answer has to be a call."""
+        return self.choice not in ("auto", "none")
+
+    def with_tools(self, tools: Mapping[str, Tool]) -> "ToolUse":
+        """Return the same use of changed tools."""
+        changed = replace(self)
+        object.__setattr__(changed, "tools", tools)
+        return changed
+
+    @property
+    def callable(self) -> list[Tool]:
+        """The tools that may be called."""
+        if self.choice == "none":
+            return []
+        named = self.tools.get(self.choice)
+        return list(self.tools.values()) if named is None else [named]
+
+
+def _tool(definition: object) -> Tool:
+    if not isinstance(definition, Mapping) or definition.get("type", "function") != "function":
+        raise ValueError("tools: each must be an object of type function")
+    function = definition.get("function")
+    if not isinstance(function, Mapping):
+        raise ValueError("tools: each needs a function")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError("tools: a function's name must have 1 to 128 letters, digits and any of _ . : / -")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise ValueError(f"tools: the parameters of {name} must be a JSON schema")
+    return Tool(name, parameters or {}, strict=function.get("strict") is True)

@@ -1,0 +1,383 @@
+"""Tool calls in the forms of model families: read whole and in pieces of any size, and written by forced grammars."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.text.structured.calls import calls_grammar
+from headrace.models.text.structured.grammars import Grammars
+from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.form import Marks
+from headrace.models.text.tools.stream import ToolStream
+from headrace.models.text.tools.table import _MARKUP, FORMS, form_name, form_of
+from headrace.models.text.tools.use import ToolUse
+from headrace.runtime.errors import UsageError
+from tests.tiny_chat import write_byte_tokenizer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 12},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "unit": {"enum": ["c", "f"], "type": "string"},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+TOOLS = ToolUse([WEATHER, CLOCK])
+PARIS = '{"city": "Paris", "days": 3}'
+TRICKY = {"city": 'a "}]</x> é\n{', "days": 3}
+TRICKY_TEXT = json.dumps(TRICKY, ensure_ascii=False)
+
+# Form -> answers as models of the family write them, and the text and calls in each.
+RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
+    "hermes": [
+        (f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>', "", [("get_weather", PARIS)]),
+        (
+            f'I look.\n<tool_call>\n{{"name": "get_weather", "arguments": {TRICKY_TEXT}}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',
+            "I look.\n",
+            [("get_weather", TRICKY), ("time", {})],
+        ),
+        (
+            '<think>\n<tool_call> or not?\n</think>\n\n<tool_call>{"name": "time", "arguments": {}}</tool_call>',
+            "<think>\n<tool_call> or not?\n</think>",
+            [("time", {})],
+        ),
+        ("Use <tool_call> tags.", "Use <tool_call> tags.", []),
+        ("a < b <tool_cal", "a < b <tool_cal", []),
+        ('<tool_call>{"name": 3}</tool_call> x', '<tool_call>{"name": 3}</tool_call> x', []),
+    ],
+    "qwen coder": [
+        (
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\nYork\n</parameter>\n<parameter=days>\n3\n"
+            "</parameter>\n</function>\n</tool_call>",
+            "",
+            [("get_weather", {"city": "New\nYork", "days": 3})],
+        ),
+        ("<tool_call>\n<function=time>\n</function>\n</tool_call>", "", [("time", {})]),
+        ("<function=time>\n</function>", "", [("time", {})]),
+        ("a <function x", "a <function x", []),
+    ],
+    "llama": [
+        (f'{{"name": "get_weather", "parameters": {PARIS}}}', "", [("get_weather", PARIS)]),
+        (
+            '{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}',
+            "",
+            [("time", {}), ("time", {})],
+        ),
+        (f'<|python_tag|>{{"name": "get_weather", "parameters": {PARIS}}}', "", [("get_weather", PARIS)]),
+        ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
+        ('{"a": 1} is JSON', '{"a": 1} is JSON', []),
+        ("{a set}", "{a set}", []),
+    ],
+    "mistral": [
+        (
+            f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS}, "id": "a1b2c3d4e"}}]',
+            "",
+            [("get_weather", PARIS)],
+        ),
+        (
+            'Yes.[TOOL_CALLS] [{"name": "time", "arguments": {}}, '
+            f'{{"name": "get_weather", "arguments": {PARIS}}}]',
+            "Yes.",
+            [("time", {}), ("get_weather", PARIS)],
+        ),
+        (
+            f"[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]time[CALL_ID]a1b2c3d4e[ARGS]{{}}",
+            "",
+            [("get_weather", PARIS), ("time", {})],
+        ),
+        (f"[TOOL_CALLS]get_weather{PARIS}", "", [("get_weather", PARIS)]),
+        ("[a list] of [TOOLS]", "[a list] of [TOOLS]", []),
+    ],
+    "gemma": [
+        (
+            '<|tool_call>call:get_weather{city:<|"|>Par, is}<|"|>,days:3}<tool_call|>',
+            "",
+            [("get_weather", {"city": "Par, is}", "days": 3})],
+        ),
+        (
+            'Now.<|tool_call>call:time{}<tool_call|><|tool_call>call:get_weather{city:<|"|>a<|"|>,more:{a:[1,true,<|"|>x<|"|>]}}<tool_call|>',
+            "Now.",
+            [("time", {}), ("get_weather", {"city": "a", "more": {"a": [1, True, "x"]}})],
+        ),
+        ("call:time{}", "call:time{}", []),
+    ],
+    "function gemma": [
+        (
+            "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+            "",
+            [("get_weather", PARIS)],
+        ),
+    ],
+    "glm": [
+        (
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+            "<arg_value>3</arg_value>\n</tool_call>",
+            "",
+            [("get_weather", PARIS)],
+        ),
+        ("Good.\n<tool_call>time\n</tool_call><tool_call>time</tool_call>", "Good.\n", [("time", {}), ("time", {})]),
+        ("<tool_call>(none)", "<tool_call>(none)", []),
+    ],
+    "deepseek": [
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+            f"{TRICKY_TEXT}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "",
+            [("get_weather", TRICKY)],
+        ),
+        (
+            f"So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜>"
+            "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "So.",
+            [("get_weather", PARIS), ("time", {})],
+        ),
+    ],
+    "deepseek tagged": [
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+            '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            "",
+            [("get_weather", PARIS)],
+        ),
+    ],
+    "granite": [
+        (f'<|tool_call|>[{{"name": "get_weather", "arguments": {PARIS}}}]', "", [("get_weather", PARIS)]),
+        (
+            f'<|tool_call|>[{{"name": "time", "arguments": {{}}}}, {{"name": "get_weather", "arguments": {PARIS}}}]',
+            "",
+            [("time", {}), ("get_weather", PARIS)],
+        ),
+    ],
+    "generic": [
+        (f'{{"name": "get_weather", "arguments": {PARIS}}}', "", [("get_weather", PARIS)]),
+        (f'```json\n{{"name": "get_weather", "arguments": {TRICKY_TEXT}}}\n```', "", [("get_weather", TRICKY)]),
+        ('[{"name": "time", "arguments": {}}]', "", [("time", {})]),
+        ('```python\nprint({"name": "time"})\n```', '```python\nprint({"name": "time"})\n```', []),
+        ('{"name": "Anna", "age": 3}', '{"name": "Anna", "age": 3}', []),
+        ("[1, 2", "[1, 2", []),
+    ],
+    "harmony": [
+        (
+            f"Hm.{CALL_BEGIN}functions.get_weather{CALL_MESSAGE}{PARIS}",
+            "Hm.",
+            [("get_weather", PARIS)],
+        ),
+        (f"{CALL_BEGIN}functions.time{CALL_MESSAGE}", "", [("time", {})]),
+    ],
+}
+ANSWERS = [(name, *answer) for name, answers in RECORDED.items() for answer in answers]
+
+
+def _stream(name: str, special: bool) -> tuple[ToolStream, Marks]:
+    """Return a stream of a form, whose control tokens are special or text."""
+    ids = {text: 1000 + place for place, text in enumerate(_MARKUP)}
+    marks = Marks(_MARKUP, ids.get, frozenset(ids.values()) if special else frozenset())
+    source = "```json" if name == "deepseek" else ""
+    return ToolStream(
+        FORMS[name][1](marks, TOOLS.tools, f"tool▁calls▁begin{source}" * ("tagged" not in name)), marks
+    ), marks
+
+
+def _read(name: str, pieces: Sequence[str], *, special: bool) -> tuple[str, list[ToolCall]]:
+    stream, _ = _stream(name, special)
+    text, calls = "", list[ToolCall]()
+    for piece in pieces:
+        released, completed = stream.feed(piece)
+        text += released
+        calls += completed
+    released, completed = stream.finish()
+    return text + released, calls + list(completed)
+
+
+def _expected(calls: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(name, json.loads(value) if isinstance(value, str) else value) for name, value in calls]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@given(data=st.data())
+def test_calls_are_read_in_any_pieces(name: str, data: st.DataObject) -> None:
+    """No piece of the text has markup of a call, and text that looks like it comes out whole."""
+    answer, text, calls = data.draw(st.sampled_from(RECORDED[name]))
+    special = data.draw(st.booleans()) and bool(calls) and "<think>" not in answer
+    if special:
+        answer = _stream(name, special)[1](answer)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=12)))
+    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+    found, read = _read(name, pieces, special=special)
+    assert found == text
+    assert [(call.name, json.loads(call.arguments)) for call in read] == _expected(calls)
+
+
+@pytest.mark.parametrize(("name", "answer", "text", "calls"), ANSWERS)
+def test_calls_are_read_character_by_character(name: str, answer: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    found, read = _read(name, list(answer), special=False)
+    assert (found, [(call.name, json.loads(call.arguments)) for call in read]) == (text, _expected(calls))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@given(text=st.text(st.sampled_from('<>|[]{}"\\ntool_calfunction=`json:,▁｜ A1é'), max_size=60))
+def test_text_without_calls_comes_out_whole(name: str, text: str) -> None:
+    found, calls = _read(name, list(text), special=False)
+    assert calls or found == text or not text.strip()
+
+
+def test_text_is_not_held_longer_than_it_may_be_a_call() -> None:
+    stream, _ = _stream("hermes", special=False)
+    assert stream.feed("Well, a < b")[0] == "Well, a < b"
+    assert stream.feed(" <tool")[0] == " "
+    assert stream.feed("box>")[0] == "<toolbox>"
+
+
+def test_half_a_call_of_a_cut_answer_is_no_text() -> None:
+    stream, _ = _stream("hermes", special=False)
+    assert stream.feed('So: <tool_call>{"name": "time", "argu')[0] == "So: "
+    assert stream.finish(cut=True) == ("", ())
+    stream, _ = _stream("hermes", special=False)
+    assert stream.feed('So: <tool_call>{"name"')[0] == "So: "
+    assert stream.finish()[0] == '<tool_call>{"name"'
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{{ tools }}<tool_call>\n{'name': <function-name>}", "hermes"),
+        ("<tool_call>\n<function=example>", "qwen coder"),
+        ("<|start_header_id|>ipython {'parameters': x}", "llama"),
+        ("[AVAILABLE_TOOLS][TOOL_CALLS]", "mistral"),
+        ("<|channel|>commentary to=functions.x<|message|>", "harmony"),
+        ("<|tool_call>call:x<tool_call|>", "gemma"),
+        ("<tool_call><arg_key>", "glm"),
+        ("<｜tool▁calls▁begin｜>", "deepseek"),
+        ("<|tool_call|>", "granite"),
+        ("{{ messages }}", "generic"),
+    ],
+)
+def test_the_template_tells_the_form(source: str, name: str) -> None:
+    assert form_name(source) == name
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Bytes, and the control tokens of all forms."""
+    directory = tmp_path_factory.mktemp("vocabulary")
+    write_byte_tokenizer(directory)
+    file = directory / "tokenizer.json"
+    document = json.loads(file.read_text())
+    channels = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+    for text in dict.fromkeys([*_MARKUP, *channels]):
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        document["added_tokens"].append({"id": 256 + len(document["added_tokens"]), "content": text, **flags})
+    file.write_text(json.dumps(document))
+    return Tokenizer.load(directory)
+
+
+_ENDS = ("\n</parameter>\n", "</arg_value>\n", '<|"|>', "<escape>", "</｜DSML｜parameter>\n", '"')  # of texts
+
+
+def _walk(grammars: Grammars, rules: Any, chance: random.Random) -> list[int]:
+    """Return a random answer of a grammar; quotes, brackets and markup are preferred, so that it ends."""
+    constraint, tokens = grammars.compile(None, "no", "", rules).start(), list[int]()
+    tokenizer = grammars._tokenizer
+    ends = [tokenizer.encode(text, special=True) for text in _ENDS]
+    while True:
+        for end in ends:
+            if chance.random() < 0.5 and constraint.allowed(end) == len(end):
+                constraint.accept(end)
+                tokens += end
+        allowed = [index for index, allowed in enumerate(constraint.masks([]).tolist()[0]) if allowed]
+        closing = [i for i in allowed if i >= 256 or grammars.trie.tokens[i] in (b'"', b"}", b"]", b"<")]
+        token = chance.choice(closing if closing and chance.random() < 0.5 else allowed)
+        if token in grammars.trie.ends:
+            return tokens
+        assert len(tokens) < 5000
+        constraint.accept([token])
+        tokens.append(token)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+def test_forced_calls_fit_the_tool(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, special: bool
+) -> None:
+    """The grammar of a form writes what the form reads, with arguments of the schema."""
+    if not special:
+        write_byte_tokenizer(tmp_path)
+        tokenizer = Tokenizer.load(tmp_path)
+        if name == "harmony":
+            pytest.skip("Harmony has control tokens")
+    source = "```json" if name == "deepseek" else ""
+    texts = "".join(FORMS[name][0]) or "none"
+    monkeypatch.setattr(tokenizer, "template_source", texts + source)
+    grammars, chance = Grammars(tokenizer, tokenizer.vocab_size), random.Random(7)
+    schemas = {"get_weather": WEATHER["function"]["parameters"], "time": {"type": "object"}}  # type: ignore[index]
+    for choice in ("required", "get_weather"):
+        use = ToolUse([WEATHER, CLOCK], choice)
+        form = form_of(tokenizer, use)
+        rules = calls_grammar(grammars, use, form.form)
+        assert rules is not None
+        for _ in range(4):
+            stream, detokenizer = ToolStream(form.form, form.marks), tokenizer.answer_stream(form.marks.character_of)
+            text, calls = "", list[ToolCall]()
+            for token in _walk(grammars, rules, chance):
+                released, completed = stream.feed(detokenizer.add(token))
+                text, calls = text + released, calls + list(completed)
+            released, completed = stream.finish(detokenizer.finish())
+            calls += completed
+            assert text + released == ""
+            assert calls
+            for call in calls:
+                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+                assert choice in ("required", call.name)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in ("llama", "generic")])
+def test_an_optional_call_is_constrained_from_its_markup_on(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "template_source", "".join(FORMS[name][0]))
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    form = form_of(tokenizer, TOOLS)
+    constraint = grammars.compile(None, "no", "", calls_grammar(grammars, TOOLS, form.form)).start()
+    if name != "harmony":  # whose text has a channel
+        constraint.accept(grammars.trie("I {look}: "))
+        assert constraint.masks([]).tolist()[0][grammars.trie.ends[0]]
+    begin = tokenizer.encode(form.form.rule_begin, special=True)
+    constraint.accept(begin)
+    assert not constraint.masks([]).tolist()[0][grammars.trie.ends[0]]
+    assert constraint.allowed(grammars.trie("~")) == 0
+
+
+def test_a_tool_that_cannot_be_honoured_is_free_unless_it_is_forced(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    use = ToolUse([{"type": "function", "function": odd}])
+    form = FORMS["hermes"][1](form_of(tokenizer, use).marks, use.tools, "")
+    assert calls_grammar(grammars, use, form) is not None
+    for forced in (
+        ToolUse([{"type": "function", "function": odd}], "odd"),
+        ToolUse([{"type": "function", "function": {**odd, "strict": True}}]),
+    ):
+        with pytest.raises(UsageError, match=r"odd.*not"):
+            calls_grammar(grammars, forced, form)
