@@ -101,25 +101,33 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
 def shape_of_gguf(file: Path) -> StepShape:
     """Return the shape from the headers of a GGUF, in the format it is converted to."""
-    from headrace.models.gguf.config import model_config
     from headrace.models.gguf.container import open_container
+    from headrace.models.gguf.convert import header_config, quantization_section
     from headrace.models.gguf.metadata import Metadata
     from headrace.models.gguf.names import targets
-    from headrace.models.gguf.tensors import stored_bytes
+    from headrace.models.gguf.tensors import is_quantized, stored_bytes, stored_groups
 
     container = open_container(file)
-    metadata = Metadata(container.metadata)
-    table = container.tensors.get("token_embd.weight")
-    if table is None:
+    if "token_embd.weight" not in container.tensors:
         raise CheckpointError(f"{file.name} has no tensor token_embd.weight")
-    names = container.tensors.keys()
-    config = model_config(metadata, vocab_size=table.shape[0], tensors=names, rope_factors=None)
+    metadata = Metadata(container.metadata)
+    config = header_config(container, metadata)
+    shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
     sizes: dict[str, int] = {}
-    for target in targets(metadata.architecture, config, names):
-        size = stored_bytes(container.tensors[target.source])
-        sizes[target.module] = sizes.get(target.module, 0) + size
+    settings: dict[str, tuple[int, int, str]] = {}
+    for target in targets(metadata.architecture, config, shapes):
+        tensor = container.tensors[target.source]
+        sizes[target.module] = sizes.get(target.module, 0) + stored_bytes(tensor)
+        if is_quantized(tensor) and not target.plain:
+            settings[target.module] = stored_groups(tensor)
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
-    return _build(_decoder(config), lambda module, *_: sizes.get(module, 0), f"GGUF headers, {', '.join(kinds)}")
+    source = f"GGUF headers, {', '.join(kinds)}"
+    try:
+        return _build(_decoder(text_config(normalized(config))), lambda module, *_: sizes.get(module, 0), source)
+    except UnsupportedModelError:
+        from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
+
+        return replace(shape_of_mlx_lm_config(config | quantization_section(settings)), source=source)
 
 
 def shape_of_decoder(config: DecoderConfig, bits: int, group_size: int, source: str) -> StepShape:

@@ -4,10 +4,11 @@ Key names follow gguf-py's constants and llama.cpp's converter. Constants that a
 window pattern, local RoPE base and query scale) are added here.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 from headrace.models.gguf.architectures import ARCHITECTURES, Architecture, find, has_experts
+from headrace.models.gguf.layered import LAYERED, Contents
+from headrace.models.gguf.layered.parts import Shapes
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import LongFactors, long_rope, rope_scaling
 from headrace.models.gguf.vocabulary import SpecialIds
@@ -35,23 +36,26 @@ def model_config(
     metadata: Metadata,
     *,
     vocab_size: int,
-    tensors: Collection[str],
+    tensors: Shapes,
     rope_factors: list[float] | None,
     long_factors: LongFactors | None = None,
 ) -> Config:
     """Return `config.json` without its quantization section.
 
-    tensors: names in the file, from which tied embeddings and biases follow. rope_factors: content of
+    tensors: shapes in the file, from which tied embeddings and biases follow. rope_factors: content of
     `rope_freqs.weight`. long_factors: content of LongRoPE's two tensors. Raises UnsupportedModelError for an
     unsupported architecture or feature.
     """
     arch = metadata.architecture
+    if (layered := LAYERED.get(arch)) is not None:
+        return layered.complete(layered.config(metadata, Contents(tensors, rope_factors)))
     experts = metadata.integer("{arch}.expert_count", 0, maximum=1 << 14)
     row = find(arch, experts=experts)
     if row is None:
         raise UnsupportedModelError(
             f"GGUF architecture {arch!r} is not supported",
-            hint=f"look for an MLX or safetensors version; supported GGUF architectures: {', '.join(ARCHITECTURES)}",
+            hint="look for an MLX or safetensors version; supported GGUF architectures: "
+            + ", ".join([*ARCHITECTURES, *LAYERED]),
         )
     if bool(experts) != has_experts(row):
         what = "with" if experts else "without"
@@ -113,7 +117,7 @@ def _head_dim(metadata: Metadata, hidden: int, heads: int, row: Architecture) ->
     return head_dim, rotated
 
 
-def _special_entries(metadata: Metadata, config: Config, tensors: Collection[str]) -> Config:
+def _special_entries(metadata: Metadata, config: Config, tensors: Shapes) -> Config:
     kind = config["model_type"]
     if kind in ("llama", "mixtral", "smollm3"):
         biases = {

@@ -7,25 +7,30 @@ affine quantization for quantized tensors. `headrace.json` records the source an
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.models.gguf.affine import Affine
 from headrace.models.gguf.config import Config, generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
+from headrace.models.gguf.joined import joined
+from headrace.models.gguf.layered import LAYERED
+from headrace.models.gguf.layered.parts import Vector
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, Target, targets
+from headrace.models.gguf.names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, targets
 from headrace.models.gguf.rope import LongFactors
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
-from headrace.models.gguf.tensors import Affine, is_quantized, to_affine, to_mxfp4, to_plain
+from headrace.models.gguf.target import Target
+from headrace.models.gguf.tensors import is_quantized, to_affine, to_mxfp4, to_plain
 from headrace.models.gguf.tokenizer import build_tokenizer, save_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
 from headrace.models.text.vocabulary import Vocabulary
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,18 +84,21 @@ def convert_gguf(
     plan = read_plan(source)
     container, metadata, config, special = plan.container, plan.metadata, plan.config, plan.special
     sixteen = groups_of_16(config)
-    written = _write_weights(container, plan.targets, target / "model.safetensors", sixteen, progress)
-    config |= _quantization(written.settings)
+    layered = LAYERED.get(metadata.architecture)
+    made = {} if layered is None else layered.made(metadata, config.get("text_config", config))
+    written = _write_weights(container, plan.targets, made, target / "model.safetensors", sixteen, progress)
+    config |= quantization_section(written.settings)
     config["torch_dtype"] = _half_type(metadata.architecture, written.types)
     config |= {"bos_token_id": special.bos, "eos_token_id": special.ends}
 
     save_tokenizer(plan.tokenizer, target / "tokenizer.json")
-    tokenizer_facts = tokenizer_config(plan.vocabulary, special, config["max_position_embeddings"])
+    longest = config.get("text_config", config)["max_position_embeddings"]
+    tokenizer_facts = tokenizer_config(plan.vocabulary, special, longest)
     _write_json(target / "tokenizer_config.json", tokenizer_facts)
     if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
     _write_json(target / "generation_config.json", generation_config(metadata, special))
-    _write_json(target / "headrace.json", _origin(source, metadata, written, sha256))
+    _write_json(target / "headrace.json", _origin(container.paths, metadata, written, sha256))
     _write_json(target / "config.json", config)
 
 
@@ -99,18 +107,25 @@ def read_plan(source: Path) -> ConversionPlan:
     container = open_container(source)
     metadata = Metadata(container.metadata)
     vocabulary = read_vocabulary(metadata)
-    config = model_config(
+    shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
+    config = header_config(container, metadata, len(vocabulary.tokens))
+    wanted = targets(metadata.architecture, config, shapes)
+    for each in wanted:
+        for name in each.sources:
+            _check_shape(container.tensors[name], each)
+    tokenizer, special = build_tokenizer(metadata, vocabulary)
+    return ConversionPlan(container, metadata, vocabulary, config, wanted, tokenizer, special)
+
+
+def header_config(container: Container, metadata: Metadata, vocab_size: int | None = None) -> Config:
+    """Return `config.json` without its quantization section. vocab_size: None for the rows of the embedding table."""
+    return model_config(
         metadata,
-        vocab_size=len(vocabulary.tokens),
-        tensors=container.tensors.keys(),
+        vocab_size=container.tensors["token_embd.weight"].shape[0] if vocab_size is None else vocab_size,
+        tensors={name: tensor.shape for name, tensor in container.tensors.items()},
         rope_factors=_factors(container, ROPE_FACTORS),
         long_factors=_long_factors(container),
     )
-    wanted = targets(metadata.architecture, config, container.tensors)
-    for each in wanted:
-        _check_shape(container.tensors[each.source], each)
-    tokenizer, special = build_tokenizer(metadata, vocabulary)
-    return ConversionPlan(container, metadata, vocabulary, config, wanted, tokenizer, special)
 
 
 def _long_factors(container: Container) -> LongFactors | None:
@@ -135,41 +150,57 @@ def _check_shape(tensor: RawTensor, target: Target) -> None:
 def _write_weights(
     container: Container,
     wanted: list[Target],
+    made: Mapping[str, Vector],
     path: Path,
     groups_of_16: bool,
     progress: Callable[[int, int], None] | None,
 ) -> _ConversionLog:
     written = _ConversionLog()
     names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
-    done, total = 0, sum(container.tensors[target.source].data.nbytes for target in wanted)
+    names += made
+    done, total = 0, sum(container.tensors[source].data.nbytes for target in wanted for source in target.sources)
     with SafetensorsWriter(path, names) as writer:
+        for name, values in made.items():
+            writer.add(name, np.asarray(values), "F32")
         for target in wanted:
             tensor = container.tensors[target.source]
-            if is_quantized(tensor):
+            joined_error = 0.0
+            if target.below:
+                tensor, joined_error = joined(tensor, container.tensors[target.below])
+            if _is_packed(tensor, target):
                 experts = tensor.type == "MXFP4" and len(tensor.shape) > 2
                 packed = to_mxfp4(tensor) if experts else to_affine(tensor, groups_of_16=groups_of_16)
+                packed = replace(packed, max_error=max(packed.max_error, joined_error))
                 _write_packed(writer, tensor, packed, target, written)
             else:
                 _write_plain(writer, tensor, target, written)
-            done += tensor.data.nbytes
+            done += sum(container.tensors[source].data.nbytes for source in target.sources)
             if progress is not None:
                 progress(done, total)
     return written
 
 
+def _is_packed(tensor: RawTensor, target: Target) -> bool:
+    return is_quantized(tensor) and not target.plain
+
+
 def _leaves(container: Container, target: Target) -> tuple[str, ...]:
-    return ("weight", "scales", "biases") if is_quantized(container.tensors[target.source]) else (target.leaf,)
+    packed = any(_is_packed(container.tensors[source], target) for source in target.sources)
+    return ("weight", "scales", "biases") if packed else (target.leaf,)
 
 
 def _write_packed(
     writer: SafetensorsWriter, tensor: RawTensor, affine: Affine, target: Target, written: _ConversionLog
 ) -> None:
     scale_type = {"float16": "F16", "float32": "F32", "uint8": "U8"}[affine.scales.dtype.name]
-    rows = _row_order(target)
-    writer.add(f"{target.module}.weight", affine.weight[rows], "U32")
-    writer.add(f"{target.module}.scales", affine.scales[rows], scale_type)
-    if affine.biases is not None:
-        writer.add(f"{target.module}.biases", affine.biases[rows], scale_type)
+    parts = [("weight", affine.weight, "U32"), ("scales", affine.scales, scale_type)]
+    parts += [] if affine.biases is None else [("biases", affine.biases, scale_type)]
+    if target.columns is not None and tensor.shape[-1] // len(target.columns) % affine.group_size:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name} ({tensor.type}) is quantized across heads: their size is no multiple of a group"
+        )
+    for leaf, array, dtype in parts:
+        writer.add(f"{target.module}.{leaf}", _in_order(array, target), dtype)
     written.settings[target.module] = (affine.group_size, affine.bits, affine.mode)
     written.types.add(tensor.type)
     written.note(tensor, f"affine {affine.bits}-bit, group size {affine.group_size}", affine.max_error)
@@ -178,33 +209,42 @@ def _write_packed(
 def _write_plain(writer: SafetensorsWriter, tensor: RawTensor, target: Target, written: _ConversionLog) -> None:
     words, dtype = to_plain(tensor)
     max_error = 0.0
-    if target.plus_one:
-        words, dtype, max_error = _minus_one(words, dtype)
-    words = words[None] if target.as_row else words
-    writer.add(f"{target.module}.{target.leaf}", words[_row_order(target)], dtype)
+    if target.values != "same":
+        words, dtype, max_error = _changed(tensor, words, dtype, target)
+    words = _in_order(words, target)
+    writer.add(target.name, words if target.stored is None else words.reshape(target.stored), dtype)
     written.types.add(tensor.type)
     written.note(tensor, dtype, max_error)
 
 
-def _minus_one(words: npt.NDArray[Any], dtype: str) -> tuple[npt.NDArray[Any], str, float]:
-    """Return (norm weight minus 1 as float32, dtype, error of adding it back); llama.cpp's converter adds the 1."""
+def _changed(
+    tensor: RawTensor, words: npt.NDArray[Any], dtype: str, target: Target
+) -> tuple[npt.NDArray[Any], str, float]:
+    """Return (changed values as float32, dtype, error of the change back)."""
     if dtype == "BF16":
         stored = (words.astype("<u4") << 16).view("<f4")
     else:
         stored = words.view("<f4" if dtype == "F32" else "<f2").astype("<f4")
-    values = stored - np.float32(1)
-    return values, "F32", float(np.abs(values + np.float32(1) - stored).max())
+    if target.values == "minus_one":  # llama.cpp's converter adds the 1 to norms
+        values = stored - np.float32(1)
+        return values, "F32", float(np.abs(values + np.float32(1) - stored).max())
+    if (stored >= 0).any():
+        raise CheckpointError(f"tensor {tensor.name} has a decay that is not negative")
+    values = np.log(-stored)
+    return values, "F32", float(np.abs(np.exp(values) + stored).max())
 
 
-def _row_order(target: Target) -> npt.NDArray[Any] | slice:
-    """Return the rows in Hugging Face order. GGUF interleaves the halves of a head: 0, D/2, 1, D/2 + 1, ..."""
-    if not target.permuted_heads:
-        return slice(None)
-    rows = np.arange(target.shape[0]).reshape(target.permuted_heads, -1, 2)  # (H, D / 2, 2)
-    return rows.swapaxes(1, 2).reshape(-1)
+def _in_order(array: npt.NDArray[Any], target: Target) -> npt.NDArray[Any]:
+    """Return the array with its rows, and its blocks of columns, in the network's order."""
+    if target.rows is not None:
+        array = np.take(array, target.rows, axis=target.axis)
+    if target.columns is None:
+        return array
+    blocks = array.reshape(*array.shape[:-1], len(target.columns), -1)
+    return np.take(blocks, target.columns, axis=-2).reshape(array.shape)
 
 
-def _quantization(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
+def quantization_section(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
     """Return the config section mlx-lm reads: the most common settings, and all modules that differ."""
     if not settings:
         return {}
@@ -219,17 +259,21 @@ def _quantization(settings: dict[str, tuple[int, int, str]]) -> dict[str, Any]:
 
 def _half_type(architecture: str, types: set[str]) -> str:
     """Return the half precision to compute in on a GPU. Gemma's activations overflow float16."""
-    return "bfloat16" if "BF16" in types or architecture.startswith("gemma") else "float16"
+    wide = "BF16" in types or architecture.startswith("gemma") or architecture in LAYERED
+    return "bfloat16" if wide else "float16"
 
 
-def _origin(source: Path, metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, Any]:
+def _origin(paths: list[Path], metadata: Metadata, written: _ConversionLog, sha256: str | None) -> dict[str, Any]:
     if sha256 is None:
-        with source.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for part in paths:
+            with part.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        sha256 = digest.hexdigest()
     return {
         "format": "gguf",
-        "source": source.name,
-        "size": source.stat().st_size,
+        "source": paths[0].name,
+        "size": sum(path.stat().st_size for path in paths),
         "sha256": sha256,
         "licence": stated_licence(metadata),
         "architecture": metadata.architecture,

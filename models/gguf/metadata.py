@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from headrace.models.gguf.header import Value
 from headrace.runtime.errors import CheckpointError
@@ -61,6 +62,22 @@ class Metadata:
         value = self._get(key, None)
         if not isinstance(value, list) or not all(type(item) is int for item in value) or len(value) != length:
             raise self._wrong(key, f"a list of {length} whole numbers", value)
+        return value
+
+    def per_layer(
+        self, key: str, length: int, default: int | None = None, *, minimum: int = 0, maximum: int = 2**31 - 1
+    ) -> list[int]:
+        """Return one integer for each layer; a single number stands for all of them."""
+        value = self._get(key, default)
+        found: list[Any] = value if isinstance(value, list) else [value] * length
+        if len(found) != length or not all(type(item) is int and minimum <= item <= maximum for item in found):
+            raise self._wrong(key, f"whole numbers from {minimum} to {maximum}, one or {length}", value)
+        return found
+
+    def flags(self, key: str, length: int) -> list[bool]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) != length or not all(isinstance(item, bool) for item in value):
+            raise self._wrong(key, f"a list of {length} times true or false", value)
         return value
 
     def numbers(self, key: str, length: int) -> list[float]:

@@ -4,11 +4,12 @@ Two layouts differ: llama.cpp's converter permutes the Q and K rows of llama-fam
 adds 1 to Gemma's norm weights.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.models.gguf.architectures import Architecture, find
+from headrace.models.gguf.layered import LAYERED
+from headrace.models.gguf.target import Target, Values, interleaved, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the config
@@ -17,68 +18,56 @@ ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight" 
 _ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
 
 
-@dataclass(frozen=True)
-class Target:
-    """Destination of a tensor.
+def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> list[Target]:
+    """Return one `Target` for every tensor except RoPE factors and unused layers, in model order.
 
-    permuted_heads: > 0 if rows are interleaved per head. plus_one: subtract 1. as_row: store a vector as a matrix of
-    one row.
+    present: shapes of the file's tensors. Raises CheckpointError for a missing tensor, UnsupportedModelError for an
+    unknown one.
     """
-
-    source: str
-    module: str  # path without .weight / .bias
-    leaf: str
-    shape: tuple[int, ...]
-    permuted_heads: int = 0
-    plus_one: bool = False
-    as_row: bool = False
-
-
-def targets(architecture: str, config: dict[str, Any], present: Iterable[str]) -> list[Target]:
-    """Return one `Target` for every tensor except RoPE factors, in model order.
-
-    Raises CheckpointError for a missing tensor, UnsupportedModelError for an unknown one.
-    """
-    wanted = list(_expected(architecture, config))
-    unused = set(present) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
-    for target in wanted:
-        if target.source not in unused:
-            raise CheckpointError(f"tensor {target.source} is missing")
-        unused.discard(target.source)
+    layered = LAYERED.get(architecture)
+    wanted = list(_expected(architecture, config, present) if layered is None else layered.targets(config, present))
+    used = {source for target in wanted for source in target.sources}
+    for source in used - present.keys():
+        raise CheckpointError(f"tensor {source} is missing")
+    unused = set(present) - used - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
+    unused = unused if layered is None else {name for name in unused if not layered.ignores(name, config)}
     if unused:
         raise UnsupportedModelError(f"tensor {min(unused)} has no place in a {architecture} model")
     return wanted
 
 
-def _expected(name: str, config: dict[str, Any]) -> Iterable[Target]:
+def _expected(name: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> Iterable[Target]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     architecture = find(name, experts=experts_of(config))
     assert architecture is not None
     yield Target("token_embd.weight", "model.embed_tokens", "weight", (vocab, hidden))
     for layer in range(config["num_hidden_layers"]):
-        yield from _layer(architecture, config, layer)
-    yield Target("output_norm.weight", "model.norm", "weight", (hidden,), plus_one=architecture.gemma)
+        yield from unfused(dict(_layer(architecture, config, layer)), present)
+    values: Values = "minus_one" if architecture.gemma else "same"
+    yield Target("output_norm.weight", "model.norm", "weight", (hidden,), values=values)
     if not config["tie_word_embeddings"]:
         if name in ("gemma", "gemma2"):
             raise UnsupportedModelError("tensor output.weight: untied Gemma models are not supported")
         yield Target("output.weight", "lm_head", "weight", (vocab, hidden))
 
 
-def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[Target]:
+def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> Iterable[tuple[str, Target]]:
     attention = _ATTENTION[:3] if config["model_type"] == "glm4" else _ATTENTION
     stated = (attention if config.get("attention_bias") else ()) + (_MLP if config.get("mlp_bias") else ())
     biased = architecture.biased or stated
     shapes = _shapes(architecture, config)
     for source, module in architecture.modules.items():
-        path, at = f"model.layers.{layer}.{module}", f"blk.{layer}.{source}"
-        heads = 0
+        path, at, rows = f"model.layers.{layer}.{module}", f"blk.{layer}.{source}", None
         if architecture.permuted and source in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if source == "attn_q" else "num_key_value_heads"]
+            rows = interleaved(heads, shapes[source][0])
         leaf = "sinks" if source == "attn_sinks" else "weight"
-        plus_one, as_row = architecture.gemma and source.endswith("norm"), source == "ffn_gate_inp_shexp"
-        yield Target(f"{at}.weight", path, leaf, shapes[source], heads, plus_one, as_row)
+        values: Values = "minus_one" if architecture.gemma and source.endswith("norm") else "same"
+        stored = (1, *shapes[source]) if source == "ffn_gate_inp_shexp" else None
+        weight = Target(f"{at}.weight", path, leaf, shapes[source], rows, values=values, stored=stored)
+        yield f"{source}.weight", weight
         if source in biased:
-            yield Target(f"{at}.bias", path, "bias", shapes[source][:-1], heads)
+            yield f"{source}.bias", Target(f"{at}.bias", path, "bias", shapes[source][:-1], rows)
 
 
 def experts_of(config: dict[str, Any]) -> int:

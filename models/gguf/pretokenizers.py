@@ -41,6 +41,16 @@ _GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*(?:{_CONTRACTIONS})?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_EXAONE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Letters of Kimi's words: Chinese characters are words of their own.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTIONS})?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTIONS})?|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
+)
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
@@ -60,6 +70,10 @@ _BY_NAME = {
     "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
     "seed-coder": PreTokenizer((_SEED,)),
     "gpt-4o": PreTokenizer((_GPT4O,)),
+    "exaone-moe": PreTokenizer((_EXAONE,)),
+    "kimi-k2": PreTokenizer((_KIMI,)),
+    "bloom": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+",)),
+    "viking": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
 }
 _SAME_AS = {
     "phi-2": "gpt-2",
@@ -93,6 +107,21 @@ _SAME_AS = {
     "stablelm2": "qwen2",
     "deepseek-r1-qwen": "qwen2",
     "megrez": "qwen2",
+    "solar-open": "qwen2",
+    "f2llmv2": "qwen2",
+    "grok-2": "qwen2",
+    "minimax-m2": "gpt-4o",
+    "kanana2": "gpt-4o",
+    "bailingmoe": "qwen2",  # its runs of newlines end alike
+    "bailingmoe2": "qwen2",
+    "llada-moe": "qwen2",
+    "joyai-llm": "deepseek-v3",
+    "mellum2": "smollm",
+    "trillion": "gpt-2",
+    "granite-docling": "gpt-2",
+    "jais": "gpt-2",
+    "poro-chat": "bloom",
+    "gpt3-finnish": "bloom",
 }
 
 

@@ -30,7 +30,7 @@ class SafetensorsWriter:
 
     def add(self, name: str, array: npt.NDArray[Any], dtype: str) -> None:
         """Append the bytes of `array` (little-endian) as a tensor of safetensors type `dtype`."""
-        self._file.write(np.ascontiguousarray(array).data.cast("B"))
+        self._file.write(np.ascontiguousarray(array).reshape(-1).data.cast("B"))
         span = [self._end, self._end + array.nbytes]
         self._entries[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": span}
         self._end = span[1]

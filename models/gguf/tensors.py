@@ -11,7 +11,6 @@ Scales and biases are float16 if that is exact, since a decode step reads them a
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,34 +18,17 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import IQ4_NL, MXFP4, dequantize
 
+from headrace.models.gguf.affine import GROUP_SIZE, Affine, Array
 from headrace.models.gguf.container import RawTensor
 from headrace.models.gguf.header import BLOCKS
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.cost import quantized_bytes
 
-Array = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's stubs lose over shifts and masks
 Floats = npt.NDArray[np.float32]
 
-GROUP_SIZE = 32
 _WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # their scales are products that half precision would round
 _CHUNK_WEIGHTS = 1 << 21  # weights unpacked at a time
-
-
-@dataclass(frozen=True)
-class Affine:
-    """A quantized matrix, or one per expert, in MLX's layout. max_error: against the source's exact values."""
-
-    weight: Array  # (..., rows, columns * bits / 32), uint32
-    scales: Array  # (..., rows, columns / group_size), float16 or float32; uint8 exponents in mode mxfp4
-    biases: Array | None
-    bits: int
-    max_error: float
-    group_size: int = GROUP_SIZE
-
-    @property
-    def mode(self) -> str:
-        return "affine" if self.biases is not None else "mxfp4"
 
 
 def is_quantized(tensor: RawTensor) -> bool:
@@ -60,6 +42,14 @@ def stored_bytes(tensor: RawTensor) -> int:
         return int(tensor.data.nbytes)
     _, bits, group_size = _UNPACK[tensor.type]
     return quantized_bytes(math.prod(tensor.shape), bits, group_size, 4 if tensor.type in _WIDE else 2)
+
+
+def stored_groups(tensor: RawTensor) -> tuple[int, int, str]:
+    """Return (group size, bits, mode) of a converted matrix in a network without groups of 16."""
+    if tensor.type == "MXFP4" and len(tensor.shape) > 2:
+        return GROUP_SIZE, 4, "mxfp4"
+    _, bits, group_size = _UNPACK[tensor.type]
+    return (group_size, bits, "affine") if group_size >= GROUP_SIZE else (GROUP_SIZE, 8, "affine")
 
 
 def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:

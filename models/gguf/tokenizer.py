@@ -1,7 +1,8 @@
 """Conversion of a GGUF vocabulary to a Hugging Face tokenizer and its `tokenizer_config.json`.
 
-Two kinds: byte-level BPE ("gpt2") and SentencePiece BPE with scores and byte fallback ("llama", also Gemma's).
-Both give llama.cpp's token ids, except that merges never produce a control token, so that plain text cannot become one.
+Three kinds: byte-level BPE ("gpt2"), SentencePiece BPE with scores and byte fallback ("llama", Gemma's, too), and BPE
+of characters with merges and byte fallback ("gemma4"). All give llama.cpp's token ids, except that merges never produce
+a control token, so that plain text cannot become one.
 """
 
 import json
@@ -11,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
 from headrace.models.gguf.vocabulary import SpecialIds, read_special_ids
-from headrace.models.text.vocabulary import CONTROL, UNKNOWN, Vocabulary, add_tokens, sentencepiece_bpe
+from headrace.models.text.vocabulary import (
+    CONTROL,
+    SPACE_MARK,
+    UNKNOWN,
+    Vocabulary,
+    add_tokens,
+    sentencepiece_bpe,
+    spell_spaces,
+)
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -30,6 +39,9 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokeni
     elif model == "llama":
         special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=True)
         tokenizer = _sentencepiece(metadata, vocabulary, special)
+    elif model == "gemma4":
+        special = read_special_ids(metadata, vocabulary, add_bos=True, is_spm=False)
+        tokenizer = _characters(metadata, vocabulary, special)
     else:
         raise UnsupportedModelError(
             f"the tokenizer {model!r} is not supported",
@@ -74,6 +86,18 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
+    ids, merges = _merges(metadata, vocabulary)
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
+    steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return (id of each token, merges except those that make a control token)."""
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     control = {vocabulary.tokens[index] for index in vocabulary.ids_of(CONTROL, UNKNOWN)}
     merges = []
@@ -85,12 +109,19 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -
             raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
         if left + right not in control:
             merges.append((left, right))
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
-    steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    return ids, merges
+
+
+def _characters(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+
+    ids, merges = _merges(metadata, vocabulary)
+    unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
+    spell_spaces(tokenizer, prefix=False)
     return tokenizer
 
 

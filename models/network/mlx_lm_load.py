@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
+from mlx.utils import tree_map, tree_map_with_path
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.foreign.matrices import REQUANTIZED_BITS, REQUANTIZED_GROUPS
@@ -26,6 +26,7 @@ from headrace.models.network.mtp import Head
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
+_FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
 _UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # their classes ignore rope scaling
 
 
@@ -48,9 +49,7 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None = None
         else:
             half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
             model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
-            for _, module in model.named_modules():  # float32 scales of K-quants would promote activations
-                if "scales" in module and module.scales.dtype == mx.float32:
-                    module.set_dtype(half)
+            _drop_float32(model, half, checkpoint)
         return model, stored
     except (Exception, SystemExit) as error:  # classes raise anything, and exit, on unexpected input
         raise refused(checkpoint.config, checkpoint.path.name, error) from error
@@ -216,6 +215,24 @@ def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | Non
 def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
     """Convert the other half precision to this one; float32 arrays stay."""
     return array.astype(half) if array.dtype in (mx.float16, mx.bfloat16) and array.dtype != half else array
+
+
+def _drop_float32(model: Any, half: mx.Dtype, checkpoint: Checkpoint) -> None:
+    """Convert float32 arrays that would promote all activations: a GGUF's vectors, and scales of K-quants.
+
+    Classes name the arrays that they want in float32; mlx-lm's own conversion asks them, too.
+    """
+    converted = (checkpoint.path / "headrace.json").exists()
+    wanted = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        narrow = converted and wanted(path) and not path.endswith(_FLOAT32)
+        return array.astype(half) if narrow and array.dtype == mx.float32 else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+    for _, module in model.named_modules():
+        if "scales" in module and module.scales.dtype == mx.float32:
+            module.set_dtype(half)
 
 
 def _fits(module: Any, group_size: int) -> bool:

@@ -23,6 +23,7 @@ from headrace.models.gguf.vocabulary import read_vocabulary
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.fuzz.mutate import changed
 from tests.models.gguf.build import VARIANTS, write_gguf
+from tests.models.gguf.build_layered import LAYERED, write_layered
 
 SMALL: dict[str, Any] = {
     "hidden": 32, "inner": 32, "heads": 2, "kv_heads": 1, "layers": 1, "head_dim": 16, "vocabulary": "minimal"
@@ -224,21 +225,26 @@ SCALARS = st.one_of(
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=6), st.lists(st.text(max_size=3), max_size=6))
 
 
-@pytest.mark.parametrize("variant", ["llama-linear", "qwen2-yarn", "gemma3"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAYERED_VARIANTS = ("qwen35moe", "gemma4", "nemotron_h_moe", "deepseek2", "granitehybrid-moe")
+
+
+@pytest.mark.parametrize("variant", ["llama-linear", "qwen2-yarn", "gemma3", *LAYERED_VARIANTS])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_metadata_of_the_wrong_kind_is_refused(variant: str, data: st.DataObject) -> None:
-    with scratch(whole_file(variant, layers=1)) as (path, _):
-        container = open_container(path)
+    layered = variant in LAYERED
+    with scratch(b"" if layered else whole_file(variant, layers=1)) as (path, _):
+        container = open_container(write_layered(path, variant) if layered else path)
     values = dict(container.metadata)
-    keys = st.sampled_from(sorted({*values, f"{VARIANTS[variant][0]}.rope.dimension_count", "general.sampling.temp"}))
+    more = "tokenizer.ggml.pre" if layered else f"{VARIANTS[variant][0]}.rope.dimension_count"
+    keys = st.sampled_from(sorted({*values, more, "general.sampling.temp"}))
     values |= data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=2))
     with contextlib.suppress(CheckpointError):
         metadata = Metadata(values)
         vocabulary = read_vocabulary(metadata)
-        names = container.tensors.keys()
-        config = model_config(metadata, vocab_size=5, tensors=names, rope_factors=None)
-        targets(metadata.architecture, config, names)
+        shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
+        config = model_config(metadata, vocab_size=5, tensors=shapes, rope_factors=None)
+        targets(metadata.architecture, config, shapes)
         _, special = build_tokenizer(metadata, vocabulary)
         tokenizer_config(vocabulary, special, 256)
         generation_config(metadata, special)

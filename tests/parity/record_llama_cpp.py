@@ -1,11 +1,12 @@
 """Record llama.cpp's answers on the tiny GGUF files of `tests/models/gguf/build.py`, so that the suite can hold the
 converter to them where llama.cpp is not installed.
 
-    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf]
+    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered]
 
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
 `tests/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the default
-model's file its token ids are recorded too; without, the ones already there are kept.
+model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
+`llama_cpp_layered.json` instead, for the files of `build_layered.py`.
 """
 
 import json
@@ -20,11 +21,12 @@ import llama_cpp
 
 from tests.corpus import NASTY
 from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
+from tests.models.gguf.build_layered import LAYERED, write_layered
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
 PRE_TOKENIZERS = (
     "default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "tekken", "seed-coder", "gpt-4o",
-    "falcon", "deepseek-coder", "deepseek-v3",
+    "falcon", "deepseek-coder", "deepseek-v3", "exaone-moe", "bloom", "viking",
 )  # fmt: skip
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept
@@ -32,6 +34,9 @@ STEPS, SAID_NEXT, EDITED = 6, [3, 90, 17], [*PROMPT[:10], 5, 6, 11]
 
 
 def main() -> None:
+    if sys.argv[1:] == ["layered"]:
+        record_layered()
+        return
     kept: dict[str, Any] = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {"tokens": {}}
     tokens = {name: token_ids(path) for name, path in vocabulary_files()}
     if len(sys.argv) > 1:
@@ -49,6 +54,15 @@ def main() -> None:
         "tokens": tokens,
     }
     ANSWERS.write_text(as_lines(answers) + "\n")
+
+
+def record_layered() -> None:
+    answers = {
+        "llama_cpp_python": llama_cpp.__version__, "prompt": PROMPT, "every": EVERY, "said_next": SAID_NEXT,
+        "edited": EDITED, "logits": {variant: logits(variant) for variant in LAYERED},
+        "turns": {variant: turns(variant) for variant in LAYERED},
+    }  # fmt: skip
+    ANSWERS.with_name("llama_cpp_layered.json").write_text(as_lines(answers) + "\n")
 
 
 def vocabulary_files() -> Iterator[tuple[str, Path]]:
@@ -104,7 +118,8 @@ def greedy(model: llama_cpp.Llama, prompt: list[int]) -> list[int]:
 
 
 def opened(directory: Path, variant: str) -> llama_cpp.Llama:
-    path = write_gguf(directory / "tiny.gguf", variant)
+    write = write_layered if variant in LAYERED else write_gguf
+    path = write(directory / "tiny.gguf", variant)
     return llama_cpp.Llama(
         str(path), n_ctx=64, logits_all=True, type_k=0, type_v=0, flash_attn=False, n_threads=1, verbose=False
     )

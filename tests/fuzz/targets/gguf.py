@@ -8,7 +8,7 @@ from typing import Any
 from headrace.models.cost.shape_sources import shape_of_gguf
 from headrace.models.gguf import convert_gguf
 from headrace.models.gguf.config import generation_config, model_config
-from headrace.models.gguf.container import open_container
+from headrace.models.gguf.container import Container, open_container
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
@@ -16,6 +16,7 @@ from headrace.models.gguf.vocabulary import read_vocabulary
 from tests.faults.test_gguf import SMALL
 from tests.fuzz.mutate import TEXTS, mutated_bytes, mutated_value, value
 from tests.models.gguf.build import VARIANTS, write_gguf
+from tests.models.gguf.build_layered import LAYERED, write_layered
 
 _WORDS = (b"general.alignment", b"GGUF", b"\xff" * 8, b"\0" * 8, b"llama.", b"tokenizer.ggml.tokens", b"\x1b[2J")
 
@@ -57,6 +58,10 @@ def _possible(part: Any) -> Any:
     return part
 
 
+def _header(container: Container) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    return dict(container.metadata), {name: tensor.shape for name, tensor in container.tensors.items()}
+
+
 class MetadataValues:
     """Valid metadata with nonsensical values."""
 
@@ -64,24 +69,27 @@ class MetadataValues:
         self._models = []
         for name in VARIANTS:
             container = open_container(write_gguf(folder / f"{name}.gguf", name, **{**SMALL, "layers": 2}))
-            self._models.append((dict(container.metadata), list(container.tensors)))
+            self._models.append(_header(container))
+        for name in LAYERED:
+            self._models.append(_header(open_container(write_layered(folder / f"{name}.gguf", name))))
 
-    def make(self, chance: random.Random) -> tuple[dict[str, Any], list[str]]:
-        values, names = chance.choice(self._models)
+    def make(self, chance: random.Random) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+        values, shapes = chance.choice(self._models)
         changed = mutated_value(chance, values)
         if not isinstance(changed, dict):
             changed = {chance.choice(list(values)): value(chance)}
-        names = list(names)
+        shapes = dict(shapes)
         if chance.random() < 0.2:
-            names[chance.randrange(len(names))] = chance.choice((*TEXTS, *names))
-        return _possible(changed), [str(_possible(name)) or "x" for name in names]
+            shape = shapes.pop(chance.choice(list(shapes)))
+            shapes[str(_possible(chance.choice((*TEXTS, *shapes)))) or "x"] = shape
+        return _possible(changed), shapes
 
-    def run(self, given: tuple[dict[str, Any], list[str]]) -> None:
-        values, names = given
+    def run(self, given: tuple[dict[str, Any], dict[str, tuple[int, ...]]]) -> None:
+        values, shapes = given
         metadata = Metadata(values)
         vocabulary = read_vocabulary(metadata)
-        config = model_config(metadata, vocab_size=len(vocabulary.tokens), tensors=names, rope_factors=None)
-        targets(metadata.architecture, config, names)
+        config = model_config(metadata, vocab_size=len(vocabulary.tokens), tensors=shapes, rope_factors=None)
+        targets(metadata.architecture, config, shapes)
         _, special = build_tokenizer(metadata, vocabulary)
         tokenizer_config(vocabulary, special, 256)
         generation_config(metadata, special)

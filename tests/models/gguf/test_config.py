@@ -22,7 +22,8 @@ def config(arch: str = "llama", tensors: tuple[str, ...] = ("output.weight",), *
     keyed = {f"{arch}.{key}": value for key, value in values.items() if value is not None}
     factors = keyed.pop(f"{arch}.rope_factors", None)
     metadata = Metadata({"general.architecture": arch, **keyed})
-    return model_config(metadata, vocab_size=10, tensors=tensors, rope_factors=factors)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(tensors, ())
+    return model_config(metadata, vocab_size=10, tensors=shapes, rope_factors=factors)
 
 
 def test_llama_names_sizes_as_hugging_face_does() -> None:
@@ -86,7 +87,7 @@ def test_long_rope_names_its_factors_and_checks_its_amplitude() -> None:
 
     def of(**more: float) -> dict[str, Any]:
         metadata = Metadata({**base, **{f"phi3.rope.scaling.{key}": value for key, value in more.items()}})
-        return model_config(metadata, vocab_size=10, tensors=(), rope_factors=None, long_factors=factors)
+        return model_config(metadata, vocab_size=10, tensors={}, rope_factors=None, long_factors=factors)
 
     assert of()["partial_rotary_factor"] == 0.75
     assert of()["original_max_position_embeddings"] == 64

@@ -1,0 +1,34 @@
+"""GGUF architectures whose layers differ, or whose classes are mlx-lm's alone.
+
+Each becomes the layout of mlx-lm's class; facts of the files are those of llama.cpp's converter.
+
+    parts       tensors of a layer, and their targets
+    common      entries and tensors that many share
+    delta, gemma, lfm, mamba, mixtures, others      families
+"""
+
+from headrace.models.gguf.layered import delta, gemma, lfm, mamba, mixtures, others
+from headrace.models.gguf.layered.parts import Contents, LayeredArchitecture
+
+__all__ = ["LAYERED", "Contents", "LayeredArchitecture"]
+
+LAYERED: dict[str, LayeredArchitecture] = {
+    "qwen35": delta.QWEN35,
+    "qwen35moe": delta.QWEN35_MOE,
+    "qwen3next": delta.QWEN3_NEXT,
+    "gemma4": gemma.GEMMA4,
+    "lfm2": lfm.LFM2,
+    "lfm2moe": lfm.LFM2_MOE,
+    "granitehybrid": mamba.GRANITE_HYBRID,
+    "nemotron_h": mamba.NEMOTRON_H,
+    "nemotron_h_moe": mamba.NEMOTRON_H,
+    "falcon-h1": mamba.FALCON_H1,
+    "glm4moe": mixtures.GLM4_MOE,
+    "deepseek2": mixtures.DEEPSEEK2,
+    "minimax-m2": mixtures.MINIMAX_M2,
+    "ernie4_5-moe": mixtures.ERNIE_MOE,
+    "starcoder2": others.STARCODER2,
+    "phi2": others.PHI2,
+    "apertus": others.APERTUS,
+    "llama4": others.LLAMA4,
+}

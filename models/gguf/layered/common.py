@@ -1,0 +1,129 @@
+"""Config entries and tensors that many layered architectures share."""
+
+from headrace.models.gguf.layered.parts import Config, Contents, Part
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import rope_scaling
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+NORMS = {"attn_norm": Part("input_layernorm", "hidden"), "ffn_norm": Part("post_attention_layernorm", "hidden")}
+POST_NORMS = {
+    "attn_norm": Part("input_layernorm", "hidden"),
+    "post_attention_norm": Part("post_attention_layernorm", "hidden"),
+}
+
+
+def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, rows: bool = False) -> dict[str, Part]:
+    """Return the projections of attention. gate: 2 if queries come with gates. rows: Q and K are interleaved."""
+    return {
+        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows="q" if rows else ""),
+        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows="k" if rows else ""),
+        "attn_v": Part(f"{at}.v_proj", "kv_heads*head hidden"),
+        "attn_output": Part(f"{at}.{output}", "hidden heads*head"),
+    }
+
+
+def biases(parts: dict[str, Part], keys: tuple[str, ...], *, optional: bool = False) -> dict[str, Part]:
+    """Return the parts, and biases of those at `keys`."""
+    more = {
+        f"{key}.bias": Part(
+            parts[key].module, parts[key].shape.split()[0], "bias", rows=parts[key].rows, optional=optional
+        )
+        for key in keys
+    }
+    return {**parts, **more}
+
+
+def head_norms(at: str = "self_attn", *, optional: bool = False) -> dict[str, Part]:
+    names = {"attn_q_norm": "q_norm", "attn_k_norm": "k_norm"}
+    return {key: Part(f"{at}.{name}", "head", optional=optional) for key, name in names.items()}
+
+
+def mlp(at: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, Part]:
+    gate, up, down = names
+    return {
+        "ffn_gate": Part(f"{at}.{gate}", "inner hidden"),
+        "ffn_up": Part(f"{at}.{up}", "inner hidden"),
+        "ffn_down": Part(f"{at}.{down}", "hidden inner"),
+    }
+
+
+def experts(router: str, at: str, *, plain: bool = False) -> dict[str, Part]:
+    """Return a mixture's router and stacks. plain: the class never quantizes its router."""
+    return {
+        "ffn_gate_inp": Part(router, "experts hidden", plain=plain),
+        "ffn_gate_exps": Part(f"{at}.gate_proj", "experts width hidden"),
+        "ffn_up_exps": Part(f"{at}.up_proj", "experts width hidden"),
+        "ffn_down_exps": Part(f"{at}.down_proj", "experts hidden width"),
+    }
+
+
+def shared_expert(at: str, *, optional: bool = False) -> dict[str, Part]:
+    return {
+        "ffn_gate_shexp": Part(f"{at}.gate_proj", "shared hidden", optional=optional),
+        "ffn_up_shexp": Part(f"{at}.up_proj", "shared hidden", optional=optional),
+        "ffn_down_shexp": Part(f"{at}.down_proj", "hidden shared", optional=optional),
+    }
+
+
+def base_config(metadata: Metadata, file: Contents, model_type: str, *, layer_norm: str = "rms_norm_eps") -> Config:
+    """Return the entries of any decoder. layer_norm: the class's name of the epsilon."""
+    hidden = metadata.integer("{arch}.embedding_length", minimum=1, maximum=1 << 20)
+    heads = max(metadata.per_layer("{arch}.attention.head_count", layers_of(metadata), maximum=1 << 16))
+    kv_heads = max(metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata), heads, maximum=1 << 16))
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise CheckpointError(f"{heads} attention heads cannot share {kv_heads} key/value heads")
+    kinds = ("layer_norm_rms_epsilon", "layer_norm_epsilon")
+    kind = next((kind for kind in kinds if metadata.has(f"{{arch}}.attention.{kind}")), kinds[0])
+    table = file.shapes.get("token_embd.weight", ())
+    if len(table) != 2:
+        raise CheckpointError("tensor token_embd.weight is missing or no matrix")
+    return {
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers_of(metadata) - metadata.integer("{arch}.nextn_predict_layers", 0, maximum=64),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": metadata.integer("{arch}.attention.key_length", hidden // heads, minimum=1, maximum=1 << 16),
+        "max_position_embeddings": metadata.integer("{arch}.context_length", minimum=1),
+        layer_norm: metadata.positive(f"{{arch}}.attention.{kind}"),
+        "rope_theta": metadata.positive("{arch}.rope.freq_base", 10_000.0),
+        "vocab_size": table[0],
+        "tie_word_embeddings": "output.weight" not in file.shapes,
+    }
+
+
+def scaled_rope(metadata: Metadata, config: Config, size: int, factors: list[float] | None = None) -> Config:
+    """Return the `rope_scaling` entry, None for plain RoPE. size: rotated part of a head."""
+    return {"rope_scaling": rope_scaling(metadata, size, config["rope_theta"], factors)}
+
+
+def refuse_scaled_rope(metadata: Metadata) -> None:
+    """Raise UnsupportedModelError for scaled RoPE in an architecture without it."""
+    if (kind := metadata.text("{arch}.rope.scaling.type", "none")) != "none":
+        raise UnsupportedModelError(f"GGUF architecture {metadata.architecture!r} with RoPE scaling {kind!r}")
+
+
+def feed_forward(metadata: Metadata, default: int | None = None) -> int:
+    return metadata.integer("{arch}.feed_forward_length", default, minimum=1, maximum=1 << 22)
+
+
+def mixture(metadata: Metadata, count: str, active: str, width: str) -> Config:
+    """Return the counts and the width of experts under the class's names."""
+    experts = metadata.integer("{arch}.expert_count", minimum=1, maximum=1 << 14)
+    return {
+        count: experts,
+        active: metadata.integer("{arch}.expert_used_count", minimum=1, maximum=experts),
+        width: metadata.integer("{arch}.expert_feed_forward_length", minimum=1, maximum=1 << 22),
+    }
+
+
+def layers_of(metadata: Metadata) -> int:
+    """Return the number of layers, those for multi-token prediction included."""
+    return metadata.integer("{arch}.block_count", minimum=1, maximum=4096)
+
+
+def attention_sizes(config: Config) -> dict[str, int]:
+    return {
+        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"], "head": config["head_dim"],
+    }  # fmt: skip

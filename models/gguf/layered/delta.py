@@ -1,0 +1,161 @@
+"""Gated delta networks: Qwen 3.5, its mixtures, and Qwen3-Next.
+
+llama.cpp's converter stores Qwen 3.5's value heads tiled, [G0 v0, G1 v0, ..., G0 v1, ...], and the class reads them
+grouped by key head. Qwen3-Next is converted to the class of Qwen 3.5's mixture, which has its projections apart.
+"""
+
+import numpy as np
+
+from headrace.models.gguf.layered.common import (
+    POST_NORMS,
+    attention,
+    attention_sizes,
+    base_config,
+    experts,
+    feed_forward,
+    head_norms,
+    mixture,
+    mlp,
+    refuse_scaled_rope,
+    shared_expert,
+)
+from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Orders, Part, tables
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import CheckpointError
+
+_SECTIONS = [11, 11, 10]  # of multimodal RoPE, which are equal for text
+_DELTA = "linear_attn"
+
+
+def _config(metadata: Metadata, file: Contents) -> Config:
+    refuse_scaled_rope(metadata)
+    mixed = metadata.architecture != "qwen35"
+    config = base_config(metadata, file, "qwen3_5_moe_text" if mixed else "qwen3_5_text")
+    rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"] // 4, minimum=2)
+    keys = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=1 << 16)
+    values = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16)
+    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
+    if values % keys or inner % values or rotated > config["head_dim"] or rotated % 2:
+        raise CheckpointError("the sizes of the GGUF's delta network do not fit each other")
+    config |= {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
+        "linear_value_head_dim": inner // values,
+        "linear_conv_kernel_dim": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
+        "full_attention_interval": metadata.integer("{arch}.full_attention_interval", 4, minimum=1),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "partial_rotary_factor": rotated / config["head_dim"],
+    }
+    interval = config["full_attention_interval"]
+    config["layer_types"] = [
+        "linear_attention" if (layer + 1) % interval else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ]
+    config["rope_parameters"] = {
+        "rope_type": "default", "rope_theta": config["rope_theta"], "mrope_interleaved": True,
+        "mrope_section": _SECTIONS, "partial_rotary_factor": config["partial_rotary_factor"],
+    }  # fmt: skip
+    if not mixed:
+        return config | {"intermediate_size": feed_forward(metadata)}
+    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    width = config["moe_intermediate_size"]
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", width, minimum=1, maximum=1 << 22)
+    return config | {
+        "intermediate_size": feed_forward(metadata, width), "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": True,
+    }  # fmt: skip
+
+
+def _kinds(config: Config) -> list[tuple[str, ...]]:
+    mixed = "sparse" if "num_experts" in config else "dense"
+    names = {"linear_attention": ("norms", "delta", mixed), "full_attention": ("norms", "attention", mixed)}
+    return [names[kind] for kind in config["layer_types"]]
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key, value = keys * config["linear_key_head_dim"], values * config["linear_value_head_dim"]
+    return attention_sizes(config) | {
+        "inner": config["intermediate_size"], "experts": config.get("num_experts", 0),
+        "width": config.get("moe_intermediate_size", 0), "shared": config.get("shared_expert_intermediate_size", 0),
+        "values": values, "value_rows": value, "mixed": 2 * key + value, "all": 2 * key + 2 * value,
+        "kernel": config["linear_conv_kernel_dim"], "value": config["linear_value_head_dim"],
+    }  # fmt: skip
+
+
+def _tiled(config: Config) -> Orders:
+    """Return the orders that group tiled value heads."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_rows, size = 2 * keys * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    heads = np.arange(values).reshape(-1, keys).T.reshape(-1)  # tiled head of each grouped head
+    rows = (heads[:, None] * size + np.arange(size)).reshape(-1)
+    return {"heads": heads, "rows": rows, "mixed": np.concatenate([np.arange(key_rows), key_rows + rows])}
+
+
+def _by_key_head(config: Config) -> Orders:
+    """Return the rows of Qwen3-Next's joined projections, which are stored by key head: q, k, v, z and b, a."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key, per_key = config["linear_key_head_dim"], values // keys
+    value = per_key * config["linear_value_head_dim"]
+    rows = np.arange(keys * (2 * key + 2 * value)).reshape(keys, -1)
+    q, k, v, z = np.split(rows, np.cumsum([key, key, value]), axis=1)
+    b, a = np.split(np.arange(2 * values).reshape(keys, -1), 2, axis=1)
+    mixed = np.concatenate([part.reshape(-1) for part in (q, k, v)])
+    return {"qkv": mixed, "z": z.reshape(-1), "b": b.reshape(-1), "a": a.reshape(-1)}
+
+
+def _delta(heads: str = "", rows: str = "", mixed: str = "") -> dict[str, Part]:
+    """Return the tensors of a delta network; arguments: orders of value heads, of their rows, and with keys before."""
+    return {
+        "attn_qkv": Part(f"{_DELTA}.in_proj_qkv", "mixed hidden", rows=mixed),
+        "attn_gate": Part(f"{_DELTA}.in_proj_z", "value_rows hidden", rows=rows),
+        "ssm_beta": Part(f"{_DELTA}.in_proj_b", "values hidden", rows=heads),
+        "ssm_alpha": Part(f"{_DELTA}.in_proj_a", "values hidden", rows=heads),
+        "ssm_conv1d": Part(f"{_DELTA}.conv1d", "mixed kernel", rows=mixed, stored="mixed kernel 1", plain=True),
+        "ssm_dt.bias": Part(_DELTA, "values", "dt_bias", rows=heads),
+        "ssm_a.": Part(_DELTA, "values", "A_log", rows=heads, values="log"),
+        "ssm_norm": Part(f"{_DELTA}.norm", "value"),
+        "ssm_out": Part(f"{_DELTA}.out_proj", "hidden value_rows", columns=heads),
+    }
+
+
+_NEXT = _delta()
+_B = Part(f"{_DELTA}.in_proj_b", "2*values hidden", rows="b", source="ssm_ba")
+_A = Part(f"{_DELTA}.in_proj_a", "2*values hidden", rows="a", source="ssm_ba")
+_APART = {key: part for key, part in _NEXT.items() if key not in ("ssm_beta", "ssm_alpha")}
+_JOINED = {key: part for key, part in _APART.items() if key not in ("attn_qkv", "attn_gate")}
+_REST = {
+    "norms": POST_NORMS,
+    "attention": attention(gate=2) | head_norms(),
+    "dense": mlp(),
+    "sparse": {
+        **experts("mlp.gate", "mlp.switch_mlp"), **shared_expert("mlp.shared_expert"),
+        "ffn_gate_inp_shexp": Part("mlp.shared_expert_gate", "hidden", stored="1 hidden", plain=True),
+    },
+}  # fmt: skip
+_TABLES = tables()
+
+QWEN35 = LayeredArchitecture(
+    "Qwen3_5ForConditionalGeneration", _config, _kinds, _sizes, {**_REST, "delta": _delta("heads", "rows", "mixed")},
+    _TABLES, orders=_tiled, wrapped="qwen3_5",
+)  # fmt: skip
+QWEN35_MOE = LayeredArchitecture(
+    "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
+    {**_REST, "delta": _delta("heads", "rows", "mixed")}, _TABLES, orders=_tiled, wrapped="qwen3_5_moe",
+)  # fmt: skip
+QWEN3_NEXT = LayeredArchitecture(
+    "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
+    {
+        **_REST, "delta": {**_APART, "b": _B, "a": _A},
+        "joined_delta": {
+            **_JOINED, "b": _B, "a": _A,
+            "qkv": Part(f"{_DELTA}.in_proj_qkv", "all hidden", rows="qkv", source="ssm_in"),
+            "z": Part(f"{_DELTA}.in_proj_z", "all hidden", rows="z", source="ssm_in"),
+        },
+    },
+    _TABLES, orders=_by_key_head, wrapped="qwen3_5_moe",
+    otherwise={"delta": ("attn_qkv", "joined_delta")},
+)  # fmt: skip

@@ -1,0 +1,245 @@
+"""Hybrids of Mamba-2 and attention: Granite 4, Nemotron-H with and without experts, and Falcon-H1.
+
+The files store -exp(A_log), and A, D and norms with another axis. Attention of Granite 4 and Nemotron-H has no
+positions, so its interleaved rows of Q and K need no order.
+"""
+
+from typing import Any
+
+from headrace.models.gguf.layered.common import (
+    NORMS,
+    attention,
+    attention_sizes,
+    base_config,
+    experts,
+    feed_forward,
+    layers_of,
+    mixture,
+    mlp,
+    refuse_scaled_rope,
+)
+from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+_LONGEST_STEP = 1e30  # steps are not limited
+
+
+def _mixer(at: str, *, norm: bool = True, bias: bool = True) -> dict[str, Part]:
+    """Return the tensors of a Mamba-2 layer. norm, bias: all files have one."""
+    return {
+        "ssm_in": Part(f"{at}.in_proj", "all hidden"),
+        "ssm_conv1d": Part(f"{at}.conv1d", "mixed kernel", stored="mixed kernel 1", plain=True),
+        "ssm_conv1d.bias": Part(f"{at}.conv1d", "mixed", "bias", optional=not bias),
+        "ssm_dt.bias": Part(at, "mamba_heads", "dt_bias"),
+        "ssm_a.": Part(at, "mamba_heads 1", "A_log", values="log", stored="mamba_heads", plain=True),
+        "ssm_d.": Part(at, "mamba_heads 1", "D", stored="mamba_heads", plain=True),
+        "ssm_norm": Part(f"{at}.norm", "groups per_group", stored="states", plain=True, optional=not norm),
+        "ssm_out": Part(f"{at}.out_proj", "hidden states"),
+    }
+
+
+def _mamba(metadata: Metadata, file: Contents) -> dict[str, Any]:
+    """Return the sizes of Mamba-2 layers by general names."""
+    heads = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16)
+    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
+    groups = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=1 << 16)
+    if inner % heads or heads % groups:
+        raise CheckpointError(f"{heads} Mamba heads of {inner} in {groups} groups do not fit")
+    return {
+        "heads": heads, "head": inner // heads, "groups": groups,
+        "state": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
+        "kernel": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
+        "bias": any(name.endswith(".ssm_conv1d.bias") for name in file.shapes),
+    }  # fmt: skip
+
+
+def _mamba_sizes(heads: int, head: int, groups: int, state: int, kernel: int) -> dict[str, int]:
+    inner, mixed = heads * head, heads * head + 2 * groups * state
+    return {
+        "mamba_heads": heads, "states": inner, "groups": groups, "per_group": inner // groups, "kernel": kernel,
+        "mixed": mixed, "all": inner + mixed + heads,
+    }  # fmt: skip
+
+
+def _granite(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "granitemoehybrid")
+    mamba = _mamba(metadata, file)
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
+    if metadata.flag("{arch}.rope.scaling.finetuned", False):
+        raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
+    config |= {
+        "layer_types": ["attention" if count else "mamba" for count in kv_heads],
+        "mamba_n_heads": mamba["heads"], "mamba_d_head": mamba["head"], "mamba_n_groups": mamba["groups"],
+        "mamba_d_state": mamba["state"], "mamba_d_conv": mamba["kernel"], "mamba_conv_bias": mamba["bias"],
+        "mamba_proj_bias": False, "time_step_limit": [0.0, _LONGEST_STEP],
+        "attention_bias": False, "mlp_bias": False, "position_embedding_type": "nope",
+        "attention_multiplier": metadata.positive("{arch}.attention.scale"),
+        "embedding_multiplier": metadata.positive("{arch}.embedding_scale", 1.0),
+        "residual_multiplier": metadata.positive("{arch}.residual_scale", 1.0),
+        "logits_scaling": metadata.positive("{arch}.logit_scale", 1.0),
+    }  # fmt: skip
+    if not metadata.integer("{arch}.expert_count", 0):
+        inner = feed_forward(metadata)
+        return config | {"intermediate_size": inner, "shared_intermediate_size": inner, "num_local_experts": 0}
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=1 << 22)
+    width = metadata.integer("{arch}.expert_feed_forward_length", feed_forward(metadata), minimum=1, maximum=1 << 22)
+    count = metadata.integer("{arch}.expert_count", maximum=1 << 14)
+    active = metadata.integer("{arch}.expert_used_count", minimum=1, maximum=count)
+    return config | {
+        "num_local_experts": count, "num_experts_per_tok": active, "intermediate_size": width,
+        "shared_intermediate_size": shared,
+    }  # fmt: skip
+
+
+def _granite_sizes(config: Config) -> dict[str, int]:
+    keys = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    inner = config["intermediate_size"]
+    return (
+        attention_sizes(config)
+        | _mamba_sizes(*(config[key] for key in keys))
+        | {
+            "inner": inner, "width": inner, "experts": config["num_local_experts"],
+            "shared": config["shared_intermediate_size"],
+        }
+    )  # fmt: skip
+
+
+def _granite_kinds(config: Config) -> list[tuple[str, ...]]:
+    mixed = "sparse" if config["num_local_experts"] else "dense"
+    return [("norms", kind, mixed) for kind in config["layer_types"]]
+
+
+_SHARED = "shared_mlp"
+_SPARSE = "block_sparse_moe"
+GRANITE_HYBRID = LayeredArchitecture(
+    "GraniteMoeHybridForCausalLM", _granite, _granite_kinds, _granite_sizes,
+    {
+        "norms": NORMS, "mamba": _mixer("mamba", bias=False), "attention": attention(), "dense": mlp(),
+        "sparse": {
+            **experts(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"),
+            "ffn_gate_shexp": Part(f"{_SHARED}.input_linear", "shared hidden", below="ffn_up_shexp"),
+            "ffn_down_shexp": Part(f"{_SHARED}.output_linear", "hidden shared"),
+        },
+    },
+    tables(),
+)  # fmt: skip
+
+
+def _nemotron(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "nemotron_h", layer_norm="layer_norm_epsilon")
+    count, mamba = layers_of(metadata), _mamba(metadata, file)
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
+    inner = metadata.per_layer("{arch}.feed_forward_length", count)
+    mixed = metadata.integer("{arch}.expert_count", 0) > 0
+    letters = ["*" if kv else ("E" if mixed else "-") if ff else "M" for kv, ff in zip(kv_heads, inner, strict=True)]
+    config |= {
+        "hybrid_override_pattern": "".join(letters[: config["num_hidden_layers"]]),
+        "intermediate_size": max(max(inner), 1), "mamba_num_heads": mamba["heads"], "mamba_head_dim": mamba["head"],
+        "n_groups": mamba["groups"], "ssm_state_size": mamba["state"], "conv_kernel": mamba["kernel"],
+        "use_conv_bias": mamba["bias"], "mamba_proj_bias": False, "attention_bias": False, "mlp_bias": False,
+        "use_bias": False, "tie_word_embeddings": False,
+    }  # fmt: skip
+    if "output.weight" not in file.shapes:
+        raise UnsupportedModelError("a Nemotron-H with tied embeddings is not supported")
+    if not mixed:
+        return config
+    shared = metadata.integer("{arch}.expert_shared_count", 0)
+    width = metadata.integer("{arch}.expert_shared_feed_forward_length", 0, maximum=1 << 22)
+    latent = metadata.integer("{arch}.moe_latent_size", 0, maximum=1 << 20)
+    return config | mixture(metadata, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size") | {
+        "n_shared_experts": shared or None, "moe_shared_expert_intermediate_size": width,
+        "moe_latent_size": latent or None, "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", False),
+        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 0.0) or 1.0,
+        "n_group": metadata.integer("{arch}.expert_group_count", 0) or 1,
+        "topk_group": metadata.integer("{arch}.expert_group_used_count", 0) or 1,
+    }  # fmt: skip
+
+
+def _nemotron_sizes(config: Config) -> dict[str, int]:
+    keys = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+    return (
+        attention_sizes(config)
+        | _mamba_sizes(*(config[key] for key in keys))
+        | {
+            "inner": config["intermediate_size"], "experts": config.get("n_routed_experts", 0),
+            "width": config.get("moe_intermediate_size", 0),
+            "shared": config.get("moe_shared_expert_intermediate_size", 0),
+            "latent": config.get("moe_latent_size") or 0,
+            "inputs": config.get("moe_latent_size") or config["hidden_size"],
+        }
+    )  # fmt: skip
+
+
+def _nemotron_kinds(config: Config) -> list[tuple[str, ...]]:
+    shared = ("shared",) if config.get("n_shared_experts") else ()
+    latent = ("latent",) if config.get("moe_latent_size") else ()
+    return [("norms", kind, *(shared + latent if kind == "E" else ())) for kind in config["hybrid_override_pattern"]]
+
+
+_MIXER = "mixer"
+_NEMOTRON_GROUPS: dict[str, dict[str, Part]] = {
+    "norms": {"attn_norm": Part("norm", "hidden")},
+    "M": _mixer(_MIXER, bias=False),
+    "*": attention(_MIXER),
+    "-": {"ffn_up": Part(f"{_MIXER}.up_proj", "inner hidden"), "ffn_down": Part(f"{_MIXER}.down_proj", "hidden inner")},
+    "E": {
+        "ffn_gate_inp": Part(f"{_MIXER}.gate", "experts hidden", plain=True),
+        "exp_probs_b.bias": Part(f"{_MIXER}.gate", "experts", "e_score_correction_bias"),
+        "ffn_up_exps": Part(f"{_MIXER}.switch_mlp.fc1", "experts width inputs"),
+        "ffn_down_exps": Part(f"{_MIXER}.switch_mlp.fc2", "experts inputs width"),
+    },
+    "shared": {
+        "ffn_up_shexp": Part(f"{_MIXER}.shared_experts.up_proj", "shared hidden"),
+        "ffn_down_shexp": Part(f"{_MIXER}.shared_experts.down_proj", "hidden shared"),
+    },
+    "latent": {
+        "ffn_latent_down": Part(f"{_MIXER}.fc1_latent_proj", "latent hidden"),
+        "ffn_latent_up": Part(f"{_MIXER}.fc2_latent_proj", "hidden latent"),
+    },
+}
+NEMOTRON_H = LayeredArchitecture(
+    "NemotronHForCausalLM", _nemotron, _nemotron_kinds, _nemotron_sizes, _NEMOTRON_GROUPS,
+    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}",
+)  # fmt: skip
+
+
+def _falcon(metadata: Metadata, file: Contents) -> Config:
+    refuse_scaled_rope(metadata)
+    config, mamba = base_config(metadata, file, "falcon_h1"), _mamba(metadata, file)
+    normed = any(name.endswith(".ssm_norm.weight") for name in file.shapes)
+    if normed and mamba["groups"] > 1:
+        raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
+    ones = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
+    return config | {
+        "intermediate_size": feed_forward(metadata), "mamba_d_ssm": mamba["heads"] * mamba["head"],
+        "mamba_n_heads": mamba["heads"], "mamba_d_head": mamba["head"], "mamba_n_groups": mamba["groups"],
+        "mamba_d_state": mamba["state"], "mamba_d_conv": mamba["kernel"], "mamba_conv_bias": mamba["bias"],
+        "mamba_rms_norm": normed, "mamba_norm_before_gate": False, "mamba_proj_bias": False,
+        "mlp_bias": False, "attention_bias": False, "projectors_bias": False,
+        # llama.cpp's converter folds all multipliers into the weights.
+        **{f"{name}_multiplier": 1.0 for name in ones}, "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
+    }  # fmt: skip
+
+
+def _falcon_sizes(config: Config) -> dict[str, int]:
+    keys = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    return (
+        attention_sizes(config) | _mamba_sizes(*(config[key] for key in keys)) | {"inner": config["intermediate_size"]}
+    )
+
+
+def _falcon_kinds(config: Config) -> list[tuple[str, ...]]:
+    return [("all",)] * config["num_hidden_layers"]
+
+
+FALCON_H1 = LayeredArchitecture(
+    "FalconH1ForCausalLM", _falcon, _falcon_kinds, _falcon_sizes,
+    {
+        "all": {
+            "attn_norm": Part("input_layernorm", "hidden"), "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
+            **attention(), **_mixer("mamba", norm=False, bias=False), **mlp("feed_forward"),
+        },
+    },
+    tables("model.final_layernorm"),
+)  # fmt: skip

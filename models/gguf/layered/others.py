@@ -1,0 +1,160 @@
+"""StarCoder 2 and Phi-2 with LayerNorm and biases, Apertus with xIELU, and Llama 4."""
+
+import numpy as np
+
+from headrace.models.gguf.layered.common import (
+    NORMS,
+    attention,
+    attention_sizes,
+    base_config,
+    biases,
+    experts,
+    feed_forward,
+    head_norms,
+    mixture,
+    mlp,
+    refuse_scaled_rope,
+    scaled_rope,
+    shared_expert,
+)
+from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, Vector, tables
+from headrace.models.gguf.metadata import Metadata
+from headrace.runtime.errors import UnsupportedModelError
+
+
+def _kinds(config: Config) -> list[tuple[str, ...]]:
+    return [("layer",)] * config["num_hidden_layers"]
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    return attention_sizes(config) | {"inner": config["intermediate_size"]}
+
+
+def _whole_heads(config: Config) -> None:
+    if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
+        raise UnsupportedModelError(f"heads of {config['head_dim']} are not supported in a {config['model_type']}")
+
+
+def _starcoder(metadata: Metadata, file: Contents) -> Config:
+    refuse_scaled_rope(metadata)
+    config = base_config(metadata, file, "starcoder2", layer_norm="norm_epsilon")
+    _whole_heads(config)
+    return config | {"intermediate_size": feed_forward(metadata), "use_bias": True}
+
+
+def _with_bias(parts: dict[str, Part]) -> dict[str, Part]:
+    return biases(parts, tuple(parts))
+
+
+_QKV = ("attn_q", "attn_k", "attn_v", "attn_output")
+STARCODER2 = LayeredArchitecture(
+    "Starcoder2ForCausalLM", _starcoder, _kinds, _sizes,
+    {
+        "layer": {
+            **_with_bias({
+                "attn_norm": Part("input_layernorm", "hidden"), "ffn_norm": Part("post_attention_layernorm", "hidden"),
+                "ffn_up": Part("mlp.c_fc", "inner hidden"), "ffn_down": Part("mlp.c_proj", "hidden inner"),
+            }),
+            **biases(attention(), _QKV),
+        },
+    },
+    {**tables(), "output_norm.bias": Part("model.norm", "hidden", "bias")},
+)  # fmt: skip
+
+
+def _phi(metadata: Metadata, file: Contents) -> Config:
+    refuse_scaled_rope(metadata)
+    config = base_config(metadata, file, "phi", layer_norm="layer_norm_eps")
+    _whole_heads(config)
+    rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"], minimum=2, maximum=1 << 16)
+    return config | {
+        "intermediate_size": feed_forward(metadata), "partial_rotary_factor": rotated / config["head_dim"],
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+PHI2 = LayeredArchitecture(
+    "PhiForCausalLM", _phi, _kinds, _sizes,
+    {
+        "layer": _with_bias({
+            "attn_norm": Part("input_layernorm", "hidden"), "ffn_up": Part("mlp.fc1", "inner hidden"),
+            "ffn_down": Part("mlp.fc2", "hidden inner"), **attention(output="dense"),
+        }),
+    },
+    {
+        "token_embd": Part("model.embed_tokens", "vocab hidden"), "output": Part("lm_head", "vocab hidden"),
+        "output.bias": Part("lm_head", "vocab", "bias"), "output_norm": Part("model.final_layernorm", "hidden"),
+        "output_norm.bias": Part("model.final_layernorm", "hidden", "bias"),
+    },
+)  # fmt: skip
+
+
+def _apertus(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "apertus")
+    _whole_heads(config)
+    return config | scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | {
+        "intermediate_size": feed_forward(metadata), "mlp_bias": False, "attention_bias": False, "post_norm": False,
+        "qk_norm": True, "hidden_act": "xielu",
+    }  # fmt: skip
+
+
+def _xielu(metadata: Metadata, config: Config) -> dict[str, Vector]:
+    """Return the parameters of the activations, which the file has as metadata."""
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    values = {name: metadata.numbers(f"xielu.{name}", config["num_hidden_layers"]) for name in names}
+    return {
+        f"model.layers.{layer}.mlp.act_fn.{name}": np.full([1] * name.startswith("alpha"), value, np.float32)
+        for name, column in values.items()
+        for layer, value in enumerate(column)
+    }
+
+
+APERTUS = LayeredArchitecture(
+    "ApertusForCausalLM", _apertus, _kinds, _sizes,
+    {
+        "layer": {
+            "attn_norm": Part("attention_layernorm", "hidden"), "ffn_norm": Part("feedforward_layernorm", "hidden"),
+            **attention(), **head_norms(), "ffn_up": Part("mlp.up_proj", "inner hidden"),
+            "ffn_down": Part("mlp.down_proj", "hidden inner"),
+        },
+    },
+    tables(), made=_xielu,
+)  # fmt: skip
+
+
+def _llama4(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "llama4_text")
+    if metadata.integer("{arch}.attention.sliding_window", _CHUNK) == 0 or config["tie_word_embeddings"]:
+        raise UnsupportedModelError("a Llama 4 without windows or with tied embeddings is not supported")
+    config |= mixture(metadata, "num_local_experts", "num_experts_per_tok", "intermediate_size")
+    return config | scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | {
+        "intermediate_size_mlp": feed_forward(metadata), "attention_bias": False, "attention_chunk_size": _CHUNK,
+        "interleave_moe_layer_step": metadata.integer("{arch}.interleave_moe_layer_step", minimum=1),
+        "use_qk_norm": config["num_local_experts"] != _MAVERICK, "attn_temperature_tuning": 4,
+        "floor_scale": _CHUNK, "attn_scale": 0.1,
+    }  # fmt: skip
+
+
+def _llama4_kinds(config: Config) -> list[tuple[str, ...]]:
+    step = config["interleave_moe_layer_step"]
+    layers = range(1, config["num_hidden_layers"] + 1)
+    return [("layer", "dense" if layer % step else "sparse") for layer in layers]
+
+
+def _llama4_sizes(config: Config) -> dict[str, int]:
+    width = config["intermediate_size"]
+    more = {"inner": config["intermediate_size_mlp"], "width": width, "shared": width}
+    return attention_sizes(config) | more | {"experts": config["num_local_experts"]}
+
+
+_CHUNK, _MAVERICK = 8192, 128  # tokens, experts: constants of llama.cpp
+LLAMA4 = LayeredArchitecture(
+    "Llama4ForConditionalGeneration", _llama4, _llama4_kinds, _llama4_sizes,
+    {
+        "layer": {**NORMS, **attention()}, "dense": mlp("feed_forward"),
+        "sparse": {
+            **experts("feed_forward.router", "feed_forward.experts"), **shared_expert("feed_forward.shared_expert"),
+        },
+    },
+    tables(), wrapped="llama4",
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""Tensors of GGUF architectures whose layers differ, in the layout of mlx-lm's classes.
+
+A `LayeredArchitecture` names the tensors of each kind of layer. Sizes are products of named sizes: `heads*head`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.target import Order, Target, Values, unfused
+from headrace.runtime.errors import CheckpointError
+
+Config = dict[str, Any]
+Sizes = Mapping[str, int]
+Orders = Mapping[str, Order]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shape of every tensor in the file."""
+
+Vector = npt.NDArray[np.float32]
+
+
+class Contents(NamedTuple):
+    """Facts of a file's tensors that the config follows from. rope_factors: content of `rope_freqs.weight`."""
+
+    shapes: Shapes
+    rope_factors: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Destination of one tensor of a layer.
+
+    shape: names of the sizes in the file, slowest axis first. leaf: parameter of the module. rows, columns: names of
+    orders. values: change of the numbers. stored: shape of an unquantized tensor in the network, if another. plain:
+    never quantized in the network. optional: some files lack it. source: the tensor's name, if it is not the key.
+    """
+
+    module: str
+    shape: str
+    leaf: str = "weight"
+    rows: str = ""
+    columns: str = ""
+    values: Values = "same"
+    stored: str = ""
+    plain: bool = False
+    optional: bool = False
+    source: str = ""
+    below: str = ""  # a further tensor of this shape, whose rows follow
+
+
+Parts = Mapping[str, Part]
+_NO_ORDERS: Orders = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LayeredArchitecture:
+    """Facts of one architecture.
+
+    config: text part of config.json. kinds: groups of each layer's tensors. orders: of rows and of blocks of columns.
+    wrapped: model_type of the multimodal family that has the class; its text part is nested. made: parameters from
+    metadata. unused: tensors of layers that the model does not read. otherwise: (a tensor of a group, the group for
+    layers without it).
+    """
+
+    model_class: str
+    config: Callable[[Metadata, Contents], Config]
+    kinds: Callable[[Config], list[tuple[str, ...]]]
+    sizes: Callable[[Config], Sizes]
+    groups: Mapping[str, Parts]
+    tables: Parts
+    layer: str = "model.layers.{}"
+    orders: Callable[[Config], Orders] = field(default=lambda _: _NO_ORDERS)
+    wrapped: str = ""
+    made: Callable[[Metadata, Config], dict[str, Vector]] = field(default=lambda *_: {})
+    unused: tuple[str, ...] = ()
+    otherwise: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def complete(self, text: Config) -> Config:
+        """Return config.json from its text part."""
+        if not self.wrapped:
+            return {"architectures": [self.model_class], **text}
+        tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+        return {"architectures": [self.model_class], "model_type": self.wrapped, "text_config": text, **tied}
+
+    def ignores(self, name: str, config: Config) -> bool:
+        """Return whether a tensor is not read: it is of a layer for multi-token prediction, or `unused`."""
+        block, _, key = name.removeprefix("blk.").partition(".")
+        layers = config.get("text_config", config)["num_hidden_layers"]
+        return name.startswith("blk.") and (key in self.unused or (block.isdigit() and int(block) >= layers))
+
+    def targets(self, config: Config, present: Shapes) -> Iterator[Target]:
+        """Yield the targets of all tensors in model order. Raises CheckpointError for a missing tensor."""
+        config = config.get("text_config", config)
+        sizes, orders, prefix = self.sizes(config), self.orders(config), "language_model." if self.wrapped else ""
+
+        def wanted(parts: Parts, block: str, at: str) -> Iterator[Target]:
+            made = {
+                _named(key): _target(part, block + _named(part.source or key), at, sizes, orders)
+                for key, part in parts.items()
+            }
+            optional = {made[_named(key)].source for key, part in parts.items() if part.optional}
+            for target in unfused(made, present):
+                missing = [source for source in target.sources if source not in present]
+                if missing and target.source not in optional:
+                    raise CheckpointError(f"tensor {missing[0]} is missing")
+                if not missing:
+                    yield target
+
+        yield from wanted(self.tables, "", prefix)
+        for number, kinds in enumerate(self.kinds(config)):
+            names = [self._group(kind, number, present) for kind in kinds]
+            parts = {key: part for name in names for key, part in self.groups[name].items()}
+            yield from wanted(parts, f"blk.{number}.", f"{prefix}{self.layer.format(number)}.")
+
+    def _group(self, kind: str, number: int, present: Shapes) -> str:
+        key, other = self.otherwise.get(kind, ("", kind))
+        return kind if f"blk.{number}.{_named(key)}" in present else other
+
+
+def _named(key: str) -> str:
+    """Return a tensor's name from its key: `attn_q` is a weight, and a dot at the end stands for no suffix."""
+    return key.removesuffix(".") if "." in key else f"{key}.weight"
+
+
+def _target(part: Part, source: str, at: str, sizes: Sizes, orders: Orders) -> Target:
+    block = source.rpartition(".")[0].rpartition(".")[0]
+    return Target(
+        source=source,
+        module=(at + part.module).removesuffix("."),
+        leaf=part.leaf,
+        shape=shape_of(part.shape, sizes),
+        rows=orders[part.rows] if part.rows else None,
+        columns=orders[part.columns] if part.columns else None,
+        values=part.values,
+        stored=shape_of(part.stored, sizes) if part.stored else None,
+        plain=part.plain,
+        below=f"{block}.{_named(part.below)}" if part.below else "",
+    )
+
+
+def shape_of(axes: str, sizes: Sizes) -> tuple[int, ...]:
+    """Return the sizes of axes that are products of names and numbers: "heads*head hidden"."""
+    return tuple(prod(sizes[name] if name in sizes else int(name) for name in axis.split("*")) for axis in axes.split())
+
+
+def tables(norm: str = "model.norm", embedding: str = "model.embed_tokens", head: str = "lm_head") -> dict[str, Part]:
+    """Return the tensors outside layers that most models have."""
+    return {
+        "token_embd": Part(embedding, "vocab hidden"),
+        "output_norm": Part(norm, "hidden"),
+        "output": Part(head, "vocab hidden", optional=True),
+    }

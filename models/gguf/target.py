@@ -1,0 +1,71 @@
+"""Destinations of GGUF tensors: names, required shapes, and changes of layout and values."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Order = npt.NDArray[np.intp]
+Values = Literal["same", "minus_one", "log"]
+# Tensors that some files have in place of several, whose rows they stack.
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Destination of a tensor.
+
+    shape: of the tensor, in elements. rows: row of the tensor for each row in the network (matrices: second axis from
+    the end). columns: block of columns for each block in the network. values: "minus_one" subtracts 1, "log" takes the
+    logarithm of the negative. stored: shape of an unquantized tensor in the network, if another. plain: never
+    quantized. below: tensor of the same shape whose rows follow; empty for none.
+    """
+
+    source: str
+    module: str  # path without .weight / .bias
+    leaf: str
+    shape: tuple[int, ...]
+    rows: Order | None = None
+    columns: Order | None = None
+    values: Values = "same"
+    stored: tuple[int, ...] | None = None
+    plain: bool = False
+    below: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.leaf}"
+
+    @property
+    def axis(self) -> int:
+        """Return the axis of the rows."""
+        return -1 if self.leaf == "bias" or len(self.shape) == 1 else -2
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source, self.below) if self.below else (self.source,)
+
+
+def interleaved(heads: int, rows: int) -> Order:
+    """Return the rows in Hugging Face order. GGUF interleaves the halves of a head: 0, D/2, 1, D/2 + 1, ..."""
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)  # (H, D / 2, 2)
+
+
+def unfused(wanted: Mapping[str, Target], present: Collection[str]) -> Iterator[Target]:
+    """Yield one layer's targets, with rows of a fused tensor in place of missing ones. wanted: by key, as `FUSED`."""
+    for key, target in wanted.items():
+        kind, _, leaf = key.partition(".")
+        whole = next((name for name, parts in FUSED.items() if kind in parts), None)
+        source = target.source.replace(kind, whole or kind)
+        if target.source in present or whole is None or source not in present:
+            yield target
+            continue
+        parts = [wanted[f"{part}.{leaf}"] for part in FUSED[whole]]
+        before = parts[: [part.source for part in parts].index(target.source)]
+        start, count = sum(part.shape[part.axis] for part in before), target.shape[target.axis]
+        shape = list(target.shape)
+        shape[target.axis] = sum(part.shape[part.axis] for part in parts)
+        rows = start + (np.arange(count) if target.rows is None else target.rows)
+        yield replace(target, source=source, shape=tuple(shape), rows=rows)

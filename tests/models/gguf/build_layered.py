@@ -1,0 +1,412 @@
+"""Tiny GGUF files of architectures whose layers differ, with tensors as llama.cpp's converter stores them.
+
+llama.cpp's recorded answers (`llama_cpp_layered.json`) were computed on them, so none may change without recording
+again: `python -m tests.parity.record_llama_cpp layered`.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.models.gguf.build import VOCABULARIES, Weights, add_vocabulary, random_blocks
+
+Shapes = dict[str, tuple[int, ...]]
+HIDDEN, INNER, VOCAB = 64, 96, len(VOCABULARIES["byte_level"]["tokens"])
+
+
+def _norms(*names: str, size: int = HIDDEN) -> Shapes:
+    return {f"{name}.weight": (size,) for name in names}
+
+
+def _attention(heads: int = 4, kv_heads: int = 2, head: int = 16, gate: int = 1) -> Shapes:
+    return {
+        "attn_q.weight": (heads * head * gate, HIDDEN), "attn_k.weight": (kv_heads * head, HIDDEN),
+        "attn_v.weight": (kv_heads * head, HIDDEN), "attn_output.weight": (HIDDEN, heads * head),
+    }  # fmt: skip
+
+
+def _head_norms(head: int = 16) -> Shapes:
+    return _norms("attn_q_norm", "attn_k_norm", size=head)
+
+
+def _mlp(inner: int = INNER) -> Shapes:
+    return {"ffn_gate.weight": (inner, HIDDEN), "ffn_up.weight": (inner, HIDDEN), "ffn_down.weight": (HIDDEN, inner)}
+
+
+def _experts(count: int = 4, width: int = 32, shared: int = 0) -> Shapes:
+    found: Shapes = {
+        "ffn_gate_inp.weight": (count, HIDDEN), "ffn_gate_exps.weight": (count, width, HIDDEN),
+        "ffn_up_exps.weight": (count, width, HIDDEN), "ffn_down_exps.weight": (count, HIDDEN, width),
+    }  # fmt: skip
+    if shared:
+        found |= {
+            "ffn_gate_shexp.weight": (shared, HIDDEN), "ffn_up_shexp.weight": (shared, HIDDEN),
+            "ffn_down_shexp.weight": (HIDDEN, shared),
+        }  # fmt: skip
+    return found
+
+
+def _biased(shapes: Shapes, *names: str) -> Shapes:
+    return shapes | {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in names}
+
+
+def _delta(keys: int = 2, values: int = 4, size: int = 32) -> Shapes:
+    mixed, inner = (2 * keys + values) * size, values * size
+    return {
+        "attn_qkv.weight": (mixed, HIDDEN), "attn_gate.weight": (inner, HIDDEN), "ssm_conv1d.weight": (mixed, 4),
+        "ssm_dt.bias": (values,), "ssm_a": (values,), "ssm_beta.weight": (values, HIDDEN),
+        "ssm_alpha.weight": (values, HIDDEN), "ssm_norm.weight": (size,), "ssm_out.weight": (HIDDEN, inner),
+    }  # fmt: skip
+
+
+def _mamba(heads: int = 4, head: int = 32, groups: int = 1, state: int = 16, norm: bool = True) -> Shapes:
+    inner, mixed = heads * head, heads * head + 2 * groups * state
+    return {
+        "ssm_in.weight": (inner + mixed + heads, HIDDEN), "ssm_conv1d.weight": (mixed, 4), "ssm_conv1d.bias": (mixed,),
+        "ssm_dt.bias": (heads,), "ssm_a": (heads, 1), "ssm_d": (heads, 1), "ssm_out.weight": (HIDDEN, inner),
+        **({"ssm_norm.weight": (groups, inner // groups)} if norm else {}),
+    }  # fmt: skip
+
+
+def _layers(
+    *layers: Shapes, tied: bool = False, norm: str = "output_norm.weight", **outside: tuple[int, ...]
+) -> Shapes:
+    found: Shapes = {"token_embd.weight": (VOCAB, HIDDEN), norm: (HIDDEN,)}
+    found |= {} if tied else {"output.weight": (VOCAB, HIDDEN)}
+    for number, layer in enumerate(layers):
+        found |= {f"blk.{number}.{name}": shape for name, shape in layer.items()}
+    return found | {name.replace("__", "."): shape for name, shape in outside.items()}
+
+
+_ATTENTION_KEYS: dict[str, Any] = {
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16, "attention.value_length": 16,
+    "feed_forward_length": INNER, "rope.freq_base": 10000.0,
+}  # fmt: skip
+_DELTA_KEYS: dict[str, Any] = {
+    **_ATTENTION_KEYS, "attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 8,
+    "rope.dimension_sections": [2, 1, 1, 0], "ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2,
+    "ssm.time_step_rank": 4, "ssm.inner_size": 128, "full_attention_interval": 4,
+}  # fmt: skip
+_EXPERT_KEYS: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+_SHARED_KEYS: dict[str, Any] = {**_EXPERT_KEYS, "expert_shared_feed_forward_length": 48}
+_MAMBA_KEYS: dict[str, Any] = {
+    **_ATTENTION_KEYS, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1, "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+}  # fmt: skip
+_NEMOTRON_KEYS = {**_MAMBA_KEYS, "attention.layer_norm_epsilon": 1e-5}
+_POST = ("attn_norm", "post_attention_norm")
+_SHARED_GATE: Shapes = {"ffn_gate_inp_shexp.weight": (HIDDEN,)}
+_QWEN_ATTENTION = {**_norms(*_POST), **_attention(head=32, gate=2), **_head_norms(32)}
+_QWEN_MIXED = {**_experts(shared=48), **_SHARED_GATE}
+_NEXT_DELTA = {
+    **{name: shape for name, shape in _delta().items() if name not in ("ssm_beta.weight", "ssm_alpha.weight")},
+    "ssm_ba.weight": (8, HIDDEN),
+}  # fmt: skip
+_GEMMA_NORMS = _norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm") | {
+    "layer_output_scale.weight": (1,)
+}
+_GEMMA_KEYS: dict[str, Any] = {
+    "attention.head_count": 4, "attention.key_length": 32, "attention.value_length": 32,
+    "attention.key_length_swa": 16, "attention.value_length_swa": 16, "attention.sliding_window": 12,
+    "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "rope.dimension_count": 32, "rope.dimension_count_swa": 16,
+    "final_logit_softcapping": 30.0,
+}  # fmt: skip
+_GEMMA_EXPERTS: Shapes = {
+    "ffn_gate_inp.weight": (4, HIDDEN), "ffn_gate_inp.scale": (HIDDEN,), "ffn_gate_up_exps.weight": (4, 64, HIDDEN),
+    "ffn_down_exps.weight": (4, HIDDEN, 32), "ffn_down_exps.scale": (4,),
+    **_norms("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"),
+}  # fmt: skip
+_INPUTS: Shapes = {"inp_gate.weight": (16, HIDDEN), "proj.weight": (HIDDEN, 16), "post_norm.weight": (HIDDEN,)}
+
+
+def _gemma(full: bool, shared: bool = False, v: bool = True, kv_heads: int = 2, **more: Shapes) -> Shapes:
+    head = 32 if full else 16
+    found = {
+        **_GEMMA_NORMS,
+        **_attention(kv_heads=kv_heads, head=head),
+        **_head_norms(head),
+        **_mlp(2 * INNER if shared else INNER),
+    }
+    if shared:
+        found = {name: shape for name, shape in found.items() if "attn_k" not in name and "attn_v" not in name}
+    if not v:
+        del found["attn_v.weight"]
+    for shapes in more.values():
+        found |= shapes
+    return found
+
+
+_LFM_NORMS = _norms("attn_norm", "ffn_norm")
+_FALCON_NORMS: Shapes = {**_norms("attn_norm"), "ffn_norm": (HIDDEN,)}
+_CONV: Shapes = {
+    "shortconv.in_proj.weight": (3 * HIDDEN, HIDDEN), "shortconv.conv.weight": (HIDDEN, 3),
+    "shortconv.out_proj.weight": (HIDDEN, HIDDEN),
+}  # fmt: skip
+_LFM_ATTENTION = {**_LFM_NORMS, **_attention(), **_head_norms()}
+_SCORES: Shapes = {"exp_probs_b.bias": (4,)}
+_GRANITE_KEYS: dict[str, Any] = {
+    **_MAMBA_KEYS, "attention.scale": 0.2, "embedding_scale": 4.0, "residual_scale": 0.5, "logit_scale": 6.0,
+    "rope.scaling.finetuned": False,
+}  # fmt: skip
+_ROUTED_KEYS: dict[str, Any] = {
+    **_EXPERT_KEYS, "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_weights_norm": True,
+    "expert_weights_scale": 1.5, "expert_gating_func": 2,
+}  # fmt: skip
+_MLA: Shapes = {
+    **_norms("attn_norm", "ffn_norm"), "attn_q_a.weight": (24, HIDDEN), "attn_q_a_norm.weight": (24,),
+    "attn_q_b.weight": (4 * 24, 24), "attn_kv_a_mqa.weight": (32 + 8, HIDDEN), "attn_kv_a_norm.weight": (32,),
+    "attn_k_b.weight": (4, 32, 16), "attn_v_b.weight": (4, 16, 32), "attn_output.weight": (HIDDEN, 4 * 16),
+}  # fmt: skip
+_MLA_KEYS: dict[str, Any] = {
+    **_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.head_count_kv": 1, "attention.q_lora_rank": 24,
+    "attention.kv_lora_rank": 32, "attention.key_length": 40, "attention.value_length": 32,
+    "attention.key_length_mla": 24, "attention.value_length_mla": 16, "rope.dimension_count": 8,
+}  # fmt: skip
+_NEMOTRON_NORM = _norms("attn_norm")
+_SQUARED: Shapes = {"ffn_up.weight": (INNER, HIDDEN), "ffn_down.weight": (HIDDEN, INNER)}
+_NEMOTRON_EXPERTS: Shapes = {
+    "ffn_gate_inp.weight": (4, HIDDEN), **_SCORES, "ffn_up_exps.weight": (4, 32, HIDDEN),
+    "ffn_down_exps.weight": (4, HIDDEN, 32), "ffn_up_shexp.weight": (48, HIDDEN), "ffn_down_shexp.weight": (HIDDEN, 48),
+}  # fmt: skip
+_STARCODER = {
+    **_biased(_norms("attn_norm", "ffn_norm"), "attn_norm", "ffn_norm"),
+    **_biased(_attention(), "attn_q", "attn_k", "attn_v", "attn_output"), **_biased(_SQUARED, "ffn_up", "ffn_down"),
+}  # fmt: skip
+_PHI = {
+    **_biased(_norms("attn_norm"), "attn_norm"), **_biased({"attn_qkv.weight": (192, HIDDEN)}, "attn_qkv"),
+    **_biased({"attn_output.weight": (HIDDEN, HIDDEN)}, "attn_output"), **_biased(_SQUARED, "ffn_up", "ffn_down"),
+}  # fmt: skip
+
+# name -> (architecture, metadata below the architecture's name, tensors)
+LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
+    "qwen35": (
+        "qwen35", _DELTA_KEYS,
+        _layers(*({**_norms(*_POST), **_delta(), **_mlp()},) * 3, {**_QWEN_ATTENTION, **_mlp()}, tied=True),
+    ),
+    "qwen35moe": (
+        "qwen35moe", {**_DELTA_KEYS, **_SHARED_KEYS},
+        _layers(*({**_norms(*_POST), **_delta(), **_QWEN_MIXED},) * 3, {**_QWEN_ATTENTION, **_QWEN_MIXED}),
+    ),
+    "qwen3next": (
+        "qwen3next", {**_DELTA_KEYS, **_SHARED_KEYS},
+        _layers(*({**_norms(*_POST), **_NEXT_DELTA, **_QWEN_MIXED},) * 3, {**_QWEN_ATTENTION, **_QWEN_MIXED}),
+    ),
+    "gemma4": (  # as E2B: shared K/V, wide feed-forwards, inputs per layer
+        "gemma4",
+        {
+            **_GEMMA_KEYS, "attention.head_count_kv": 2, "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 16, "feed_forward_length": [INNER] * 3 + [2 * INNER] * 2,
+            "attention.sliding_window_pattern": [True, True, False, True, False],
+        },
+        _layers(
+            _gemma(False, i=_INPUTS), _gemma(False, i=_INPUTS), _gemma(True, i=_INPUTS),
+            _gemma(False, shared=True, i=_INPUTS), _gemma(True, shared=True, i=_INPUTS), tied=True,
+            per_layer_token_embd__weight=(VOCAB, 80), per_layer_model_proj__weight=(80, HIDDEN),
+            per_layer_proj_norm__weight=(16,), rope_freqs__weight=(16,),
+        ),
+    ),
+    "gemma4-mixture": (  # as 26B-A4B: values are keys in full attention, which has another count of heads
+        "gemma4",
+        {
+            **_GEMMA_KEYS, **_EXPERT_KEYS, "attention.head_count_kv": [2, 2, 1], "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0, "feed_forward_length": INNER,
+            "attention.sliding_window_pattern": [True, True, False],
+        },
+        _layers(
+            _gemma(False, e=_GEMMA_EXPERTS), _gemma(False, e=_GEMMA_EXPERTS),
+            _gemma(True, v=False, kv_heads=1, e=_GEMMA_EXPERTS), tied=True, rope_freqs__weight=(16,),
+        ),
+    ),
+    "lfm2": (
+        "lfm2", {**_ATTENTION_KEYS, "attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
+        _layers(
+            {**_LFM_NORMS, **_CONV, **_mlp()}, {**_LFM_ATTENTION, **_mlp()}, {**_LFM_NORMS, **_CONV, **_mlp()},
+            tied=True, norm="token_embd_norm.weight",
+        ),
+    ),
+    "lfm2moe": (
+        "lfm2moe",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3,
+            "leading_dense_block_count": 1, "expert_gating_func": 2,
+        },
+        _layers(
+            {**_LFM_NORMS, **_CONV, **_mlp()}, {**_LFM_ATTENTION, **_experts(), **_SCORES},
+            {**_LFM_NORMS, **_CONV, **_experts(), **_SCORES}, tied=True, norm="token_embd_norm.weight",
+        ),
+    ),
+    "granitehybrid": (
+        "granitehybrid", {**_GRANITE_KEYS, "attention.head_count_kv": [0, 2, 0]},
+        _layers(
+            {**_LFM_NORMS, **_mamba(), **_mlp()}, {**_LFM_NORMS, **_attention(), **_mlp()},
+            {**_LFM_NORMS, **_mamba(), **_mlp()}, tied=True,
+        ),
+    ),
+    "granitehybrid-moe": (
+        "granitehybrid",
+        {**_GRANITE_KEYS, **_SHARED_KEYS, "attention.head_count_kv": [0, 2], "feed_forward_length": 32},
+        _layers(
+            {**_LFM_NORMS, **_mamba(), **_experts(shared=48)}, {**_LFM_NORMS, **_attention(), **_experts(shared=48)},
+            tied=True,
+        ),
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **_NEMOTRON_KEYS, "ssm.group_count": 2, "attention.head_count_kv": [0, 0, 2, 0],
+            "feed_forward_length": [0, INNER, 0, 0],
+        },
+        _layers(
+            {**_NEMOTRON_NORM, **_mamba(groups=2)}, {**_NEMOTRON_NORM, **_SQUARED},
+            {**_NEMOTRON_NORM, **_attention()}, {**_NEMOTRON_NORM, **_mamba(groups=2)},
+        ),
+    ),
+    "nemotron_h_moe": (
+        "nemotron_h_moe",
+        {
+            **_NEMOTRON_KEYS, **_SHARED_KEYS, "ssm.group_count": 2, "attention.head_count_kv": [0, 0, 2],
+            "feed_forward_length": [0, 32, 0], "expert_shared_count": 1, "expert_weights_norm": True,
+            "expert_weights_scale": 2.5, "expert_group_count": 1, "expert_gating_func": 2,
+        },
+        _layers(
+            {**_NEMOTRON_NORM, **_mamba(groups=2)}, {**_NEMOTRON_NORM, **_NEMOTRON_EXPERTS},
+            {**_NEMOTRON_NORM, **_attention()},
+        ),
+    ),
+    "falcon-h1": (
+        "falcon-h1", _MAMBA_KEYS, _layers(*({**_FALCON_NORMS, **_attention(), **_mamba(norm=False), **_mlp()},) * 2),
+    ),
+    "glm4moe": (
+        "glm4moe", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "rope.dimension_count": 8, "nextn_predict_layers": 1},
+        _layers(
+            {**_norms(*_POST), **_biased(_attention(), "attn_q", "attn_k", "attn_v"), **_head_norms(), **_mlp()},
+            *(
+                {
+                    **_norms(*_POST), **_biased(_attention(), "attn_q", "attn_k", "attn_v"), **_head_norms(),
+                    **_experts(shared=32), **_SCORES, **more,
+                }
+                for more in ({}, {
+                    "nextn.eh_proj.weight": (HIDDEN, 2 * HIDDEN),
+                    **_norms("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+                })
+            ),
+        ),
+    ),
+    "deepseek2": (
+        "deepseek2", _MLA_KEYS, _layers({**_MLA, **_mlp()}, {**_MLA, **_experts(shared=32), **_SCORES}),
+    ),
+    "minimax-m2": (
+        "minimax-m2",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "feed_forward_length": 32, "rope.dimension_count": 8,
+            "expert_gating_func": 2,
+        },
+        _layers(*(
+            {
+                **_LFM_NORMS, **_attention(), "attn_q_norm.weight": (64,), "attn_k_norm.weight": (32,), **_experts(),
+                **_SCORES,
+            },
+        ) * 2),
+    ),
+    "ernie4_5-moe": (
+        "ernie4_5-moe",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "expert_shared_count": 2, "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1, "interleave_moe_layer_step": 1,
+        },
+        _layers(
+            {**_LFM_NORMS, **_attention(), **_mlp()},
+            {**_LFM_NORMS, **_attention(), **_experts(shared=64), **_SCORES}, tied=True,
+        ),
+    ),
+    "starcoder2": (
+        "starcoder2", {**_ATTENTION_KEYS, "attention.layer_norm_epsilon": 1e-5},
+        _layers(*(_STARCODER,) * 2, tied=True, output_norm__bias=(HIDDEN,)),
+    ),
+    "phi2": (
+        "phi2",
+        {
+            **_ATTENTION_KEYS, "attention.head_count_kv": 4, "attention.layer_norm_epsilon": 1e-5,
+            "rope.dimension_count": 8,
+        },
+        _layers(*(_PHI,) * 2, output_norm__bias=(HIDDEN,), output__bias=(VOCAB,)),
+    ),
+    "apertus": (
+        "apertus", {**_ATTENTION_KEYS, **{f"xielu.{name}": [0.3, 0.6] for name in ("alpha_p", "alpha_n")},
+                    "xielu.beta": [0.5, 0.5], "xielu.eps": [-1e-6, -1e-6]},
+        _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_SQUARED},) * 2),
+    ),
+    "llama4": (
+        "llama4",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "expert_used_count": 1, "interleave_moe_layer_step": 2,
+            "attention.head_count": 4, "rope.dimension_count": 16,
+        },
+        _layers(*(
+            {**_LFM_NORMS, **_attention(), **_mlp()}, {**_LFM_NORMS, **_attention(), **_experts(shared=32)},
+        ) * 2),
+    ),
+}  # fmt: skip
+
+
+def tensors_of(variant: str, seed: int = 0) -> Weights:
+    """Random tensors in float32, as the file has them."""
+    rng = np.random.default_rng(seed)
+    return {name: _random(rng, name, shape) for name, shape in LAYERED[variant][2].items()}
+
+
+def write_layered(path: Path, variant: str, *, matrices: str = "F32", tensors: Weights | None = None) -> Path:
+    """Write the variant, with matrices of multiples of 32 columns stored as the type `matrices`."""
+    writer, rng = layered_header(path, variant), np.random.default_rng(1)
+    for name, values in (tensors_of(variant) if tensors is None else tensors).items():
+        routed = "ffn_gate_inp" in name or "conv" in name or "ssm_norm" in name
+        block = 1 if matrices == "F32" else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[matrices]][0]
+        if values.ndim == 1 or matrices == "F32" or routed or values.shape[-1] % block or name.endswith("ssm_a"):
+            writer.add_tensor(name, np.ascontiguousarray(values))
+        else:
+            kind = gguf.GGMLQuantizationType[matrices]
+            writer.add_tensor(name, random_blocks(rng, matrices, *values.shape), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def layered_header(path: Path, variant: str) -> gguf.GGUFWriter:
+    arch, keys, shapes = LAYERED[variant]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blk.")))
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_vocab_size(VOCAB)
+    if "attention.layer_norm_epsilon" not in keys:
+        writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in keys.items():
+        name = key if key.startswith("xielu") else f"{arch}.{key}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
+        else:
+            (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(name, value)
+    add_vocabulary(writer, "byte_level")
+    return writer
+
+
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if name == "rope_freqs.weight":  # a quarter of each head turns
+        return np.where(np.arange(shape[0]) < shape[0] // 4, 1, 1e30).astype(np.float32)
+    values = rng.standard_normal(shape)
+    if name.endswith("ssm_a"):
+        values = -np.exp(0.5 * values)
+    elif name.endswith(("norm.weight", "ffn_norm", "norm_1.weight", "norm_2.weight", "scale.weight", ".scale")):
+        values = 1 + 0.2 * values
+    elif len(shape) == 1 or name.endswith(("ssm_d", "conv1d.weight", "conv.weight")):
+        values = 0.3 * values
+    else:
+        values = values * 1.5 / math.sqrt(shape[-1])
+    return values.astype(np.float32)

@@ -1,0 +1,154 @@
+"""GGUFs of architectures whose layers differ: llama.cpp's logits and answers, layouts, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.shape_sources import shape_of_gguf
+from headrace.models.gguf import convert_gguf
+from headrace.models.gguf.layered import LAYERED as KNOWN
+from headrace.models.loading.load import load_model
+from headrace.models.network.mlx_lm_load import load
+from headrace.runtime.engine.engine import Engine
+from headrace.runtime.engine.request import Request
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.alone import new_cache
+from tests.models.gguf.build import HERE
+from tests.models.gguf.build_layered import LAYERED, tensors_of, write_layered
+from tests.watched import split
+
+RECORDED = json.loads((HERE / "llama_cpp_layered.json").read_text())
+# llama.cpp's CPU kernels take GELU from a table in half precision.
+TOLERANCE = {"gemma4": 2e-3, "gemma4-mixture": 2e-3, "starcoder2": 2e-3, "phi2": 2e-3}
+
+
+def convert(source: Path) -> Path:
+    (target := source.with_suffix("")).mkdir()
+    convert_gguf(source, target)
+    return target
+
+
+def logits_of(directory: Path, prompt: list[int]) -> np.ndarray:
+    network: Any = load_model(directory, name="tiny").network
+    cache = new_cache(network, 256)
+    cache.reserve(len(prompt))
+    return np.array(network.logits(network.layers(network.embed(mx.array([prompt])), cache)))[0]
+
+
+def test_every_architecture_is_covered() -> None:
+    assert {architecture for architecture, *_ in LAYERED.values()} == KNOWN.keys()
+
+
+@pytest.mark.parametrize("variant", LAYERED)
+def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a prompt; then first turn, second turn and an edited first turn of one conversation."""
+    monkeypatch.setenv("HEADRACE_EXACT", "1")
+    directory = convert(write_layered(tmp_path / "m.gguf", variant))
+    prompt, theirs = RECORDED["prompt"], np.array(RECORDED["logits"][variant])
+    ours = logits_of(directory, prompt)[:: RECORDED["every"]]
+    assert np.abs(ours - theirs).max() < TOLERANCE.get(variant, 2e-5) * np.abs(theirs).max()
+    loaded = load_model(directory, name=variant)
+    assert loaded.notes == []
+    engine, wanted = Engine(loaded.network, context_limit=64, keep_prefix=True), RECORDED["turns"][variant]
+    second = [*prompt, *wanted[0], *RECORDED["said_next"]]
+    for turn, answer in zip((prompt, second, RECORDED["edited"]), wanted, strict=True):
+        said, _ = split(list(engine.generate(Request(turn, max_tokens=len(answer)))))
+        assert said == answer
+
+
+@pytest.mark.parametrize("variant", ["qwen35", "qwen35moe", "gemma4", "granitehybrid-moe", "deepseek2"])
+def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
+    """Rows and columns in another order, joined tensors and stacks: as from the dequantized tensors."""
+    import gguf
+
+    path = write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0")
+    plain = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
+            tuple(reversed(tensor.shape.tolist()))
+        )
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    plain = {name: values.astype(np.float32) for name, values in plain.items()}
+    quantized = convert(path)
+    section = json.loads((quantized / "config.json").read_text())["quantization"]
+    assert (section["bits"], section["group_size"]) == (8, 32)
+    whole = convert(write_layered(tmp_path / "plain.gguf", variant, tensors=plain))
+    prompt = RECORDED["prompt"]
+    ours, theirs = logits_of(quantized, prompt), logits_of(whole, prompt)
+    assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
+
+
+def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
+    tensors = tensors_of("minimax-m2")
+    for layer in range(2):
+        at = f"blk.{layer}"
+        names = [f"{at}.attn_{part}.weight" for part in "qkv"]
+        tensors[f"{at}.attn_qkv.weight"] = np.concatenate([tensors.pop(name) for name in names])
+        names = [f"{at}.ffn_{part}_exps.weight" for part in ("gate", "up")]
+        tensors[f"{at}.ffn_gate_up_exps.weight"] = np.concatenate([tensors.pop(name) for name in names], axis=1)
+    fused = convert(write_layered(tmp_path / "fused.gguf", "minimax-m2", tensors=tensors))
+    apart = convert(write_layered(tmp_path / "apart.gguf", "minimax-m2"))
+    ours, theirs = (mx.load(str(each / "model.safetensors")) for each in (fused, apart))
+    assert ours.keys() == theirs.keys()
+    assert all(mx.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("variant", ["qwen35moe", "gemma4", "granitehybrid-moe", "nemotron_h_moe", "lfm2"])
+def test_a_gpu_computes_in_half_precision(variant: str, tmp_path: Path) -> None:
+    """The files' norms are in float32; one of them would promote all activations and the cache."""
+    directory = convert(write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0"))
+    model, _ = load(open_checkpoint(directory), mx.DeviceType.gpu)
+    cache = model.make_cache()
+    assert model(mx.array([[1, 2, 3]]), cache).dtype == mx.bfloat16
+    assert {layer.keys.dtype for layer in cache if hasattr(layer, "keys")} == {mx.bfloat16}
+
+
+def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
+    config = json.loads((convert(write_layered(tmp_path / "m.gguf", "glm4moe")) / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2
+
+
+@pytest.mark.parametrize("variant", ["qwen35moe", "gemma4-mixture", "nemotron_h_moe", "deepseek2"])
+def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
+    path = write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0")
+    shape = shape_of_gguf(path)
+    network = load_model(convert(path), name=variant).network
+    assert 2 * shape.cost.kv_bytes(100) == network.cost.kv_bytes(100)  # loaded in single precision
+    # Vectors, routers and odd widths are in single precision, too: a sixth of so small a model.
+    assert shape.cost.weight_bytes == pytest.approx(network.cost.weight_bytes, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "values", "message"),
+    [
+        ("qwen35", "blk.0.ssm_out.weight", None, r"blk\.0\.ssm_out\.weight is missing"),
+        ("qwen35", "blk.0.ssm_a", np.ones(4, np.float32), "not negative"),
+        ("lfm2", "blk.0.attn_q.weight", np.ones((64, 64), np.float32), "has no place in a lfm2"),
+        ("gemma4", "rope_freqs.weight", np.full(16, 2, np.float32), "does not turn a part"),
+        ("granitehybrid", "blk.0.ssm_d", np.ones((4, 2), np.float32), r"ssm_d has shape \(4, 2\)"),
+    ],
+)
+def test_broken_files_are_one_error(
+    variant: str, name: str, values: np.ndarray | None, message: str, tmp_path: Path
+) -> None:
+    tensors = tensors_of(variant)
+    tensors.pop(name, None)
+    tensors |= {} if values is None else {name: values}
+    with pytest.raises(CheckpointError, match=message):
+        convert(write_layered(tmp_path / "m.gguf", variant, tensors=tensors))
+
+
+def test_heads_that_are_no_multiple_of_a_group_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, keys, shapes = LAYERED["qwen35"]
+    keys = {**keys, "ssm.time_step_rank": 8, "ssm.group_count": 4}
+    sizes = {"ssm_dt.bias": (8,), "ssm_a": (8,), "ssm_beta.weight": (8, 64), "ssm_alpha.weight": (8, 64)}
+    sizes |= {"attn_qkv.weight": (384, 64), "ssm_conv1d.weight": (384, 4), "ssm_norm.weight": (16,)}
+    shapes = {name: sizes.get(name.partition(".")[2].partition(".")[2], shape) for name, shape in shapes.items()}
+    monkeypatch.setitem(LAYERED, "qwen35", (architecture, keys, shapes))
+    with pytest.raises(UnsupportedModelError, match="across heads"):
+        convert(write_layered(tmp_path / "m.gguf", "qwen35", matrices="Q8_0"))
