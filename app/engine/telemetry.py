@@ -16,7 +16,8 @@ def document(event: Event) -> tuple[str, dict[str, Any]] | None:
         case Ready():
             return "model", _card(event.card)
         case Prefill():
-            return "prefill", asdict(event)
+            names = ("id", "done", "total", "reused", "waited_s", "tokenize_s")
+            return "prefill", {name: getattr(event, name) for name in names}
         case Delta() if event.records:
             steps = [asdict(record) | {"achieved_bandwidth_gb_s": record.achieved_gb_s} for record in event.records]
             return "steps", {"id": event.id, "ttft_s": event.ttft_s, "steps": steps}
