@@ -6,6 +6,7 @@ The first frame comes before the model: the engine starts in its own process.
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,10 @@ from headrace.app.cli.say import say
 from headrace.runtime.errors import FullDiskError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.app.config.settings import Settings
+    from headrace.app.engine.client import ChatEngine
     from headrace.app.sessions.records import Session
     from headrace.app.sessions.store import SessionStore
 
@@ -37,6 +41,8 @@ class ChatOptions:
     speculate: str | None
     thinking: str | None
     draft: str | None
+    connect: str | None
+    api_key: str | None
     plain: bool
 
     @property
@@ -70,6 +76,8 @@ class ChatOptions:
 @answer_option("speculate")
 @answer_option("thinking")
 @draft_option
+@click.option("--connect", metavar="URL", help="Server with OpenAI's API that answers, instead of this machine.")
+@click.option("--api-key", metavar="KEY", help="Key of that server [HEADRACE_API_KEY].")
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
 def chat(**options: Any) -> int:
     """Chat in the terminal and watch the decode loop.
@@ -98,15 +106,31 @@ def chat(**options: Any) -> int:
             session = _session(store, given, settings)
         load_options = {"context": given.context or settings.chat.context or None, "kv": given.kv or settings.chat.kv}
         if os.environ["TERM"] == "dumb":
-            return _line_chat(store, session, settings, draft, load_options)
-        return _screen_chat(store, session, settings, draft, load_options)
+            return _line_chat(store, session, settings, _engine_of(given, draft), load_options)
+        return _screen_chat(store, session, settings, _engine_of(given, draft), load_options)
+
+
+def _engine_of(given: ChatOptions, draft: str | None) -> "Callable[[], ChatEngine]":
+    """Return the maker of engines: on this machine, or on a server. Raises UsageError for an address that is none."""
+    from headrace.app.engine.client import EngineClient
+
+    if given.connect is None:
+        return partial(EngineClient, draft)
+    from headrace.app.engine.http_address import HTTPAddress
+    from headrace.app.engine.remote import RemoteEngine
+    from headrace.runtime.config import environment
+
+    return partial(RemoteEngine, HTTPAddress(given.connect, given.api_key or environment.api_key()), given.model)
 
 
 def _line_chat(
-    store: "SessionStore", session: "Session", settings: "Settings", draft: str | None, load_options: dict[str, Any]
+    store: "SessionStore",
+    session: "Session",
+    settings: "Settings",
+    engine: "Callable[[], ChatEngine]",
+    load_options: dict[str, Any],
 ) -> int:
     """Chat line by line. Raises SessionError if the last answer cannot be stored."""
-    from headrace.app.engine.client import EngineClient
     from headrace.app.line_chat.chat import run_line_chat
     from headrace.app.line_chat.conversation import LineConversation
     from headrace.app.line_chat.terminal import LineTerminal
@@ -116,7 +140,7 @@ def _line_chat(
     with drawn_progress() as progress, lines.interrupts_noted():
         thinking = settings.chat.show_thinking
         chat = LineConversation(
-            EngineClient(draft), store, session, lines, show_thinking=thinking, progress=progress, **load_options
+            engine(), store, session, lines, show_thinking=thinking, progress=progress, **load_options
         )
         try:
             run_line_chat(chat)
@@ -128,17 +152,20 @@ def _line_chat(
 
 
 def _screen_chat(
-    store: "SessionStore", session: "Session", settings: "Settings", draft: str | None, load_options: dict[str, Any]
+    store: "SessionStore",
+    session: "Session",
+    settings: "Settings",
+    engine: "Callable[[], ChatEngine]",
+    load_options: dict[str, Any],
 ) -> int:
     """Chat on the whole screen. Raises SessionError if the last answer cannot be stored."""
-    from headrace.app.engine.client import EngineClient
     from headrace.app.tui.app import HeadraceApp
     from headrace.app.tui.metrics.machine_watch import MachineWatch
 
-    engines = [EngineClient(draft)]
+    engines = [engine()]
 
-    def second_engine() -> EngineClient:
-        engines.append(EngineClient(draft))
+    def second_engine() -> "ChatEngine":
+        engines.append(engine())
         return engines[-1]
 
     app = HeadraceApp(
@@ -175,7 +202,8 @@ def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") ->
     if given.resume is None:
         sampling = {**settings.sampling_given, **chosen}
         model = chosen_model(given.model, settings)
-        agree_to_copy(model)
+        if given.connect is None:
+            agree_to_copy(model)
         system = settings.chat.system if given.system is None else given.system
         return store.create(model=model, system=system, sampling=sampling)
     session = store.find(given.resume, drafts=True)

@@ -20,10 +20,11 @@ def top(url: str, api_key: str | None) -> int:
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError("top needs a terminal", f"`curl {url}/metrics` works in pipes and scripts")
     from headrace.app.config.settings import load_settings
+    from headrace.app.engine.http_address import HTTPAddress
     from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
     from headrace.runtime.config import environment
 
-    reader = TelemetryReader(url, api_key or environment.api_key())
+    reader = TelemetryReader(HTTPAddress(url, api_key or environment.api_key()))
     events = wait_for_model(reader, _WAIT_S)
     if not events and reader.problem:
         raise EngineError(f"{url}: {reader.problem}", "is `headrace serve` running there?")

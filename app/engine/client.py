@@ -43,6 +43,11 @@ class ChatEngine(Protocol):
         """The loaded model; None unless ready."""
         ...
 
+    @property
+    def pid(self) -> int | None:
+        """Id of the engine process; None if there is none."""
+        ...
+
     def start(self, spec: ModelSpec) -> None:
         """Load a model in a new process, instead of the one before. LoadProgress and Ready (or Failed, Died) follow."""
         ...

@@ -76,7 +76,7 @@ def _read_summary(found: dict[str, Any]) -> Summary:
 
 def _card(card: ModelCard) -> dict[str, Any]:
     """Return a loaded model's figures; no path."""
-    kept = ("name", "kind", "context_limit", "weight_bytes", "load_s", "spare_cpus", "kv", "compute_flops")
+    kept = ("name", "kind", "context_limit", "weight_bytes", "thinks", "load_s", "spare_cpus", "kv", "compute_flops")
     machine = {name: value for name, value in asdict(card.machine).items() if name != "isa"}
     return {name: getattr(card, name) for name in kept} | {
         "kernels": dict(card.kernels),
@@ -100,7 +100,6 @@ def _read_card(found: dict[str, Any]) -> ModelCard:
         "origin": "",
         "licence": None,
         "generation_defaults": {},
-        "thinks": False,
         "budget": None,
     }
     read = {"machine": machine, "cost": cost, "peak": peak, "active_memory_bytes": 0}

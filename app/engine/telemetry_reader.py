@@ -7,35 +7,23 @@ import json
 import threading
 import time
 from collections import deque
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from urllib.parse import urlsplit
+from http.client import HTTPException
 
 from headrace.app.engine.events import Event
+from headrace.app.engine.http_address import HTTPAddress, events
 from headrace.app.engine.telemetry import event_of
-from headrace.runtime.errors import UsageError
 
-_PATH = "/v1/telemetry"
+PATH = "/v1/telemetry"
 _TIMEOUT_S = 30.0  # without a keep-alive
 _AGAIN_S = 1.0  # between two attempts
 _KEPT = 10_000  # events that were not polled
-_LONGEST_LINE = 4 << 20
 
 
 class TelemetryReader:
     """Reads one server's events. problem: the latest failure, one line; "" while connected."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        """url: of the server, with or without /v1. Raises UsageError."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError
-            secure = parts.scheme == "https"
-            self._address = parts.hostname, parts.port or (443 if secure else 80)
-        except ValueError:
-            raise UsageError(f"URL: {url!r:.100} is no address of a server", "such as http://127.0.0.1:8080") from None
-        self._connect = HTTPSConnection if secure else HTTPConnection
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+    def __init__(self, address: HTTPAddress) -> None:
+        self._address = address
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._closed = threading.Event()
         self.problem = "connecting"
@@ -43,10 +31,10 @@ class TelemetryReader:
 
     def poll(self) -> list[Event]:
         """Return the events since the last call."""
-        events = []
+        found = []
         while self._events:
-            events.append(self._events.popleft())
-        return events
+            found.append(self._events.popleft())
+        return found
 
     def close(self) -> None:
         """Stop reading."""
@@ -63,18 +51,15 @@ class TelemetryReader:
 
     def _read(self) -> None:
         """Read until the connection ends. Raises OSError, HTTPException, and the errors of other documents."""
-        connection = self._connect(*self._address, timeout=_TIMEOUT_S)
+        connection = self._address.connection(_TIMEOUT_S)
         try:
-            connection.request("GET", _PATH, headers=self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise HTTPException(f"status {response.status} for {_PATH}")
-            self.problem, name = "", ""
-            while not self._closed.is_set() and (line := response.readline(_LONGEST_LINE)):
-                if line.startswith(b"event: "):
-                    name = line[7:].strip().decode()
-                elif line.startswith(b"data: ") and (event := event_of(name, json.loads(line[6:]))) is not None:
+            response = self._address.ask(connection, PATH)
+            self.problem = ""
+            for name, data in events(response):
+                if (event := event_of(name, json.loads(data))) is not None:
                     self._events.append(event)
+                if self._closed.is_set():
+                    return
         finally:
             connection.close()
 
@@ -82,6 +67,6 @@ class TelemetryReader:
 def wait_for_model(reader: TelemetryReader, seconds: float) -> list[Event]:
     """Return the first events, at least one, or none after some seconds."""
     deadline = time.monotonic() + seconds
-    while not (events := reader.poll()) and time.monotonic() < deadline:
+    while not (found := reader.poll()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return events
+    return found

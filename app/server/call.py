@@ -22,7 +22,8 @@ class Call:
     model: the name that it asks for; None: any. count: answers to each prompt. effort, budget: hints of a client about
     thinking, which models without thinking ignore. include_usage: a last chunk of a stream has the usage. logprobs:
     best tokens reported with each token; None: off. continue_text: beginning of the answer. explain: report why the
-    prompt's prefix was cached or not. echo: fields of the request that its response repeats.
+    prompt's prefix was cached or not. steps: a stream has the figures of its steps. echo: fields of the request that
+    its response repeats.
     """
 
     model: str | None = None
@@ -38,6 +39,7 @@ class Call:
     budget: bool | int | None = None
     continue_text: str = ""
     explain: bool = False
+    steps: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
 
     @property

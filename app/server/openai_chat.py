@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import Any
 
 from headrace.app.engine.events import Delta, Done, Event, TokenReport
+from headrace.app.engine.telemetry import document
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.fields import (
@@ -57,6 +58,7 @@ def read_call(body: Body) -> Call:
         effort=choice(body, "reasoning_effort", EFFORTS),
         budget=_template_switch(body),
         explain=flag(mapping(body, "headrace"), "explain"),
+        steps=flag(mapping(body, "headrace"), "steps"),
     )
 
 
@@ -99,7 +101,17 @@ class ChatForm:
         return data(self._chunk(index, first) for index in range(len(self._answers)))
 
     def take(self, choice: int, event: Event) -> bytes:
-        """Return the chunks of an event."""
+        """Return the chunks of an event, figures after its text."""
+        return self._text(choice, event) + self._figures(event)
+
+    def _figures(self, event: Event) -> bytes:
+        found = document(event) if self._call.steps else None
+        if found is None:
+            return b""
+        figures = {"event": found[0], "data": found[1]}
+        return data([{**self._head("chat.completion.chunk"), "choices": [], "headrace": figures}])
+
+    def _text(self, choice: int, event: Event) -> bytes:
         if not isinstance(event, Delta | Done):
             return b""
         answer = self._answers[choice]

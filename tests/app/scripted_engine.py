@@ -104,6 +104,7 @@ class ScriptedEngine:
     load_failure: str | None = None
     state: EngineState = "stopped"
     card: ModelCard | None = None
+    pid: int | None = None
     commands: list[Generate] = field(default_factory=list)
     ahead: list[PrefetchPrompt] = field(default_factory=list)
     specs: list[ModelSpec] = field(default_factory=list)

@@ -35,7 +35,8 @@ def test_draft_tokens_and_sequences_are_said() -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"step_bytes": 0}, "No model is loaded."),
+        ({"step_bytes": 0, "step_s": None}, "No model is loaded."),
+        ({"step_bytes": 0}, "500 tok/s; a step's bytes are unknown."),
         ({"memory_gb_s": None}, "is not measured yet. You get 500 tok/s."),
         ({"step_s": None}, "No speed yet: it needs two steps."),
         ({"step_s": 0.0}, "No speed yet: it needs two steps."),

@@ -18,8 +18,8 @@ from headrace.app.engine.events import (
     Prefill,
     Ready,
 )
+from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.telemetry import document, event_of
-from headrace.app.engine.telemetry_reader import TelemetryReader
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.metrics.telemetry import PoolStats, StepParts
@@ -79,4 +79,4 @@ def test_unknown_documents_are_ignored() -> None:
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b:c"])
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(UsageError, match="URL"):
-        TelemetryReader(url)
+        HTTPAddress(url)

@@ -7,6 +7,7 @@ from typing import Any
 import httpx2 as httpx
 
 from headrace.app.engine.events import Delta, Done, Event, Ready
+from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.engine.telemetry_reader import TelemetryReader
 from tests.patience import PATIENCE_S
 from tests.server_process import ServerProcess
@@ -65,7 +66,7 @@ def test_telemetry_has_every_step_and_no_text(client: httpx.Client, server: Serv
 
 
 def test_a_reader_has_the_events(client: httpx.Client, server: ServerProcess) -> None:
-    reader = TelemetryReader(server.root)
+    reader = TelemetryReader(HTTPAddress(server.root))
     events: list[Event] = []
     deadline = time.monotonic() + PATIENCE_S
     while not any(isinstance(event, Ready) for event in events):

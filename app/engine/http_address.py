@@ -1,0 +1,82 @@
+"""Address of an HTTP server, and server-sent events from it."""
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from headrace.runtime.errors import UsageError
+
+_LONGEST_LINE = 16 << 20
+_LONGEST_BODY = 4 << 20
+
+
+class ServerError(HTTPException):
+    """An answer with an error: its message, in one line. code: its name for programs; "" without one."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(" ".join(message.split()))
+        self.code = code
+
+
+class HTTPAddress:
+    """A server's address and key. url: without /v1."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        """url: with or without scheme and /v1. Raises UsageError."""
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError
+            secure = parts.scheme == "https"
+            self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
+        except ValueError:
+            raise UsageError(f"URL: {url!r:.100} is no address of a server", "such as http://127.0.0.1:8080") from None
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
+        self._connect = HTTPSConnection if secure else HTTPConnection
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def connection(self, timeout_s: float) -> HTTPConnection:
+        """Return a connection, which the first request opens."""
+        return self._connect(self._host, self._port, timeout=timeout_s)
+
+    def ask(self, connection: HTTPConnection, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
+        """Send a request, and return its response. Raises OSError and HTTPException, ServerError for other statuses."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, "Content-Type": "application/json"} if data else self._headers
+        connection.request("GET" if data is None else "POST", self._path + path, data, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise _error(response.status, response.read(_LONGEST_BODY))
+        return response
+
+    def get(self, path: str, timeout_s: float) -> Any:
+        """Return a JSON document. Raises OSError, HTTPException and ValueError."""
+        connection = self.connection(timeout_s)
+        try:
+            return json.loads(self.ask(connection, path).read(_LONGEST_BODY))
+        finally:
+            connection.close()
+
+
+def events(response: HTTPResponse) -> Iterator[tuple[str, str]]:
+    """Yield the name, perhaps empty, and the data of server-sent events."""
+    name = ""
+    while line := response.readline(_LONGEST_LINE):
+        if line.startswith(b"event:"):
+            name = line[6:].strip().decode()
+        elif line.startswith(b"data:"):
+            yield name, line[5:].strip().decode()
+        elif not line.strip():
+            name = ""
+
+
+def _error(status: int, body: bytes) -> ServerError:
+    """Return the error of a response, in OpenAI's form or any other."""
+    try:
+        error = json.loads(body)["error"]
+        return ServerError(str(error["message"])[:500], str(error.get("code") or ""))
+    except (ValueError, TypeError, KeyError):
+        return ServerError(f"the server answered with status {status}")

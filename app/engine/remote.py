@@ -1,0 +1,196 @@
+"""A chat's engine on a server: any that has OpenAI's chat completions, with all figures if it is headrace's own.
+
+One thread per answer reads its stream; `poll` never blocks. Of other servers, steps are what arrives together: their
+latency is the time between two pieces of text, and their bytes are unknown.
+"""
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPException
+from queue import Empty, SimpleQueue
+from socket import SHUT_RDWR
+from typing import Any
+
+from headrace.app.engine.client import State
+from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.events import Abandoned, AnswerEvent, Died, Done, Event, Failed, LoadProgress, Ready
+from headrace.app.engine.http_address import HTTPAddress, ServerError, events
+from headrace.app.engine.model_card import ModelCard
+from headrace.app.engine.remote_answer import RemoteAnswer
+from headrace.app.engine.telemetry import event_of
+from headrace.app.engine.telemetry_reader import PATH as TELEMETRY
+from headrace.runtime.errors import EngineError
+
+_CONNECT_S = 10.0
+_SILENCE_S = 600.0  # without a byte from the server
+_OWN = "headrace"  # owner of the models of our own server
+_CONTEXT = ("context_length", "max_model_len")
+_OURS_ALONE = ("speculate", "thinking", "schema", "regex", "grammar")
+_LOOK_S = 0.05
+
+
+class RemoteEngine:
+    """A ChatEngine over HTTP. model: the name of the model; None: the server's first."""
+
+    def __init__(self, address: HTTPAddress, model: str | None = None) -> None:
+        self.state: State = "stopped"
+        self.card: ModelCard | None = None
+        self.pid: int | None = None
+        self._address, self._model = address, model
+        self._own = False  # it is headrace's own server
+        self._events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+        self._round = itertools.count(1)
+        self._current = 0  # number of the latest start: events of earlier ones are dropped
+        self._running: dict[int, HTTPConnection] = {}
+        self._open: set[int] = set()
+        self._changes = threading.Lock()
+
+    def start(self, spec: ModelSpec) -> None:  # noqa: ARG002 - the server chose its model
+        self.close()
+        self.state, self._current = "loading", next(self._round)
+        threading.Thread(target=self._connect, args=(self._current,), daemon=True).start()
+
+    def restart(self) -> None:
+        self.start(ModelSpec())
+
+    def submit(self, command: Generate) -> None:
+        if self.state not in ("loading", "ready"):
+            raise EngineError("the server is not connected", "restart the connection")
+        self._open.add(command.id)
+        threading.Thread(target=self._answer, args=(self._current, command), daemon=True).start()
+
+    def prefetch(self, command: PrefetchPrompt) -> None:
+        """Do nothing: the server has other users."""
+
+    def rest(self) -> None:
+        """Do nothing."""
+
+    def time_steps(self, every: int) -> None:
+        """Do nothing."""
+
+    def cancel(self, generation: int | None = None) -> None:
+        for one in sorted(self._open if generation is None else self._open & {generation}):
+            with self._changes:
+                connection = self._running.pop(one, None)
+            if connection is not None and connection.sock is not None:
+                connection.sock.shutdown(SHUT_RDWR)  # wakes the thread that reads
+            self._events.put((self._current, Abandoned(one)))
+
+    def poll(self) -> list[Event]:
+        found: list[Event] = []
+        while True:
+            try:
+                number, event = self._events.get_nowait()
+            except Empty:
+                return found
+            if number == self._current and self._note(event):
+                found.append(event)
+
+    def pull(self, name: str) -> None:
+        raise EngineError(f"{name}: models of a server are fetched there")
+
+    def cancel_pull(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        self.cancel()
+        self._current = next(self._round)
+        self._open.clear()
+        self.state, self.card = "stopped", None
+
+    def _note(self, event: Event) -> bool:
+        """Update the state; return whether the event is awaited."""
+        if isinstance(event, Ready):
+            self.state, self.card = "ready", event.card
+        elif isinstance(event, Failed) and event.id is None:
+            self.state = "failed"
+        elif isinstance(event, AnswerEvent) and event.id is not None:
+            if event.id not in self._open:
+                return False
+            if isinstance(event, Done | Failed | Abandoned):
+                self._open.discard(event.id)
+        elif isinstance(event, Died):
+            self.state, self.card = "dead", None
+        return True
+
+    # -- threads ---------------------------------------------------------------------------------------------------
+
+    def _connect(self, number: int) -> None:
+        self._events.put((number, LoadProgress(f"connecting to {self._address.url}", 0, None)))
+        try:
+            found = self._address.get("/v1/models", _CONNECT_S)["data"]
+            model = next((one for one in found if self._model in (None, one["id"])), None)
+            if model is None:
+                raise ServerError(f"the server has no model {self._model!r}")
+            self._model, self._own = str(model["id"]), model.get("owned_by") == _OWN
+            card = self._own_card() if self._own else unknown_card(self._model, model)
+            self._events.put((number, Ready(card)))
+        except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+            self._events.put((number, Failed(None, f"{self._address.url}: {_reason(error)}", None)))
+
+    def _own_card(self) -> ModelCard:
+        """Return the card of headrace's own server."""
+        connection = self._address.connection(_CONNECT_S)
+        try:
+            for name, data in events(self._address.ask(connection, TELEMETRY)):
+                if isinstance(event := event_of(name, json.loads(data)), Ready):
+                    return event.card
+            raise ServerError("the server has no loaded model")
+        finally:
+            connection.close()
+
+    def _answer(self, number: int, command: Generate) -> None:
+        while self.state == "loading" and number == self._current:  # `poll` notes the end of loading
+            time.sleep(_LOOK_S)
+        if number != self._current or command.id not in self._open:
+            return
+        answer = RemoteAnswer(command, thinks=self.card is not None and self.card.thinks, own=self._own)
+        connection = self._address.connection(_SILENCE_S)
+        with self._changes:
+            self._running[command.id] = connection
+        try:
+            if command.continue_text:
+                raise ServerError("a server cannot continue an answer")
+            response = self._address.ask(connection, "/v1/chat/completions", self._body(command))
+            for _, data in events(response):
+                if data != "[DONE]":
+                    for event in answer.take(json.loads(data)):
+                        self._events.put((number, event))
+            self._events.put((number, answer.end()))
+        except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError) as error:
+            self._events.put((number, Failed(command.id, _reason(error), None)))
+        finally:
+            with self._changes:
+                self._running.pop(command.id, None)
+            connection.close()
+
+    def _body(self, command: Generate) -> dict[str, Any]:
+        options = {key: value for key, value in command.options.given().items() if self._own or key not in _OURS_ALONE}
+        options |= {"headrace": {"steps": True}} if self._own else {}
+        return {
+            "model": self._model,
+            "messages": [dict(message) for message in command.messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **options,
+        }
+
+
+def unknown_card(name: str, model: Mapping[str, Any]) -> ModelCard:
+    """Return the card of a model that another program serves: its sizes and machine are unknown."""
+    from headrace.runtime.machine.hardware import Machine
+    from headrace.runtime.metrics.cost import StepCost
+
+    limit = next((model[key] for key in _CONTEXT if isinstance(model.get(key), int)), 0)
+    machine = Machine("cpu", "a server", "", None, None, "", "", 1, 1, frozenset())
+    machine.__dict__.update(gpu_cores=None, chip=None)
+    card = ModelCard(name, "", "", None, "", limit, 0, StepCost(0, 0, []), {}, True, 0.0, machine, None, None, {}, 1, 0)
+    return replace(card, notes=("sizes and memory of this server are unknown",))
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

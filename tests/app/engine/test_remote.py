@@ -1,0 +1,178 @@
+"""A chat's engine on a server: headrace's own, and one of another program."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.engine.commands import Generate, ModelSpec
+from headrace.app.engine.events import Abandoned, Delta, Done, Event, Failed, LoadProgress, Prefill, Ready
+from headrace.app.engine.http_address import HTTPAddress
+from headrace.app.engine.remote import RemoteEngine
+from headrace.runtime.errors import EngineError
+from tests.patience import PATIENCE_S
+from tests.server_process import ServerProcess
+from tests.tiny_chat import IM_END
+
+E = TypeVar("E", bound=Event)
+HELLO = [{"role": "user", "content": "hello"}]
+OPTIONS = AnswerOptions(temperature=1.0, seed=1, max_tokens=30, logit_bias={IM_END: -100})
+
+
+def until(engine: RemoteEngine, wanted: type[E], seen: list[Event] | None = None) -> E:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for event in engine.poll():
+            if seen is not None:
+                seen.append(event)
+            if isinstance(event, wanted):
+                return event
+        time.sleep(0.005)
+    raise AssertionError(f"no {wanted.__name__} came")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("home"), "-m", str(model), "-q") as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: ServerProcess) -> Iterator[RemoteEngine]:
+    engine = RemoteEngine(HTTPAddress(server.root))
+    yield engine
+    engine.close()
+
+
+def test_an_answer_of_our_own_server_has_all_figures(engine: RemoteEngine) -> None:
+    engine.start(ModelSpec("whatever"))
+    engine.submit(Generate(7, HELLO, OPTIONS))  # waits for the connection
+    events: list[Event] = []
+    done = until(engine, Done, events)
+    assert isinstance(events[0], LoadProgress)
+    (card,) = (event.card for event in events if isinstance(event, Ready))
+    assert (engine.state, engine.card, card.name) == ("ready", card, "chat")
+    assert card.kv_bytes_per_token > 0
+    assert (done.id, done.reason, done.summary.completion_tokens) == (7, "length", 30)
+    steps = [record for event in events if isinstance(event, Delta) for record in event.records]
+    assert [step.index for step in steps] == list(range(30))
+    assert all(step.weight_bytes > 0 for step in steps)
+    assert any(isinstance(event, Prefill) and event.id == 7 for event in events)
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    again: list[Event] = []
+    engine.submit(Generate(8, HELLO, OPTIONS))
+    until(engine, Done, again)
+    assert "".join(event.text for event in again if isinstance(event, Delta)) == text != ""
+
+
+def test_a_cancelled_answer_ends_on_the_server_too(engine: RemoteEngine, server: ServerProcess) -> None:
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    engine.submit(Generate(1, HELLO, replace(OPTIONS, max_tokens=None)))
+    until(engine, Delta)
+    engine.cancel(1)
+    assert until(engine, Abandoned).id == 1
+    server.until(requests=0)
+    assert engine.poll() == []
+
+
+def test_errors_of_the_server_are_errors_of_the_answer(engine: RemoteEngine) -> None:
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    engine.submit(Generate(1, [{"role": "user", "content": "x"}], AnswerOptions(logit_bias={10**8: 1.0})))
+    failed = until(engine, Failed)
+    assert failed.id == 1
+    assert "token 100000000" in failed.message
+    engine.submit(Generate(2, HELLO, OPTIONS, continue_text="so far"))
+    assert until(engine, Failed).id == 2
+    with pytest.raises(EngineError):
+        engine.pull("a-model")
+    engine.close()
+    with pytest.raises(EngineError):
+        engine.submit(Generate(3, HELLO))
+
+
+def test_a_server_that_is_not_there() -> None:
+    engine = RemoteEngine(HTTPAddress("http://127.0.0.1:1"))
+    engine.start(ModelSpec())
+    failed = until(engine, Failed)
+    assert failed.id is None
+    assert "127.0.0.1:1" in failed.message
+    assert engine.state == "failed"
+
+
+class Other(BaseHTTPRequestHandler):
+    """A server of another program: two models, a thinking one, no figures."""
+
+    bodies: list[Any] = []  # noqa: RUF012
+    chunks: Callable[[], list[Any]] = list
+
+    def do_GET(self) -> None:
+        self._send(json.dumps({"data": [{"id": "a"}, {"id": "b", "max_model_len": 4096}]}).encode())
+
+    def do_POST(self) -> None:
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        lines = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in type(self).chunks()]
+        self._send(b"".join([*lines, b"data: [DONE]\n\n"]))
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def other() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def chunk(reason: str | None = None, **delta: str) -> Any:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def test_an_answer_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    chunks = [chunk(reasoning_content="hm"), chunk(content="So "), chunk(content="be it."), chunk("length")]
+    monkeypatch.setattr(Other, "chunks", staticmethod(lambda: [*chunks, {"choices": [], "usage": usage}]))
+    engine = RemoteEngine(HTTPAddress(other), "b")
+    engine.start(ModelSpec())
+    card = until(engine, Ready).card
+    assert (card.name, card.context_limit, card.weight_bytes) == ("b", 4096, 0)
+    events: list[Event] = []
+    engine.submit(Generate(1, HELLO, AnswerOptions(temperature=0.5, thinking=True)))
+    done = until(engine, Done, events)
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    assert text == "<think>\nhm\n</think>\n\nSo be it."
+    assert (done.reason, done.summary.completion_tokens, done.summary.reused_tokens) == ("length", 5, 4)
+    assert done.summary.ttft_s is not None
+    body = Other.bodies[-1]
+    assert (body["model"], body["temperature"], body["stream"]) == ("b", 0.5, True)
+    assert not {"thinking", "headrace"} & body.keys()  # other servers would refuse them
+
+
+def test_an_error_in_the_stream_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [chunk(content="So "), {"error": {"message": "out of\nmemory", "code": 500}}]
+    monkeypatch.setattr(Other, "chunks", staticmethod(lambda: broken))
+    engine = RemoteEngine(HTTPAddress(other))
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    engine.submit(Generate(1, HELLO))
+    failed = until(engine, Failed)
+    assert (failed.id, failed.message) == (1, "out of memory")
