@@ -42,6 +42,8 @@ TARGETS: dict[str, tuple[str, str]] = {
     "stop-strings": ("text", "StopStrings"),
     "terminal": ("text", "TerminalText"),
     "markdown": ("text", "Markdown"),
+    "grammar": ("grammar", "Sources"),
+    "tool-calls": ("grammar", "ToolText"),
     "settings": ("settings", "SettingsFile"),
     "batch-line": ("batch", "Lines"),
     "batch-output": ("batch", "OutputFile"),

@@ -38,7 +38,12 @@ _ATTRIBUTES = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTI
 _COUNTED = re.compile(r"\b(max_tokens|temperature|stop)\b")  # need tokens to be counted, or taken back
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.+)\]")
 # Of llguidance. A lexer state takes 1 to 2 kB; fuel of one mask about 15 ms, of a grammar about 20 ms.
-_LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "max_grammar_size": 200_000, "verbose_errors": False}
+_LIMITS: dict[str, Any] = {
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "max_items_in_row": 8000,
+    "verbose_errors": False,
+}
 
 
 class Grammars:
@@ -214,4 +219,6 @@ def _plain(error: str, kind: Kind) -> str:
         return f"{place}{found[1]}"
     if (found := _UNIMPLEMENTED.search(error)) is not None:
         return f"{found[1].replace(chr(34), '')} cannot be guaranteed; leave it out or say it another way"
+    if "NoExtension" in error:
+        return "no answer fits it"
     return first_line(error).partition(". Enable '")[0]
