@@ -4,16 +4,18 @@ A message is in the store before its request is submitted.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.answer_setup import answer_request, settings_used
 from headrace.app.chat.session_branch import SessionBranch
 from headrace.app.chat.turn import RETRY_S, Turn
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Prefill, Repeats
+from headrace.app.sessions.records import Message
 from headrace.runtime.errors import DeletedError, EngineError
 from headrace.runtime.metrics.telemetry import Summary
 
@@ -21,11 +23,11 @@ Phase = Literal["idle", "waiting", "prefill", "answering", "summarising"]
 
 
 class AnswerWriter:
-    """turn: the generation that is running. accepted_spans: by message id, spans of text from accepted draft tokens."""
+    """turn: the generation that is running."""
 
     def __init__(self, engine: ChatEngine, branch: SessionBranch) -> None:
         self.turn: Turn | None = None
-        self.accepted_spans: dict[int, Sequence[tuple[int, int]]] = {}
+        self._steps: dict[int, AnswerSteps | None] = {}  # by message id
         self._engine, self._branch = engine, branch
         self._unstored: tuple[Turn, str, Summary | None] | None = None
         self._retry_at = 0.0
@@ -106,7 +108,7 @@ class AnswerWriter:
         if turn.answer is None and turn.sampling is not None:
             turn.sampling = settings_used(turn.sampling, card)
         if event.text:
-            turn.grow(event.text, self.model_name, event.accepted_spans)
+            turn.grow(event.text, self.model_name)
             self._show(turn)
 
     def end(self, turn: Turn, reason: str, summary: Summary | None = None) -> None:
@@ -119,6 +121,12 @@ class AnswerWriter:
         if self.turn is not None:
             self.turn.save()
 
+    def steps_of(self, answer: Message) -> AnswerSteps | None:
+        """Return the steps of an answer of the branch, the growing one included; None without."""
+        if answer.id not in self._steps:
+            self._steps[answer.id] = self._branch.store.steps(answer)
+        return self._steps[answer.id]
+
     def settle(self) -> None:
         """Store the last answer if that has failed. Raises SessionError as long as it fails."""
         if self._unstored is not None:
@@ -128,8 +136,7 @@ class AnswerWriter:
         """Put the growing answer at the end of the branch."""
         if (answer := turn.answer) is None:
             return
-        if turn.accepted_spans:
-            self.accepted_spans[answer.id] = turn.accepted_spans
+        self._steps[answer.id] = turn.steps
         messages = self._branch.messages
         if messages[-1].id == answer.id:
             messages[-1] = answer
@@ -147,6 +154,8 @@ class AnswerWriter:
                 branch.reload(branch.store.session(branch.session.id).active_leaf)
             raise
         self._unstored = None
+        if turn.answer is not None:
+            self._steps.pop(turn.answer.id, None)  # stored with those of earlier parts
         tokens = branch.context_tokens
         branch.reload(branch.leaf if turn.answer is None else turn.answer.id)
         branch.context_tokens = tokens

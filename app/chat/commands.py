@@ -50,10 +50,10 @@ COMMANDS = (
     Command("sessions", "resume, rename, delete, export", key="F4"),
     Command("search", "search all sessions", "[WORDS]"),
     Command("rename", "rename this session", "TITLE"),
-    Command("export", "this session into a .md or .json file", "[FILE]"),
+    Command("export", "this session into a .md, .html or .json file", "[FILE]"),
     Command("stats", "the decode view in full", key="F2"),
     Command("think", "show or hide thinking sections", key="Ctrl+T"),
-    Command("guesses", "mark accepted draft tokens", key="F12"),
+    Command("guesses", "mark accepted and rejected draft tokens", key="F12"),
     Command("restart", "start the engine again", key="F8"),
     Command("quit", "quit", key="Ctrl+Q"),
 )

@@ -7,10 +7,11 @@ stored as a message.
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.engine.events import Delta, Prefill, Repeats
 from headrace.app.sessions.database import storable
 from headrace.app.sessions.records import Message
@@ -30,7 +31,7 @@ class Turn:
     """leaf: the message that is answered or continued. answer: the message being written, None before its first text.
 
     context_tokens: of the prompt, then KV cache entries. sampling: the settings in effect, to be set before the first
-    text. accepted_spans: (begin, end) of text from accepted draft tokens, never stored. repeats: see `Repeats`.
+    text. steps: of this generation. repeats: see `Repeats`.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Turn:
         self.answer = leaf if continuing and not summarising else None
         self.summary = ""
         self.repeats = False
-        self.accepted_spans: list[tuple[int, int]] = []
+        self.steps = AnswerSteps()
         self.sampling: Mapping[str, Any] | None = None
         self._old_length = len(leaf.content) if continuing else 0
+        self._has_text = False
         self._model, self._system = model, system
         self._store = store
         self._unsaved = ""
@@ -70,7 +72,7 @@ class Turn:
             store.reopen(leaf)
 
     def handle(self, event: Prefill | Delta | Repeats) -> None:
-        """Update phase, context_tokens and repeats."""
+        """Update phase, context_tokens, steps and repeats."""
         if isinstance(event, Prefill):
             self.phase = "prefill"
             self.context_tokens = event.reused + event.total + 1  # the first step feeds the prompt's last token
@@ -78,21 +80,20 @@ class Turn:
             self.repeats = True
         else:
             self.phase = "answering"
+            if not self._has_text and event.text:
+                self._has_text = True
+                self.steps.start = self._old_length + len(event.text) - sum(len(step.text) for step in event.steps)
+            self.steps.add(event.steps, event.records)
             if event.records:
                 self.context_tokens = event.records[-1].context
 
-    def grow(self, text: str, model: str | None = None, accepted_spans: Sequence[tuple[int, int]] = ()) -> None:
-        """Append text to the answer; accepted_spans: within `text`.
-
-        Raises SessionError if the message cannot be created.
-        """
+    def grow(self, text: str, model: str | None = None) -> None:
+        """Append text to the answer. Raises SessionError if the message cannot be created."""
         if self.summarising:
             self.summary += text
             return
         text = storable(text)
-        length = len(self._unsaved if self.answer is None else self.answer.content)
         self._unsaved += text
-        self.accepted_spans += [(length + begin, length + end) for begin, end in accepted_spans]
         self._model = model or self._model
         if self.answer is None:
             self.answer = self._store.begin_answer(
@@ -119,7 +120,10 @@ class Turn:
         if self.answer is not None:
             unchanged = self.continuing and len(self.answer.content) == self._old_length
             metrics = self.leaf.metrics if unchanged else summary
-            self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop")
+            steps = None
+            if not unchanged and self.steps.texts:
+                steps = self.steps.behind(self._store.steps(self.leaf) if self.continuing else None)
+            self._store.finish(self.answer.id, reason, metrics, partial=reason != "stop", steps=steps)
 
     def _save(self) -> None:
         if not self._unsaved or self.answer is None:

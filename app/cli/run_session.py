@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
+from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.options import AnswerOptions, SamplingSource, sampling_source
 from headrace.app.chat.prompt import ChatMessages, draft_messages
 from headrace.app.cli.run_arguments import RunArguments
@@ -102,13 +103,19 @@ class RunSession:
                 if turn is None:
                     store, system = self._store_question(content, attachments), self._session.system
                     turn = Turn(store, self._question, model=model.name, system=system)
+                    turn.steps.start = len(opening)
                     turn.sampling = self.options.resolved(model.generation_defaults).stored()
                 yield part
-                if isinstance(part, TextChunk | Completed):
+                if isinstance(part, TextChunk):
                     text += part.text
-                if isinstance(part, Completed):
-                    done = part.finished
-                elif text != opening and time.monotonic() >= stored_at + _STORE_S:
+                    record = part.step.record
+                    turn.steps.add([StepText(part.pieces, record.accepted, part.rejected)], [record])
+                elif isinstance(part, Completed):
+                    text += part.text
+                    done, last = part.finished, part.finished.stop_record
+                    if part.text or last:
+                        turn.steps.add([StepText((part.text,))], [last] if last else [])
+                if done is None and text != opening and time.monotonic() >= stored_at + _STORE_S:
                     with suppress(SessionError):  # raised at the end, which tries again
                         turn.grow(text, model.name)
                         turn.save()

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.app.answer.answer_steps import StepText
+from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
@@ -76,11 +78,16 @@ class PromptCounted:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCached:
-    """The prompt tokens in the KV cache after prefetching."""
+    """The prompt tokens in the KV cache after prefetching.
+
+    reuse: of that prompt, before. shared_blocks: K/V blocks that cached sequences other than its own begin with, too.
+    """
 
     tokens: int
     used_bytes: int
     allocated_bytes: int
+    reuse: PromptReuse | None = None
+    shared_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,8 @@ class TokensCounted:
 class Prefill:
     """`done` of `total` tokens are prefilled; `reused` more were cached.
 
-    waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took.
+    waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took. reuse:
+    of its prompt, in the first of a request's events.
     """
 
     id: int
@@ -104,6 +112,7 @@ class Prefill:
     reused: int
     waited_s: float = 0.0
     tokenize_s: float = 0.0
+    reuse: PromptReuse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +128,16 @@ class TokenReport:
 class Delta:
     """Text of an answer, perhaps none, and the records of its steps.
 
-    ttft_s: seconds from the request to the first text; None before that. accepted_spans: (begin, end) in `text` of
-    accepted draft tokens, in order. tokens: reports of the tokens since the last delta, if requested.
+    ttft_s: seconds from the request to the first text; None before that. steps: the text of each step since the last
+    one; `text` may begin with text of the chat template. Records may come later than their steps' text. tokens: reports
+    of the tokens since the last delta, if requested.
     """
 
     id: int
     text: str
     records: Sequence[StepRecord]
     ttft_s: float | None = None
-    accepted_spans: Sequence[tuple[int, int]] = ()
+    steps: Sequence[StepText] = ()
     tokens: Sequence[TokenReport] = ()
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headrace.app.answer.answer import Answer, Prompt
+from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.answerer import Answerer
+from headrace.app.answer.prompt_reuse import ReuseLog
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import CountTokens, Generate, ModelSpec, PrefetchPrompt
@@ -29,6 +31,7 @@ from headrace.app.engine.kv_disk_cache import KVDiskCache, disk_cache_bytes, kv_
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S, Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
+from headrace.app.engine.spare_cpus import spare_cpus
 from headrace.models.loading.draft import load_draft
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.registry.progress import Progress
@@ -43,15 +46,15 @@ from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
 from headrace.runtime.machine import memory
-from headrace.runtime.machine.hardware import Machine, machine
+from headrace.runtime.machine.hardware import machine
 from headrace.runtime.network import Network
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request being answered. waited_s: from its submission in the chat's process until it was begun.
+    """A request being answered. waited_s: from its submission until it was begun.
 
-    repeats: a `Repeats` event was sent.
+    repeats, explained: a `Repeats` event, and the reuse of its prompt, were sent.
     """
 
     command: Generate
@@ -60,6 +63,7 @@ class _Running:
     waited_s: float
     tokenize_s: float
     repeats: bool = False
+    explained: bool = False
 
     @property
     def id(self) -> int:
@@ -93,9 +97,10 @@ class EngineHost:
         self._disk_cache = KVDiskCache(self._answerer.engine, disk_cache_bytes())
         self._fit = PromptFit(self._answerer.chat_prompt, loaded.context_limit, whole=spec.serving)
         self._batch = BatchReport(self._answerer.engine, always=spec.serving)
+        self._reuse = ReuseLog(loaded.tokenizer)
         self._running: dict[Answer, _Running] = {}
         self._file_tokens: dict[str, int] = {}  # of the last prefetch
-        self._spare_cpus = _spare_cpus(machine())
+        self._spare_cpus = spare_cpus(machine())
         self.idle = IdleWork(resolved, self._disk_cache)
         self.timed_every = 0
         """One decode step in so many is timed by part; 0: none."""
@@ -192,15 +197,17 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    running.outbox.add(event.text, event.step.record, event.accepted, self._reports(event.step))
+                    record, reports = event.step.record, self._reports(event.step)
+                    running.outbox.add(StepText(event.pieces, record.accepted, event.rejected), record, reports)
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))
                 case Completed():
-                    running.outbox.add(event.text, event.finished.stop_record)
+                    running.outbox.add(StepText((event.text,)), event.finished.stop_record)
                     running.outbox.flush()
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)
+                    self._reuse.answered(running.sequence.tokens)
                     send(self._done(running, answer, event.finished))
                 case request.Failed():
                     running.outbox.flush()
@@ -208,8 +215,10 @@ class EngineHost:
                     error = expected(event.error)
                     send(Failed(running.id, str(error), error.hint, type(error).__name__))
                 case _:
-                    waited, tokenized = running.waited_s, running.tokenize_s
-                    send(Prefill(running.id, event.done, event.total, event.reused, waited, tokenized))
+                    times = running.waited_s, running.tokenize_s
+                    reuse = None if running.explained else self._reuse.explain(answer.prompt.ids, event.reused)
+                    running.explained = True
+                    send(Prefill(running.id, event.done, event.total, event.reused, *times, reuse))
         states = {running.id: running.sequence.state for running in self._running.values()}
         self._batch.step(batch, states, send)
         if not self.busy:
@@ -245,7 +254,10 @@ class EngineHost:
             self._disk_cache.load(prompt)
             read = self._answerer.engine.read_ahead(prompt, stop)
         if read is not None:
-            send(PrefixCached(read.tokens, read.used_bytes, read.allocated_bytes))
+            reuse = self._reuse.explain(prompt, read.reused)
+            self._reuse.prefetched(prompt, read.reused, read.tokens)
+            shared = self._answerer.engine.shared_blocks(prompt)
+            send(PrefixCached(read.tokens, read.used_bytes, read.allocated_bytes, reuse, shared))
 
     def _reports(self, step: Step) -> list[TokenReport]:
         """Return the step's tokens with their log probabilities, if requested."""
@@ -272,15 +284,6 @@ class EngineHost:
         )
         fits = not context_full or self._fit.last_turn_fits(running.command, summary.completion_tokens)
         return Done(running.id, finished.reason, summary, context_full, fits, answer.stop_string, answer.seed)
-
-
-def _spare_cpus(host: Machine) -> int:
-    """Return the CPUs, hyper-threads included, that the kernels' threads do not use."""
-    native = ops.native.status() if ops.select() is ops.native else None
-    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limited = host.usable_cores < min(host.physical_cores, scheduled)  # by the container's share of time
-    busy = native.threads if native is not None and native.threads else 1
-    return max(0, (host.usable_cores if limited else scheduled) - busy)
 
 
 def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network | None:

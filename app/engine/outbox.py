@@ -6,6 +6,7 @@ Sending costs CPU time that decoding needs.
 import time
 from collections.abc import Callable, Sequence
 
+from headrace.app.answer.answer_steps import StepText
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Event, TokenReport
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -31,27 +32,22 @@ class Outbox:
         self._send = send
         self._opening = opening
         self._text: list[str] = []
-        self._length = 0
-        self._accepted: list[tuple[int, int]] = []
+        self._steps: list[StepText] = []
         self._records: list[StepRecord] = []
         self._sent = self._records_sent = float("-inf")
         self.ttft_s: float | None = None
 
-    def add(
-        self, text: str, record: StepRecord | None = None, accepted: int = 0, tokens: Sequence[TokenReport] = ()
-    ) -> None:
-        """Add text, and send if it is time. accepted: its first characters, from accepted draft tokens."""
+    def add(self, step: StepText, record: StepRecord | None = None, tokens: Sequence[TokenReport] = ()) -> None:
+        """Add a step, and send if it is time. record: None for text that was held back until the end."""
         now = time.monotonic()
         self._tokens.extend(tokens)
         if record is not None:
             self._records.append(record)
+        if (text := step.text) or record is not None:
+            self._steps.append(step)
         if text:
-            begin = self._length + len(self._opening)
-            if accepted:
-                self._accepted.append((begin, begin + accepted))
-            text, self._opening = self._opening + text, ""
-            self._text.append(text)
-            self._length += len(text)
+            self._text.append(self._opening + text)
+            self._opening = ""
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
                 self._sent = float("-inf")
@@ -67,9 +63,9 @@ class Outbox:
         if with_records:
             records, self._records = self._records, records
         if self._text or records or self._tokens:
-            text, accepted, tokens = "".join(self._text), tuple(self._accepted), tuple(self._tokens)
-            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, accepted, tokens))
-            self._text, self._accepted, self._tokens, self._length = [], [], [], 0
+            text, steps, tokens = "".join(self._text), tuple(self._steps), tuple(self._tokens)
+            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, steps, tokens))
+            self._text, self._steps, self._tokens = [], [], []
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

@@ -85,8 +85,11 @@ ALTER TABLE messages ADD COLUMN system TEXT;    -- the system prompt of an answe
 _UNSENT_TEXT = """
 ALTER TABLE sessions ADD COLUMN draft TEXT;     -- what was typed and not sent, a JSON object
 """
+_STEPS = """
+ALTER TABLE messages ADD COLUMN steps BLOB;     -- token boundaries and step latencies of an answer, compressed
+"""
 # A file of version n has the first n. Migrations only add columns: an earlier headrace that is running can still write.
-_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE, _UNSENT_TEXT)
+_MIGRATIONS = (_SCHEMA, _HOW_AN_ANSWER_WAS_MADE, _UNSENT_TEXT, _STEPS)
 VERSION = len(_MIGRATIONS)
 
 # SQL: text appended to a message that is not folded into it yet.

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.app.answer.answer_steps import AnswerSteps, unpacked
 from headrace.app.sessions.database import APPENDED, Database
 from headrace.app.sessions.presence import Presence
 from headrace.app.sessions.records import Attachment, Draft, Message, Role, Session, SessionEntry, title_of
@@ -281,20 +282,36 @@ class SessionStore:
             self._refuse_deleted("messages", message_id)
             self.db.run("INSERT INTO pieces (message_id, text) VALUES (?, ?)", message_id, text)
 
-    def finish(self, message_id: int, reason: str, metrics: Summary | None = None, *, partial: bool = False) -> Message:
-        """Close an answer; partial: it was stopped, cut off or ended at a limit."""
+    def finish(
+        self,
+        message_id: int,
+        reason: str,
+        metrics: Summary | None = None,
+        *,
+        partial: bool = False,
+        steps: AnswerSteps | None = None,
+    ) -> Message:
+        """Close an answer; partial: it was stopped, cut off or ended at a limit. steps: None keeps the stored ones."""
         with self.db.transaction(durable=True):
             self._refuse_damaged(message_id)
             self._fold(message_id)
             self.db.run(
-                "UPDATE messages SET partial = ?, finish_reason = ?, figures = ? WHERE id = ?",
-                *(partial, reason, json.dumps(metrics.document()) if metrics else None, message_id),
+                "UPDATE messages SET partial = ?, finish_reason = ?, figures = ?, steps = coalesce(?, steps)"
+                " WHERE id = ?",
+                *(partial, reason, json.dumps(metrics.document()) if metrics else None),
+                *(steps.packed() if steps is not None else None, message_id),
             )
             self.db.run(
                 "UPDATE sessions SET updated_at = ? WHERE id = (SELECT session_id FROM messages WHERE id = ?)",
                 *(time.time(), message_id),
             )
         return self.message(message_id)
+
+    def steps(self, message: Message) -> AnswerSteps | None:
+        """Return the steps of an answer; None if there are none, or they are damaged."""
+        rows = self.db.rows("SELECT * FROM messages WHERE id = ?", message.id)
+        stored = rows[0]["steps"] if rows and "steps" in rows[0].keys() else None  # noqa: SIM118 (a row, no mapping)
+        return unpacked(stored, message.content)
 
     def message(self, message_id: int) -> Message:
         rows = self.db.rows(f"{SELECT_MESSAGE} WHERE id = ?", message_id)

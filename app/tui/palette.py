@@ -31,7 +31,7 @@ _TITLES = {  # of commands that work without an argument
     "export": "Export this session",
     "stats": "Open the decode view in full",
     "think": "Show or hide thinking",
-    "guesses": "Mark accepted draft tokens",
+    "guesses": "Mark draft tokens",
     "restart": "Restart the engine",
     "quit": "Quit",
 }

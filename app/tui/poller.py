@@ -19,6 +19,7 @@ from headrace.app.engine.events import (
     PullProgress,
     Ready,
 )
+from headrace.app.output.markdown_parser import parser
 from headrace.app.tui.metrics.feed import feed, stored_turns
 from headrace.app.tui.metrics.machine_watch import MachineWatch
 from headrace.app.tui.poll_interval import PollInterval
@@ -27,7 +28,6 @@ from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.parallel_screen import ParallelScreen
 from headrace.app.tui.textual_overrides.partial_repaint import draw
-from headrace.app.tui.transcript.markdown_lines import parser
 
 if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import ParallelAnswers

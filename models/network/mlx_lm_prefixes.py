@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from headrace.models.network.mlx_lm_cache import MlxLmCache
-from headrace.runtime.kv.kept_cache import common_prefix
+from headrace.runtime.kv.common_prefix import common_prefix
 
 
 @dataclass(frozen=True, slots=True)

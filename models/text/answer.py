@@ -18,13 +18,15 @@ from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProg
 class TextChunk:
     """One step, and the text that it completed (often empty: half a character, half a stop string).
 
-    step: without the tokens after a stop string. accepted: characters at the beginning of `text` that come from
-    accepted draft tokens. calls: tool calls that it completed; their markup is not in the text.
+    step: without the tokens after a stop string. pieces: the text that each of its tokens completed; they join to
+    `text`. rejected: the texts of its rejected draft tokens. calls: tool calls that it completed; their markup is not
+    in the text.
     """
 
     text: str
     step: Step
-    accepted: int = 0
+    pieces: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     calls: tuple[ToolCall, ...] = ()
 
 
@@ -63,7 +65,7 @@ class AnswerText:
         self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = (), tools: ToolStream | None = None
     ) -> None:
         """tools: separates calls from text. Raises UsageError for an empty stop string."""
-        self._request = request
+        self._request, self._tokenizer = request, tokenizer
         self._tools = tools
         self._detokenizer = tokenizer.answer_stream() if tools is None else tokenizer.answer_stream(tools.marks)
         self._matcher = StopMatcher(stops)
@@ -95,7 +97,7 @@ class AnswerText:
         return event
 
     def _step(self, step: Step) -> TextChunk:
-        pieces, calls = [], list[ToolCall]()
+        pieces, calls = list[str](), list[ToolCall]()
         for used, token in enumerate(step.tokens, 1):
             text = self._detokenizer.add(token)
             if self._tools is not None:
@@ -106,12 +108,12 @@ class AnswerText:
             self._count += 1
             if self._stopped:
                 self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
-                return _chunk(pieces, _truncated(step, used), calls)
-        return _chunk(pieces, step, calls)
+                return self._chunk(pieces, _truncated(step, used), calls)
+        return self._chunk(pieces, step, calls)
 
-
-def _chunk(pieces: Sequence[str], step: Step, calls: Sequence[ToolCall]) -> TextChunk:
-    return TextChunk("".join(pieces), step, sum(map(len, pieces[: step.record.accepted])), tuple(calls))
+    def _chunk(self, pieces: Sequence[str], step: Step, calls: Sequence[ToolCall]) -> TextChunk:
+        rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
+        return TextChunk("".join(pieces), step, tuple(pieces), rejected, tuple(calls))
 
 
 def _truncated(step: Step, used: int) -> Step:

@@ -50,11 +50,12 @@ Delivery = tuple[Sequence, Event]
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedPrompt:
-    """Entries of a prompt in the KV cache, and their bytes."""
+    """Entries of a prompt in the KV cache, and their bytes. reused: entries that were there before."""
 
     tokens: int
     used_bytes: int
     allocated_bytes: int
+    reused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,10 @@ class Engine:
             blocks=pool.stats if pool else None,
         )
 
+    def shared_blocks(self, tokens: Row[int]) -> int:
+        """Return the number of K/V blocks at the beginning of `tokens` that other cached sequences begin with, too."""
+        return self.kv.pool.index.shared_blocks(tokens) if self.kv.pool else 0
+
     def step(self) -> list[Delivery]:
         """Run one step of all sequences: schedule, run, commit, deliver. May have nothing to deliver yet.
 
@@ -233,6 +238,7 @@ class Engine:
             with memory_errors(self._cost.weight_bytes):
                 self._start_work()
                 cache, end = self.kv.acquire(prompt), len(prompt) - 1
+                reused = cache.committed
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
                     for _ in prefill(self.network, self.kv, cache, prompt[cache.committed : until], self._pace.alone):
@@ -242,7 +248,7 @@ class Engine:
                         if stop():
                             end = 0
                             break
-                read = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes)
+                read = PrefetchedPrompt(cache.committed, cache.committed_bytes, cache.allocated_bytes, reused)
                 self.kv.release(cache, prompt)
                 self._stop_work()
                 return read
@@ -383,7 +389,8 @@ class Engine:
     ) -> Delivery:
         """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
         sequence, draft_tokens = chunk.sequence, chunk.draft_tokens
-        said = chosen[: 1 + accepted(chosen, draft_tokens)]
+        right = accepted(chosen, draft_tokens)
+        said = chosen[: 1 + right]
         stop = next((place for place, token in enumerate(said) if token in sequence.request.stop_ids), None)
         if stop is not None:
             said = said[: stop + 1]
@@ -406,7 +413,7 @@ class Engine:
             sequence.stop_id = said.pop()
         sequence.output_count += len(said)
         read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
-        return sequence, Step(tuple(said), record, read_values)
+        return sequence, Step(tuple(said), record, read_values, draft_tokens[right:])
 
     def _hand_over(self, in_flight: InFlightBatch, sequence: Sequence, count: int) -> None:
         """Give the hidden states of the next `count` committed positions to the proposer that drafts from them."""

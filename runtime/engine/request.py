@@ -88,11 +88,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Tokens of one decode step: one, or several with accepted draft tokens. An end-of-turn token is not included."""
+    """Tokens of one decode step: one, or several with accepted draft tokens. An end-of-turn token is not included.
+
+    rejected: draft tokens that were not accepted, in the place of the last token and those behind it.
+    """
 
     tokens: tuple[int, ...]
     record: StepRecord
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, if requested
+    rejected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from headrace.runtime.engine.chunk_budget import ChunkBudget
 from headrace.runtime.engine.kv_budget import KVBudget
 from headrace.runtime.engine.prefill import chunk_end
 from headrace.runtime.engine.sequence import Sequence
-from headrace.runtime.kv.kept_cache import common_prefix
+from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.ops import BLOCK, Phase
 
 REFEED = 16  # output tokens of a preempted sequence that one pass feeds again: the most rows of a sequence

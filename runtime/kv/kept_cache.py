@@ -7,6 +7,7 @@ with its tokens.
 from collections.abc import Sequence
 
 from headrace.runtime.kv.cache import KVCache
+from headrace.runtime.kv.common_prefix import common_prefix
 
 
 class KeptCache:
@@ -40,9 +41,3 @@ class KeptCache:
     def clear(self) -> None:
         """Drop the cache."""
         self._cache, self._tokens = None, []
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    shared = min(len(a), len(b))
-    return next((i for i in range(shared) if a[i] != b[i]), shared)

@@ -67,6 +67,16 @@ class PrefixIndex:
             end, length = end.parent, BLOCK
         return path[::-1]
 
+    def shared_blocks(self, tokens: Sequence[int]) -> int:
+        """Return how many of the cached blocks along `tokens` are followed by blocks of other sequences, too."""
+        path = [self.root, *(node for node, length in self.find(tokens, answers=True) if length == BLOCK)]
+        for depth in range(len(path) - 1, 0, -1):
+            own = tuple(tokens[depth * BLOCK : (depth + 1) * BLOCK])
+            children = path[depth].children.values()
+            if any(child.tokens[: len(own)] != own[: len(child.tokens)] for child in children):
+                return depth
+        return 0
+
     def add(self, parent: PrefixNode, tokens: Sequence[int], decode_written: bytes, groups: int) -> PrefixNode:
         """Return the node of these entries behind `parent`, new or not. Raises ValueError behind a partial block."""
         if parent is not self.root and len(parent.tokens) < BLOCK:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.app.answer.answer_steps import StepText
+from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.engine.client import State as EngineState
 from headrace.app.engine.commands import Generate, ModelSpec, PrefetchPrompt
 from headrace.app.engine.events import (
@@ -78,7 +80,8 @@ CARD = ModelCard(
 class Script:
     """One answer. pieces: the text of each step. fail: refuse instead. full: answer with ContextFull.
 
-    guessed: characters of every other piece that came by guesses, as many tokens as characters.
+    guessed: characters of every other piece that came by guesses, as many tokens as characters; rejected: the draft
+    token behind them.
     repeats: report a repetition after the first piece.
     hold: stop before this many pieces remain unsaid, until the test cancels, dies or calls `release`.
     """
@@ -92,6 +95,8 @@ class Script:
     full: bool = False
     hold: int = 0
     guessed: int = 0
+    rejected: str = " wrong"
+    reuse: PromptReuse | None = None
     repeats: bool = False
 
 
@@ -249,7 +254,7 @@ class ScriptedEngine:
             yield ContextFull(command.id, self.card_to_load.context_limit + 1, self.card_to_load.context_limit)
             return
         total = script.prompt_tokens - 1 - script.reused
-        yield Prefill(command.id, total // 2, total, script.reused)
+        yield Prefill(command.id, total // 2, total, script.reused, reuse=script.reuse)
         yield Prefill(command.id, total, total, script.reused)
         said = 0
         for piece in script.pieces:
@@ -259,10 +264,11 @@ class ScriptedEngine:
                 break
             step = record(said, script.prompt_tokens + said, len(self._playing))
             guessed = script.guessed * (said % 2)  # in every other step
+            text = StepText((piece,))
             if guessed:
                 step = replace(step, proposed=guessed + 1, accepted=guessed, source="ngram")
-            spans = ((0, min(guessed, len(piece))),) if guessed else ()
-            yield Delta(command.id, piece, (step,), accepted_spans=spans)
+                text = StepText((*piece[:guessed], piece[guessed:]), min(guessed, len(piece)), (script.rejected,))
+            yield Delta(command.id, piece, (step,), steps=(text,))
             said += 1
             if script.repeats and said == 1:
                 yield Repeats(command.id)

@@ -14,7 +14,7 @@ from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.screens.answer_pane import FigureLines, Figures
-from headrace.app.tui.transcript.accepted import mark_accepted, sanitised
+from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.entry import Entry, LayoutOptions, MessageState
 from headrace.app.tui.transcript.markdown_lines import render
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -66,40 +66,103 @@ def underlined(lines: list[Content]) -> list[str]:
     ]
 
 
-def test_what_was_guessed_is_underlined_and_nothing_else_changes() -> None:
+def struck(lines: list[Content]) -> list[str]:
+    return [line.plain[span.start : span.end] for line in lines for span in line.spans if "strike" in str(span.style)]
+
+
+def accepted(*spans: tuple[int, int]) -> DraftMarks:
+    return DraftMarks(spans)
+
+
+def test_accepted_drafts_are_green_and_nothing_else_changes() -> None:
     text = "\x1b[31mOne **two** three\n\n- a `wo_rd` and [x]\n\n```py\nfor two in three:\n```\ntwo"
-    source, spans = sanitised(text, [(text.index("two"), text.index(" three")), (text.index("rd`"), text.index("[x]"))])
+    spans = accepted((text.index("two"), text.index(" three")), (text.index("rd`"), text.index("[x]")))
+    source, marks = sanitised(text, spans)
     plain = render(source, 40)
-    lines = mark_accepted(plain, source, spans)
+    lines = mark_drafts(plain, source, marks, 40)
     assert [line.plain for line in lines] == [line.plain for line in plain]
     assert "".join(underlined(lines)).replace(" ", "") == "twordand"
+    styles = {str(span.style) for line in lines for span in line.spans if "underline" in str(span.style)}
+    assert styles == {"underline $text-success"}
+
+
+MARKDOWN = """Some **bold** text
+
+- an item of a list that is long
+- another
+
+| a | b |
+|---|---|
+| one | two |
+
+```py
+code = 1
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        (" text", "Some bold NO text"),
+        ("d** text", "Some bolNOd text"),
+        (" list that", "• an item of a NO list that"),
+        ("an item", "• NOan item of a list that"),
+        (" | two", "one NO │ two"),
+        (" = 1", "▏ code NO = 1"),
+        ("Some", "NOSome bold text"),
+    ],
+)
+def test_rejected_drafts_stand_where_they_were_drafted(before: str, line: str) -> None:
+    marks = DraftMarks((), ((MARKDOWN.index(before), " NO" if before[0] == " " else "NO"),))
+    lines = mark_drafts(render(MARKDOWN, 28), MARKDOWN, marks, 28)
+    shown = [line.plain.rstrip() for line in lines]
+    assert line in shown, shown
+    assert "".join(struck(lines)).strip() == "NO"
+    assert all(line.cell_length <= 28 for line in lines)
+    without = "".join(text.replace(" NO", "").replace("NO", "") for text in shown)
+    assert without.replace(" ", "") == "".join(line.plain for line in render(MARKDOWN, 28)).replace(" ", "")
+
+
+def test_a_rejected_draft_behind_the_end_and_one_with_line_breaks() -> None:
+    lines = mark_drafts(render("One two", 20), "One two", DraftMarks((), ((7, "\nand\x1b more"),)), 20)
+    assert [line.plain for line in lines] == ["One two⏎and␛ more"]
+    lines = mark_drafts(render("One two", 10), "One two", DraftMarks((), ((3, " and three"),)), 10)
+    assert " ".join(line.plain for line in lines).split() == ["One", "and", "three", "two"]
+    assert all(line.cell_length <= 10 for line in lines)
 
 
 @given(st.lists(st.sampled_from(["one", " two", ".", "\n", "**", "- ", "`x`", "three "]), max_size=30), st.data())
-def test_underlines_are_of_what_was_guessed(pieces: list[str], data: st.DataObject) -> None:
+def test_marks_are_of_what_was_drafted(pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    spans = list(zip(ends[::2], ends[1::2], strict=False))
+    spans = tuple(zip(ends[::2], ends[1::2], strict=False))
     lines = render(text, 40)
-    assert [line.plain for line in mark_accepted(lines, text, spans)] == [line.plain for line in lines]
-    assert underlined(mark_accepted(lines, text, [])) == []
+    assert [line.plain for line in mark_drafts(lines, text, DraftMarks(spans), 40)] == [line.plain for line in lines]
+    assert underlined(mark_drafts(lines, text, DraftMarks(), 40)) == []
     said = re.findall(r"\w+", " ".join(line.plain for line in lines))
-    every = " ".join(underlined(mark_accepted(lines, text, [(0, len(text))])))
+    every = " ".join(underlined(mark_drafts(lines, text, accepted((0, len(text))), 40)))
     assert re.findall(r"\w+", every) == said
+    rejected = tuple((place, " NO") for place in ends)
+    marked = mark_drafts(lines, text, DraftMarks(spans, rejected), 40)
+    assert sum(part.count("NO") for part in struck(marked)) == len(rejected)
+    assert all(line.cell_length <= 40 for line in marked)
 
 
-def test_an_answer_shows_its_guesses_while_it_is_asked_to() -> None:
+def test_an_answer_shows_its_drafts_while_it_is_asked_to() -> None:
     message = Message(7, "s", None, "assistant", "One **two** three", 0.0, finish_reason="stop")
     entry = Entry(message, MessageState())
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
-    assert entry.update(message, MessageState(accepted=((4, 11),)))
+    marks = DraftMarks(((4, 11),), ((11, " four"),))
+    assert entry.update(message, MessageState(drafts=marks))
     (row, kind) = entry.rows(LayoutOptions(40))[0]
-    assert (row.plain.rstrip(), kind) == ("One two three", "body")
+    assert (row.plain.rstrip(), kind) == ("One two four three", "body")
     assert underlined([row]) == ["two"]
+    assert struck([row]) == [" four"]
     thinking = replace(message, content="<think>two</think>One two")
-    assert entry.update(thinking, MessageState(accepted=((22, 25),)))
+    assert entry.update(thinking, MessageState(drafts=accepted((22, 25))))
     assert underlined([row for row, _ in entry.rows(LayoutOptions(40))]) == ["two"]
-    entry.update(message, MessageState(accepted=((4, 11),)))
+    entry.update(message, MessageState(drafts=marks))
     assert entry.update(message, MessageState())
     assert entry.rows(LayoutOptions(40))[0][0].plain.rstrip() == "One two three"
 
@@ -124,19 +187,26 @@ def marked(it: Driver) -> list[str]:
     return underlined([row for row, kind in it.transcript._rows if kind == "body"])
 
 
-def test_a_key_marks_what_was_guessed_and_nothing_is_stored(play) -> None:
+def test_a_key_marks_drafts_and_a_reopened_chat_has_them(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f12")
         assert marked(it) == []
         await it.ask("Copy this")
         assert marked(it) == ["tw", "fo"]
+        assert struck([row for row, _ in it.transcript._rows]) == [" wrong", " wrong"]
+        first = it.state.conversation.session
         await it.press("f12")
         assert marked(it) == []
         await it.write("/guesses")
         assert marked(it) == ["tw", "fo"]
         assert it.said == ["Copy this", "*one* two three four "]
         await it.ask("And this")
-        assert marked(it) == ["tw", "fo"], "the second answer had no guesses"
+        assert marked(it) == ["tw", "fo"], "the second answer had no drafts"
+        await it.write("/new")
+        assert marked(it) == []
+        it.state.open_session(it.state.store.session(first.id))
+        it.app.poller.tick()
+        await it.until(lambda: marked(it) == ["tw", "fo"])
 
     pieces = ["*one* ", "two ", "three ", "four "]
     engine = ScriptedEngine().script(Script(pieces, guessed=2), Script(["Done."]))

@@ -27,7 +27,7 @@ class ChatActions:
             "restart": lambda _: self._state.restart_engine(),
             "find": lambda words: view.find_bar.open(words),
             "think": self._toggle_thinking,
-            "guesses": self._toggle_accepted,
+            "guesses": self._toggle_drafts,
             **self.messages.commands,
             **self._copying.commands,
             **SessionActions(view).commands,
@@ -74,10 +74,5 @@ class ChatActions:
         if not transcript.has_thinking:
             self._state.notify(f"thinking sections will be {'unfolded' if transcript.show_thinking else 'folded'}")
 
-    def _toggle_accepted(self, _: str) -> None:
-        if not self._view.toggle_accepted():
-            self._state.notify("accepted draft tokens are no longer marked")
-        elif self._state.conversation.writer.accepted_spans:
-            self._state.notify("accepted draft tokens are underlined")
-        else:
-            self._state.notify("accepted draft tokens will be underlined; there are none yet")
+    def _toggle_drafts(self, _: str) -> None:
+        self._state.notify(self._view.toggle_drafts())

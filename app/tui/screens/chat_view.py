@@ -54,7 +54,7 @@ class ChatView:
         self._drawn: tuple[object, ...] = ()
         self._asked = False  # about the full context
         self.asked_about_disk = False
-        self._marks_accepted = False
+        self._marks_drafts = False
 
     @property
     def conversation(self) -> Conversation:
@@ -158,14 +158,18 @@ class ChatView:
         self.prefetch.wait_for_pause()
 
     def _show_messages(self, messages: list[Message]) -> None:
-        states = self._branch.message_states(self.conversation, self.state.metrics, accepted=self._marks_accepted)
+        states = self._branch.message_states(self.conversation, self.state.metrics, drafts=self._marks_drafts)
         self.transcript.show(messages, states)
 
-    def toggle_accepted(self) -> bool:
-        """Mark accepted draft tokens in the answers, or stop marking them; return whether they are marked now."""
-        self._marks_accepted = not self._marks_accepted
+    def toggle_drafts(self) -> str:
+        """Mark draft tokens in the answers, or stop marking them; return the new state in words."""
+        self._marks_drafts = not self._marks_drafts
         self._show_messages(self._branch.messages(self.conversation))
-        return self._marks_accepted
+        if not self._marks_drafts:
+            return "draft tokens are no longer marked"
+        there = any(entry.state.drafts for entry in self.transcript.entries)
+        marks = "accepted green, rejected struck through"
+        return f"draft tokens are marked: {marks}" if there else f"draft tokens will be marked ({marks}); none yet"
 
     def extend_last_line(self) -> bool:
         """Draw text that only extends the answer's last line; return False if a layout is needed."""

@@ -13,8 +13,8 @@ from headrace.app.answer.phrases import plain_phrases, summary_phrases
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.export import made_with
 from headrace.app.sessions.records import Message
-from headrace.app.tui.transcript.accepted import mark_accepted, sanitised
 from headrace.app.tui.transcript.context_mark import mark_lines
+from headrace.app.tui.transcript.draft_marks import DraftMarks, mark_drafts, sanitised
 from headrace.app.tui.transcript.growing_markdown import GrowingMarkdown
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime.metrics.telemetry import Summary
@@ -58,7 +58,7 @@ class MessageState:
     sent: bool = True
     growing: bool = False
     waiting: str = ""  # text shown before the first token
-    accepted: tuple[tuple[int, int], ...] = ()  # spans of accepted draft tokens, if they are to be marked
+    drafts: DraftMarks | None = None  # if they are to be marked
     left_out: int = 0  # of the context mark: number of messages above it
 
 
@@ -185,9 +185,9 @@ class Entry:
             rows += self._thinking_rows(look)
         body = self._answer.lines(look.width, ansi=look.ansi, dark=look.dark)
         self._open = None
-        if self.state.accepted:
-            source, spans = sanitised(self._raw, self.state.accepted)
-            body = mark_accepted(body, source, spans, max(0, source.find(self._answer.text.strip())))
+        if self.state.drafts:
+            source, marks = sanitised(self._raw, self.state.drafts)
+            body = mark_drafts(body, source, marks, look.width, max(0, source.find(self._answer.text.strip())))
         elif self.state.growing and not self._thinks and body and self._answer.in_words:
             spaces = len(self._answer.text) - len(self._answer.text.rstrip(" "))
             line = Content.assemble(body[-1], " " * spaces)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from headrace.app.tui.transcript.markdown_lines import BLANK, code_lines, parser, render_tokens
+from headrace.app.output.markdown_parser import parser
+from headrace.app.tui.transcript.markdown_lines import BLANK, code_lines, render_tokens
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

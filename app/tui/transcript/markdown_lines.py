@@ -5,13 +5,13 @@ address and cannot be clicked, HTML shows as written, and no line is parsed as m
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from textual.content import Content, Span
 
+from headrace.app.output.markdown_parser import parser
+
 if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
 _INLINE_STYLE = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
@@ -23,24 +23,6 @@ _LINK = "underline"
 _QUIET = "$quiet"
 BLANK = Content("")
 _MIN_WIDTH = 12  # nesting stops narrowing the text here
-
-
-@lru_cache(maxsize=1)
-def parser() -> "MarkdownIt":
-    """Return the shared parser: CommonMark with tables, strikethrough and web links, without HTML."""
-    from markdown_it import MarkdownIt  # with the first answer, not with the first frame
-
-    class WebLinks(MarkdownIt):
-        def validateLink(self, url: str) -> bool:  # noqa: N802 - markdown-it's name
-            return is_web_address(url)
-
-    made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    return made.disable(["reference", "html_inline", "html_block"])
-
-
-def is_web_address(address: str) -> bool:
-    """Return True for an address of the web; other links stay text."""
-    return address.startswith(("http://", "https://")) and address.isprintable() and address.isascii()
 
 
 def render(source: str, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:

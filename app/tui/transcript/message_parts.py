@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.app.tui.transcript.markdown_lines import is_web_address, parser
+from headrace.app.output.markdown_parser import is_web_address, parser
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

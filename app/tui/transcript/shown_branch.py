@@ -5,10 +5,12 @@ The store is asked for branches only after the branch changed.
 
 from dataclasses import replace
 
+from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.chat.conversation import Conversation
 from headrace.app.sessions.records import Message
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.transcript.context_mark import mark_message
+from headrace.app.tui.transcript.draft_marks import DraftMarks
 from headrace.app.tui.transcript.entry import MessageState
 
 _PENDING = -1  # id of the stand-in
@@ -22,6 +24,7 @@ class ShownBranch:
         self._structure: tuple[object, ...] = ()
         self._mark = mark_message("", "")
         self._standings: list[MessageState] = []
+        self._made: dict[int, tuple[AnswerSteps, int, DraftMarks]] = {}  # by message: steps, their number, marks
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Return the messages to show, first to last."""
@@ -42,22 +45,31 @@ class ShownBranch:
         return messages
 
     def message_states(
-        self, conversation: Conversation, metrics: LiveMetrics, *, accepted: bool = False
+        self, conversation: Conversation, metrics: LiveMetrics, *, drafts: bool = False
     ) -> list[MessageState]:
         """Return the messages' states; the growing one has a progress text until its first token.
 
-        accepted: mark the accepted draft tokens.
+        drafts: mark draft tokens.
         """
         message_states = list(self._standings)
         if conversation.phase != "idle" and self._messages and self._messages[-1].role == "assistant":
             last = message_states[-1]
             waiting = _waiting(conversation, metrics)
             message_states[-1] = MessageState(last.branch, last.branches, last.sent, growing=True, waiting=waiting)
-        if accepted:
+        if drafts:
             for place, message in enumerate(self._messages):
-                if spans := conversation.writer.accepted_spans.get(message.id):
-                    message_states[place] = replace(message_states[place], accepted=tuple(spans))
+                if message.role == "assistant" and message.id > 0 and (marks := self._marks(conversation, message)):
+                    message_states[place] = replace(message_states[place], drafts=marks)
         return message_states
+
+    def _marks(self, conversation: Conversation, message: Message) -> DraftMarks | None:
+        """Return the marks of an answer; they are made again for new steps only."""
+        if (steps := conversation.writer.steps_of(message)) is None:
+            return None
+        made = self._made.get(message.id)
+        if made is None or made[0] is not steps or made[1] != len(steps.texts):
+            made = self._made[message.id] = steps, len(steps.texts), DraftMarks.of(steps)
+        return made[2]
 
 
 def _place(conversation: Conversation, number: int, message: Message) -> MessageState:

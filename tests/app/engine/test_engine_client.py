@@ -144,7 +144,24 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
     ready.submit(Generate(2, again, replace(ENDLESS, max_tokens=5)))
     done = until(ready, Done, events)
     assert done.summary.reused_tokens >= first.summary.prompt_tokens
-    assert next(event for event in events if isinstance(event, Prefill)).reused == done.summary.reused_tokens
+    prefills = [event for event in events if isinstance(event, Prefill)]
+    assert prefills[0].reused == done.summary.reused_tokens
+    reuse = prefills[0].reuse
+    assert reuse is not None
+    assert (reuse.reused, reuse.dropped) == (done.summary.reused_tokens, 0)
+    assert reuse.difference is None or reuse.difference.position == reuse.reused, "a byte that is no text"
+    assert all(event.reuse is None for event in prefills[1:])
+    assert "".join(step.text for event in events if isinstance(event, Delta) for step in event.steps) == said(events)
+
+    events.clear()
+    edited = [{"role": "user", "content": HELLO[0]["content"] + "?"}]
+    ready.submit(Generate(3, edited, AnswerOptions(max_tokens=1)))
+    done = until(ready, Done, events)
+    reuse = next(event.reuse for event in events if isinstance(event, Prefill))
+    assert reuse is not None
+    assert reuse.difference is not None
+    assert (reuse.dropped, reuse.reused) == (0, reuse.difference.position)
+    assert (reuse.difference.earlier_token, reuse.difference.prompt_token) == ("<|im_end|>", "?")
 
 
 def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:

@@ -8,9 +8,9 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.kv.disk import DiskStore, places
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
-from headrace.runtime.kv.kept_cache import common_prefix
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, reference
 from tests.pooled import feed, pool_of, say, table

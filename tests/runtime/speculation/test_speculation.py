@@ -84,6 +84,8 @@ def test_speculation_leaves_output_unchanged(
     assert [len(step.tokens) for step in steps] == [step.record.tokens for step in steps]
     assert all(step.record.source == ("test" if step.record.proposed else None) for step in steps)
     assert end.proposed == sum(step.record.proposed for step in steps)
+    assert all(len(step.rejected) == step.record.proposed - step.record.accepted for step in steps)
+    assert all(step.rejected[0] != step.tokens[-1] for step in steps if step.rejected)
     if not wrong:
         assert end.steps < SAYS / 4
     if len(wrong) == SAYS:

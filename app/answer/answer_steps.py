@@ -1,0 +1,114 @@
+"""Text and latency of an answer's decode steps, token by token, and their stored form."""
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from headrace.runtime.metrics.telemetry import StepRecord
+
+_MAX_BYTES = 1 << 26  # of a stored document, unpacked
+
+
+class StepText(NamedTuple):
+    """Text of one step.
+
+    pieces: text that each output token completed, often "" (half a character); a step that only ended the answer has
+    one. accepted: pieces of accepted draft tokens, the first ones. rejected: texts of rejected draft tokens, drafted
+    behind the accepted ones.
+    """
+
+    pieces: tuple[str, ...]
+    accepted: int = 0
+    rejected: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class AnswerSteps:
+    """Steps of an answer, in order. `latencies_s` may be shorter while the answer grows.
+
+    start: characters of the answer before the first step: an earlier part, or text that the chat template wrote.
+    """
+
+    start: int = 0
+    texts: list[StepText] = field(default_factory=list)
+    latencies_s: list[float] = field(default_factory=list)
+
+    def add(self, texts: Sequence[StepText], records: Sequence[StepRecord]) -> None:
+        """Append steps."""
+        self.texts += texts
+        self.latencies_s += [record.latency_s for record in records]
+
+    @property
+    def text(self) -> str:
+        return "".join(step.text for step in self.texts)
+
+    def accepted_spans(self) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) in the answer's text of accepted draft tokens, without empty spans."""
+        at = self.start
+        for pieces, accepted, _ in self.texts:
+            end = at + sum(map(len, pieces[:accepted]))
+            if end > at:
+                yield at, end
+            at += sum(map(len, pieces))
+
+    def rejected(self) -> Iterator[tuple[int, str]]:
+        """Yield (place in the answer's text, text) of rejected draft tokens, those of a step together."""
+        at = self.start
+        for pieces, accepted, rejected in self.texts:
+            if text := "".join(rejected):
+                yield at + sum(map(len, pieces[:accepted])), text
+            at += sum(map(len, pieces))
+
+    def behind(self, earlier: "AnswerSteps | None") -> "AnswerSteps":
+        """Return the steps of the whole answer, if `earlier` are all of the part before; else these alone."""
+        if earlier is None or earlier.start + len(earlier.text) != self.start:
+            return self
+        if len(earlier.latencies_s) != len(earlier.texts):
+            return self
+        latencies = [*earlier.latencies_s, *self.latencies_s]
+        return AnswerSteps(earlier.start, [*earlier.texts, *self.texts], latencies)
+
+    def packed(self) -> bytes:
+        """Return the stored form: compressed JSON, pieces as lengths, latencies in microseconds."""
+        steps = [[list(map(len, step.pieces)), step.accepted, step.rejected] for step in self.texts]
+        micros = [round(latency * 1e6) for latency in self.latencies_s]
+        document = {"start": self.start, "steps": steps, "latencies_us": micros}
+        return zlib.compress(json.dumps(document, separators=(",", ":")).encode())
+
+
+def unpacked(data: object, content: str) -> AnswerSteps | None:
+    """Return the steps of a stored answer with this text; None if they are damaged or of another text."""
+    try:
+        if not isinstance(data, bytes):
+            return None
+        document = json.loads(zlib.decompressobj().decompress(data, _MAX_BYTES))
+        latencies = [_checked(micros, 1 << 53) / 1e6 for micros in document["latencies_us"]]
+        found = AnswerSteps(_checked(document["start"], len(content)), [], latencies)
+        at = found.start
+        for lengths, accepted, rejected in document["steps"]:
+            ends = list(accumulate((_checked(length, len(content)) for length in lengths), initial=at))
+            pieces = tuple(content[begin:end] for begin, end in pairwise(ends))
+            found.texts.append(StepText(pieces, _checked(accepted, len(pieces)), tuple(map(_text, rejected))))
+            at = ends[-1]
+    except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found if at == len(content) and len(latencies) <= len(found.texts) else None
+
+
+def _checked(value: object, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

@@ -1,0 +1,61 @@
+"""Prompt tokens found in the KV cache: how many, since when, and the reason why there are not more."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.models.text.prefix_difference import PrefixDifference, first_difference
+from headrace.runtime.kv.common_prefix import common_prefix
+
+if TYPE_CHECKING:
+    from headrace.models.text.tokenizer import Tokenizer
+
+_KEPT = 8  # earlier sequences
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReuse:
+    """Reuse of one prompt, in tokens.
+
+    reused: found in the cache. prefetched: those of them computed before it was sent, while it was typed. dropped:
+    equal to those of an earlier sequence and not in the cache: evicted, or between marks of a recurrent state.
+    difference: from the most similar earlier sequence; None if one is the beginning of the other, or there is none.
+    """
+
+    reused: int
+    prefetched: int = 0
+    dropped: int = 0
+    difference: PrefixDifference | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return a JSON document."""
+        return asdict(self)
+
+
+class ReuseLog:
+    """Tokens of recent sequences of one engine. `explain` compares a prompt with them."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._earlier: deque[list[int]] = deque(maxlen=_KEPT)
+        self._prefetched: Sequence[int] = ()  # the newest prompt that was prefetched, as far as it was
+        self._prefetched_from = 0  # tokens in the cache before
+
+    def answered(self, tokens: Sequence[int]) -> None:
+        """Note the tokens of a sequence that ended."""
+        self._earlier.append(list(tokens))
+        self._prefetched = ()
+
+    def prefetched(self, prompt: Sequence[int], reused: int, end: int) -> None:
+        """Note a prompt that was prefetched up to `end`; reused: tokens that had been in the cache."""
+        self._prefetched_from = min(self._prefetched_from, reused) if self._prefetched else reused
+        self._prefetched = list(prompt[:end])
+
+    def explain(self, prompt: Sequence[int], reused: int) -> PromptReuse:
+        """Return the reuse of a prompt; reused: its tokens found in the cache."""
+        typed = min(reused, common_prefix(self._prefetched, prompt)) - self._prefetched_from
+        nearest = max(reversed(self._earlier), key=lambda tokens: common_prefix(tokens, prompt), default=[])
+        dropped = min(common_prefix(nearest, prompt), len(prompt) - 1) - reused
+        found = first_difference(nearest, prompt, self._tokenizer)
+        return PromptReuse(reused, max(0, typed) if self._prefetched else 0, max(0, dropped), found)
