@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.content import Content
 
-from headrace.app.tui.decode.cache import CacheSection, seconds_until_full
+from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, decades, dotted, even_ticks, labels, layered, marked, ticks
 from headrace.app.tui.decode.latency import HEADROOM, LatencySection, colour, latency_chart, milliseconds
@@ -350,7 +350,7 @@ def test_the_running_turn_is_a_live_row() -> None:
 
 def test_the_cache_says_how_long_it_lasts() -> None:
     metrics = _answering()
-    lines = [line.plain for line in CacheSection(metrics).lines(metrics, 50, 4)]
+    lines = [line.plain for line in ContextSection(metrics).lines(metrics, 50, 6)]
     assert lines[-1].startswith(f"{512 - 219} more until full")
     here, limit = COST.step_bytes(219), COST.step_bytes(511)
     expected = (512 - 219) * (here + limit) / 2 / ((metrics.history.token_gb_s or 0) * 1e9)

@@ -2,7 +2,7 @@
 
 from headrace.app.answer.phrases import rate_digits
 from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted
-from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.context import ContextSection
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from tests.app.scripted_engine import CARD, LATENCY_S, Script, record, summary
@@ -42,13 +42,13 @@ def test_a_model_that_is_being_loaded_is_not_idle_when_what_ran_before_ends() ->
 
 def test_what_the_cache_holds_is_within_its_limit(play) -> None:
     async def scenario(it: Driver) -> None:
-        section = it.app.poller.chat.query_one(CacheSection)  # type: ignore[union-attr]
+        section = it.app.poller.chat.query_one(ContextSection)  # type: ignore[union-attr]
         metrics = decoded(500)  # of 512 tokens, in blocks of 256
         metrics.model = facts(CARD)[0]
         metrics.fill = type(metrics.fill)(400, metrics.fill.used_bytes, CARD.cost.kv_bytes(768))
-        text = "\n".join(line.plain for line in section.lines(metrics, 60, 3))
-        held = text.split("held ")[1]
-        assert str(section.border_subtitle).endswith(held)
+        (line,) = [line.plain for line in section.lines(metrics, 60, 9) if " held" in line.plain]
+        held, limit = line.split("used, ")[1].split(" held of ")
+        assert held == limit
 
     play(scenario)
 
@@ -72,20 +72,20 @@ def test_the_header_and_the_cache_count_the_tokens_of_the_conversation(play) -> 
 
         it.state.restart_engine()  # the cache is gone, the conversation is not
         await it.idle()
-        await it.until(lambda: counts() == ("154", "154") and "0 cached" in it.text())
+        await it.until(lambda: counts() == ("154", "154") and "reuses 0 of 154" in it.text())
         await it.until(lambda: it.engine.ahead)
         it.engine._backlog.append(PrefixCached(100, 100 * 768, 256 * 768))  # as far as it got
-        await it.until(lambda: counts() == ("154", "154") and "100 cached" in it.text())
+        await it.until(lambda: counts() == ("154", "154") and "reuses 100 of 154" in it.text())
         it.engine._backlog.append(PromptCounted(it.engine.ahead[-1].id, 156, 448))
         it.engine._backlog.append(PrefixCached(155, 155 * 768, 256 * 768))
-        await it.until(lambda: counts() == ("156", "156") and "155 cached" not in it.text())
+        await it.until(lambda: counts() == ("156", "156") and "next turn reuses 155" in it.text())
 
     play(scenario)
 
 
 def test_without_a_model_nothing_is_said_of_its_cache() -> None:
     metrics = LiveMetrics()
-    assert [line.plain for line in CacheSection(metrics).lines(metrics, 60, 4)] == ["no model yet"]
+    assert [line.plain for line in ContextSection(metrics).lines(metrics, 60, 4)] == ["no model yet"]
 
 
 def test_turns_and_speed_are_those_of_the_session(play) -> None:

@@ -27,7 +27,7 @@ class ContextSpeedSection(Section):
 
     TITLE = "tok/s by context"
     NAME = "context-speed"
-    LEAST, MOST = 9, 60
+    LEAST, MOST = 8, 60
     CHART = True
 
     def change_key(self, metrics: LiveMetrics) -> object:

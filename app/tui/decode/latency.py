@@ -34,7 +34,7 @@ class LatencySection(Section):
 
     TITLE = "step latency, ms"
     NAME = "latency"
-    LEAST, MOST = 8, 60
+    LEAST, MOST = 7, 60
     CHART = True
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:

@@ -16,7 +16,7 @@ from textual.layout import Layout, WidgetPlacement
 from textual.widget import Widget
 
 from headrace.app.config.settings import ScreenSettings
-from headrace.app.tui.decode.cache import CacheSection
+from headrace.app.tui.decode.context import ContextSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
@@ -31,14 +31,14 @@ SECTIONS: tuple[type[Section], ...] = (
     SequencesSection,
     StepSection,
     LatencySection,
-    CacheSection,
+    ContextSection,
     RooflineSection,
     MachineSection,
     ContextSpeedSection,
     TurnsSection,
 )
 """The most important first."""
-MORE = (ContextSpeedSection.NAME, TurnsSection.NAME)
+MORE = (ContextSpeedSection.NAME, TurnsSection.NAME, MachineSection.NAME)
 """Sections on demand: they show where there is room, and with the Tab key of F2."""
 _TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
@@ -153,7 +153,8 @@ class Sections(Widget, can_focus=False):
 
     @property
     def _ordered(self) -> list[Section]:
-        return sorted(self._sections, key=lambda section: section.NAME not in self._first)
+        first = [*self._first, *(section.NAME for section in self._sections)]
+        return sorted(self._sections, key=lambda section: first.index(section.NAME))
 
     def _arrange(self) -> None:
         if not self.is_mounted or not self.size:

@@ -25,7 +25,7 @@ class RooflineSection(Section):
 
     TITLE = "roofline, FLOP/s (computed)"
     NAME = "roofline"
-    LEAST, MOST = 9, 60
+    LEAST, MOST = 8, 60
     CHART = True
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:

@@ -118,11 +118,12 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class CacheFill:
-    """Contents of the KV cache."""
+    """Contents of the KV cache. shared_blocks: see `PrefixCached`."""
 
     tokens: int = 0
     used_bytes: int = 0
     allocated_bytes: int = 0
+    shared_blocks: int = 0
 
 
 def with_peaks(

@@ -30,6 +30,7 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
             if isinstance(event, Died):
                 metrics.died()
         elif isinstance(event, Delta):
+            metrics.texts += event.steps
             if event.records:
                 metrics.stepped(event.records)
             if event.ttft_s is not None:
@@ -38,8 +39,11 @@ def feed(metrics: LiveMetrics, events: Iterable[Event]) -> None:
             if event.done == 0 or metrics.phase == "idle":
                 metrics.submitted()
             metrics.prefilling(event.done, event.total, event.reused, event.waited_s, event.tokenize_s)
+            if event.reuse is not None:
+                metrics.explained(event.reuse)
         elif isinstance(event, PrefixCached):
-            metrics.prefix_cached(CacheFill(event.tokens, event.used_bytes, event.allocated_bytes))
+            fill = CacheFill(event.tokens, event.used_bytes, event.allocated_bytes, event.shared_blocks)
+            metrics.prefix_cached(fill, event.reuse)
         elif isinstance(event, Done):
             metrics.finished(event.summary, event.reason)
         elif isinstance(event, LoadProgress):

@@ -10,6 +10,8 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from headrace.app.answer.answer_steps import StepText
+from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.answer.sentence import StepFigures, cpu_phrase
 from headrace.app.engine.events import Event
 from headrace.app.tui.metrics.batch import BatchMetrics
@@ -40,7 +42,13 @@ class LiveMetrics:
         self.first_token: FirstToken | None = None
         self._waited_s = self._tokenize_s = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # of the latest turn
+        self.texts: list[StepText] = []
+        """Text of each step of the latest turn; its records may come later."""
         self.fill = CacheFill()
+        self.reuse: PromptReuse | None = None
+        """Reuse of the latest prompt, of the next one once it was prefetched."""
+        self.prefetched = 0
+        """Prompt tokens of the turn that were computed before it was sent."""
         self.context = 0
         """Tokens of the conversation, in the cache or not."""
         self.busy_steps: deque[bool] = deque(maxlen=STEPS_KEPT)
@@ -110,14 +118,15 @@ class LiveMetrics:
     def session_changed(self, turns: Sequence[Turn]) -> None:
         """Replace the turns and forget the current one, after another session was opened."""
         self.turns = list(turns)
-        self.fill = CacheFill()
+        self.fill, self.reuse = CacheFill(), None
         self._forget_turn()
         self._changed()
 
     def _forget_turn(self) -> None:
-        self.prefill_done = self.prefill_total = self.reused = 0
+        self.prefill_done = self.prefill_total = self.reused = self.prefetched = 0
         self.first_token = self._final = None
         self.steps.clear()
+        self.texts = []
         self.busy_steps.clear()
         self._since_look, self.trail = 0, Trail()
         self._turn, self.output_tokens = StepTotals(), 0
@@ -126,6 +135,11 @@ class LiveMetrics:
     def prefilling(self, done: int, total: int, reused: int, waited_s: float = 0.0, tokenize_s: float = 0.0) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
         self._waited_s, self._tokenize_s = waited_s, tokenize_s
+        self._changed()
+
+    def explained(self, reuse: PromptReuse) -> None:
+        """Note the reuse of the turn's prompt."""
+        self.reuse, self.prefetched = reuse, reuse.prefetched
         self._changed()
 
     def first_text(self, ttft_s: float) -> None:
@@ -157,9 +171,9 @@ class LiveMetrics:
             self.context = tokens
             self._changed()
 
-    def prefix_cached(self, fill: CacheFill) -> None:
-        """Note the cache after a prefetch."""
-        self.fill = fill
+    def prefix_cached(self, fill: CacheFill, reuse: PromptReuse | None = None) -> None:
+        """Note the cache after a prefetch. reuse: of the next prompt, as far as it is known."""
+        self.fill, self.reuse = fill, reuse or self.reuse
         self._changed()
 
     def finished(self, summary: Summary, reason: str) -> None:
@@ -368,7 +382,7 @@ class LiveMetrics:
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
         copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
         copy.trail = deepcopy(self.trail)
-        copy.turns = list(self.turns)
+        copy.texts, copy.turns = list(self.texts), list(self.turns)
         copy.history = self.history.copy()
         copy.batch = deepcopy(self.batch)
         return copy

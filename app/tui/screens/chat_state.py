@@ -222,10 +222,7 @@ class ChatState:
         self.notify(f"copied {what}: {len(text):,} characters")
 
     def export_session(self, session_id: str, name: str) -> None:
-        """Write a session to a file: .json with all branches, anything else as Markdown of the active branch.
-
-        name: "" is a file named after the session, the only one that is overwritten. Raises UsageError.
-        """
+        """Write a session to a file; see `app.sessions.export.export_path` for `name`. Raises UsageError."""
         from headrace.app.sessions.export import write_export
 
         if session_id == self.conversation.session.id:

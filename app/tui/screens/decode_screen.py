@@ -5,6 +5,7 @@ Letters go to the line. While the figures are frozen it has no focus, and letter
 
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -14,6 +15,7 @@ from headrace.app.output.explanations import Explanation, of_section
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.panel import MORE, Sections
 from headrace.app.tui.decode.sentence import SentenceLines
+from headrace.app.tui.decode.strip import StripSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
@@ -57,6 +59,7 @@ class DecodeScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
         yield SentenceLines(self.metrics, id=_HEAD)
+        yield StripSection(self.metrics)
         yield Sections(self.metrics)
         yield self.line
         yield KeyBar()
@@ -64,7 +67,7 @@ class DecodeScreen(Screen[None]):
     @property
     def figures(self) -> list[Explanation]:
         """Explanations of the figures on the screen, in the order of its sections."""
-        shown = [_HEAD, *(section.NAME for section in self.query_one(Sections).shown)]
+        shown = [_HEAD, StripSection.NAME, *(section.NAME for section in self.query_one(Sections).shown)]
         return list(dict.fromkeys(each for name in shown for each in of_section(name)))
 
     def on_mount(self) -> None:
@@ -88,7 +91,21 @@ class DecodeScreen(Screen[None]):
             self.set_focus(None if self._frozen else self.line)
         self.query_one(StatusBar).set_status(self._status, with_speed=False)
         self.query_one(SentenceLines).show(self.metrics, frozen=self._frozen)
+        strip = self.query_one(StripSection)
+        strip.display = strip.applies(self.metrics)
+        strip.show(self.metrics)
         self.query_one(Sections).show(self.metrics)
+        self._mark_word()
+
+    def _mark_word(self) -> None:
+        """Mark the step under the cursor of the latency chart in the text."""
+        self.query_one(StripSection).point_at(self.query_one(LatencySection).cursor)
+
+    def on_mouse_move(self) -> None:
+        self._mark_word()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.query_one(StripSection).fit(event.size.height)
 
     def action_more(self) -> None:
         """Put the sections on demand first, or the others again."""
@@ -101,3 +118,4 @@ class DecodeScreen(Screen[None]):
             self.line.cursor_position += by
         else:
             self.query_one(LatencySection).move_cursor(by)
+            self._mark_word()

@@ -1,0 +1,199 @@
+"""The context: its tokens by origin, the K/V bytes, and the reuse of the next prompt.
+
+After a miss, the first token in which the prompt differs from the cached sequence, and the text around it.
+"""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from headrace.app.answer.prompt_reuse import PromptReuse
+from headrace.app.output.sanitise import sanitise
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Section, fitting, spread
+from headrace.models.text.prefix_difference import PrefixDifference
+from headrace.runtime.metrics.units import format_bytes
+
+_NOT_FED = 8  # tokens at the end of a conversation that are fed with the next question
+_LOOKS = {  # character and style of each part
+    "cached": ("█", "$primary"),
+    "prefetched": ("▓", "$secondary"),
+    "new": ("▒", "$warning"),
+    "output": ("░", "$accent"),
+    "not cached": ("·", "$foreground 60%"),
+}
+
+_SHORT = {"prefetched": "pre", "output": "out", "not cached": "rest"}
+
+
+class ContextSection(Section):
+    """Tokens of the conversation by origin, bytes used and allocated, reuse."""
+
+    TITLE = "context"
+    NAME = "context"
+    LEAST, MOST = 6, 11
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        model, fill = metrics.model, metrics.fill
+        if not model.name:  # zero bytes would be a figure
+            return [Content.styled("no model yet", "$quiet")]
+        tokens = Content.assemble(
+            (f"{metrics.context:,}", "bold"),
+            (f" of {model.context_limit:,} tokens" if model.context_limit else " tokens", "$quiet"),
+        )
+        size = f"{format_bytes(model.kv_bytes_per_token)}/token"
+        named = f"{size} as {model.kv_format}" if model.kv_format else size
+        each = Content.styled(named if tokens.cell_length + len(named) < width else size, "$quiet")
+        parts = origins(metrics)
+        limit = max(model.kv_bytes_at_limit, fill.allocated_bytes)  # the last block may end past the last token
+        held = f"{format_bytes(fill.used_bytes)} used, {format_bytes(fill.allocated_bytes)} held"
+        of = f" of {format_bytes(limit)}" if model.kv_bytes_at_limit else ""
+        lines = [
+            spread(tokens, each, width),
+            _bar(parts, width),
+            _legend(parts, width),
+            *_miss(metrics.reuse, width, height - 6),
+            _reuse(metrics, width),
+            Content.styled(f"{held}{of}", "$quiet").truncate(width, ellipsis=True),
+            _until_full(metrics, width),
+        ]
+        return [line.truncate(width) for line in lines[:height]]
+
+
+def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
+    """Return (name, tokens) of the context's parts, which sum to its tokens."""
+    left = context = metrics.context
+    parts = []
+    computed = metrics.prefill_done + bool(metrics.steps)  # the first step feeds the prompt's last token
+    if metrics.reused or computed:
+        prefetched = min(metrics.prefetched, metrics.reused)
+        known = {
+            "cached": metrics.reused - prefetched,
+            "prefetched": prefetched,
+            "new": computed,
+            "output": metrics.output_tokens,
+        }
+    else:  # nothing was asked since the session was opened
+        known = {"cached": metrics.fill.tokens}
+    for name, tokens in known.items():
+        parts.append((name, min(left, tokens)))
+        left -= parts[-1][1]
+    if left <= _NOT_FED and metrics.phase == "idle" and left < context:
+        place = max(range(len(parts)), key=lambda place: (parts[place][1] > 0, place))
+        parts[place] = parts[place][0], parts[place][1] + left
+        left = 0
+    return [*parts, ("not cached", left)]
+
+
+def _bar(parts: Sequence[tuple[str, int]], width: int) -> Content:
+    """Return a bar of `width` cells; each part that exists has a cell, if there are enough."""
+    total = sum(tokens for _, tokens in parts)
+    if not total:
+        return Content.styled("─" * width, "$foreground 20%")
+    pieces, so_far, end = [], 0, 0
+    for name, tokens in parts:
+        so_far += tokens
+        start, end = end, min(width, max(round(so_far / total * width), end + (tokens > 0)))
+        mark, style = _LOOKS[name]
+        pieces.append((mark * (end - start), style))
+    return Content.assemble(*pieces)
+
+
+def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
+    """Return the parts with their tokens, in short names if that makes all of them fit."""
+    shown = [part for part in parts if part[1]]
+    if not shown:
+        return Content.styled("empty", "$faint")
+    pieces = [
+        Content.assemble(_LOOKS[name], (f" {name} ", "$quiet"), (f"{tokens:,}", "bold")) for name, tokens in shown
+    ]
+    if sum(piece.cell_length + 2 for piece in pieces) - 2 <= width:
+        return fitting(pieces, width)
+    short = [
+        Content.assemble(_LOOKS[name], (f"{_SHORT.get(name, name)} ", "$quiet"), (f"{tokens:,} ", "bold"))
+        for name, tokens in shown
+    ]
+    return Content.assemble(*short).rstrip()
+
+
+def _reuse(metrics: LiveMetrics, width: int) -> Content:
+    """Return how much of the conversation the next turn will find in the cache, and what others share."""
+    blocks = metrics.fill.shared_blocks
+    if metrics.phase not in ("idle", "decode") or not metrics.context:
+        return Content("")
+    tokens = min(metrics.fill.tokens, metrics.context)
+    whole = metrics.context - tokens <= _NOT_FED
+    of = "" if whole else f" of {metrics.context:,}"
+    line = Content.assemble(("next turn reuses ", "$quiet"), (f"{tokens:,}{of}", "bold" if whole else "$text-warning"))
+    shared = f"{blocks:,} block{'' if blocks == 1 else 's'} shared"
+    forms = [form for form in (f"{shared} with others", shared) if line.cell_length + len(form) < width]
+    return spread(line, Content.styled(forms[0] if blocks and forms else "", "$quiet"), width)
+
+
+def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
+    """Return the reason why no more of the prompt was reused, in at most three lines."""
+    if reuse is None:
+        return []
+    if reuse.dropped:
+        text = f"{reuse.dropped:,} equal tokens were dropped from the cache"
+        return [Content.styled(text, "$text-warning").truncate(width, ellipsis=True)]
+    if (found := reuse.difference) is None:
+        return []
+    cached, prompt = _quoted(found.earlier_token), _quoted(found.prompt_token)
+    forms = (("miss at token", f"{cached} cached, {prompt} now"), ("miss at", f"{cached} → {prompt}"))
+    heads = [Content.assemble((f"{name} {found.position + 1:,}: ", "$text-warning"), text) for name, text in forms]
+    head = next((head for head in heads if head.cell_length <= width), heads[-1].truncate(width, ellipsis=True))
+    return [head, *_around(found, width)] if most >= 3 else [head]
+
+
+def _around(found: PrefixDifference, width: int) -> list[Content]:
+    """Return the text around the difference of both sides, the differing tokens one above the other."""
+    label, room = 8, max(1, width - 8)
+    before = _visible(found.before)[-(room // 2) :]
+    lines = []
+    for name, token, text in (
+        ("cached", found.earlier_token, found.earlier),
+        ("prompt", found.prompt_token, found.prompt),
+    ):
+        shown, first = _visible(text), len(_visible(token)) if text.startswith(token) else 1
+        line = Content.assemble(
+            (f"{name:<{label}}", "$quiet"), (before, "$quiet"), (shown[:first], "bold reverse"), shown[first:]
+        )
+        lines.append(line.truncate(width, ellipsis=True))
+    return lines
+
+
+def _quoted(text: str) -> str:
+    return f"“{_visible(text)}”"
+
+
+def _visible(text: str) -> str:
+    return sanitise(text).replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _until_full(metrics: LiveMetrics, width: int) -> Content:
+    """Return the free tokens of the context and the time until it is full at the current speed."""
+    left = metrics.model.context_limit - metrics.context
+    if not metrics.model.context_limit or left <= 0:
+        return Content.styled("the context is full" if metrics.model.context_limit else "", "bold $text-warning")
+    tokens = Content.assemble((f"{left:,}", "bold"), (" more until full", "$quiet"))
+    seconds = seconds_until_full(metrics)
+    time = Content.styled(f"{_roughly(seconds)} of decoding" if seconds is not None else "", "$quiet")
+    return spread(tokens, time, width)
+
+
+def seconds_until_full(metrics: LiveMetrics) -> float | None:
+    """Return the seconds of decoding up to the context limit; None if the speed is unknown."""
+    cost, achieved = metrics.model.cost, metrics.history.token_gb_s
+    if cost is None or not achieved:
+        return None
+    here, limit = metrics.context, metrics.model.context_limit
+    mean = (cost.step_bytes(here) + cost.step_bytes(max(here, limit - 1))) / 2  # bytes grow evenly, or hardly at all
+    return max(0, limit - here) * mean / (achieved * 1e9)
+
+
+def _roughly(seconds: float) -> str:
+    """`40 s`, `3 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
