@@ -21,7 +21,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import table_width
 from headrace.app.sessions.examine import Examination, examine
-from headrace.app.sessions.export import to_document, to_markdown
+from headrace.app.sessions.export import page, to_document
 from headrace.app.sessions.kv_cache import delete_kv_cache
 from headrace.app.sessions.records import Message
 from headrace.app.sessions.search import search as search_sessions
@@ -70,15 +70,18 @@ def show(session: str, as_json: bool) -> None:
 @sessions.command()
 @click.argument("session", shell_complete=session_ids)
 @click.option(
-    *("--format", "form"), type=click.Choice(["markdown", "json"]), default="markdown", help="File format [markdown]."
+    *("--format", "form"),
+    type=click.Choice(["markdown", "html", "json"]),
+    default="markdown",
+    help="File format [markdown].",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="New file [stdout].")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 def export(session: str, form: str, output: Path | None, force: bool, as_json: bool) -> None:
-    """Write SESSION as Markdown or JSON.
+    """Write SESSION as Markdown, HTML or JSON.
 
-    Markdown has the current branch, JSON all branches.
+    Markdown and HTML have the current branch, JSON all branches. The HTML page also has charts of the decode steps.
     """
     if output is not None and output.exists() and not force:
         raise UsageError(f"{output} exists already", "--force overwrites it")
@@ -204,7 +207,7 @@ def _export(name: str, form: str, output: Path | None) -> None:
         if form == "json":
             text = json_text(to_document(session, store.messages(session.id))) + "\n"
         else:
-            text = to_markdown(session, store.branch(session.id))
+            text = page(store, session.id, form)
     if output is None:
         click.echo(text, nl=False)
         return

@@ -1,4 +1,4 @@
-"""Export of a session: Markdown of the active branch, or JSON of all branches."""
+"""Export of a session: Markdown or HTML of the active branch, or JSON of all branches."""
 
 import json
 import os
@@ -18,23 +18,26 @@ from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
+FORMS = {"md": "markdown", "html": "html", "json": "json"}
+"""Forms of an export by the ending of its file's name; others are Markdown."""
 _SPEAKERS = {"user": "You", "assistant": "Answer"}
 
 
 def export_path(session_id: str, name: str) -> Path:
-    """Return the path `name`, or one named after the session, the only one that may be overwritten.
+    """Return the path `name`. For "" and a form alone (html, json, md), the path is named after the session.
 
-    Raises UsageError.
+    Only the latter may be overwritten. Raises UsageError.
     """
-    own = f"headrace-{session_id}.md"
+    form = name if name in FORMS else "" if name else "md"
+    own = f"headrace-{session_id}.{form}"
     try:
-        path = Path(name or own).expanduser()
+        path = Path(own if form else name).expanduser()
         has_folder = path.parent.is_dir()
     except OSError as error:
         raise UsageError(f"cannot write {name}: {error.strerror}") from None
     except RuntimeError:
         raise UsageError(f"cannot write {name}: nobody has that home") from None
-    if os.path.lexists(path) and path != Path(own):
+    if not form and os.path.lexists(path) and path != Path(f"headrace-{session_id}{path.suffix}"):
         raise UsageError(f"{path} exists already", "another name, or none, writes another file")
     if not has_folder:
         raise UsageError(f"cannot write {path}: {path.parent} is no folder", "create it first, or name another file")
@@ -52,11 +55,22 @@ def write_export(store: SessionStore, session_id: str, name: str) -> Path:
 
 
 def exported(store: SessionStore, session_id: str, path: Path) -> str:
-    """Return the content of the file: JSON of all branches for .json, else Markdown of the active branch."""
-    session = store.session(session_id)
-    if path.suffix == ".json":
-        return json.dumps(to_document(session, store.messages(session_id)), indent=2, ensure_ascii=False) + "\n"
-    return to_markdown(session, store.branch(session_id))
+    """Return the content of the file: for .json all branches, else the active one as HTML or Markdown."""
+    form = FORMS.get(path.suffix.removeprefix("."), "markdown")
+    if form == "json":
+        document = to_document(store.session(session_id), store.messages(session_id))
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return page(store, session_id, form)
+
+
+def page(store: SessionStore, session_id: str, form: str) -> str:
+    """Return the active branch. form: `html`, else Markdown."""
+    session, branch = store.session(session_id), store.branch(session_id)
+    if form != "html":
+        return to_markdown(session, branch)
+    from headrace.app.sessions.html_page import to_html
+
+    return to_html(session, branch, store.steps, facts=_facts(session), made=_made)
 
 
 def to_markdown(session: Session, branch: Sequence[Message]) -> str:
@@ -64,7 +78,7 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
 
     No text of a message can pass for another message, or for HTML.
     """
-    parts = [f"# {_line(session.title) or 'Untitled'}", _facts(session)]
+    parts = [f"# {_line(session.title) or 'Untitled'}", f"*{markdown_line(_facts(session))}*"]
     if session.system:
         parts.append(f"**System prompt**\n\n{_part(session.system)}")
     for message in branch:
@@ -79,8 +93,7 @@ def to_markdown(session: Session, branch: Sequence[Message]) -> str:
             parts.append(f"*Not complete: {message.finish_reason or 'interrupted'}.*")
         if message.system and message.system != session.system:
             parts.append(f"**System prompt of this answer**\n\n{_part(message.system)}")
-        facts = [*made_with(message), *([metrics_line(message.metrics)] if message.metrics is not None else [])]
-        if facts:
+        if facts := _made(message):
             parts.append(f"<sub>{markdown_line(' · '.join(facts))}</sub>")
     return "\n\n".join(parts) + "\n"
 
@@ -107,9 +120,14 @@ def metrics_line(metrics: Summary) -> str:
     return " · ".join([*known, f"prompt {metrics.prompt_tokens} ({metrics.reused_tokens} cached)"])
 
 
+def _made(message: Message) -> list[str]:
+    """Return the facts of an answer: model, sampling, metrics."""
+    return [*made_with(message), *([metrics_line(message.metrics)] if message.metrics is not None else [])]
+
+
 def _facts(session: Session) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created_at))
-    return f"*{when}, session {session.id}{f', {_line(session.model)}' if session.model else ''}*"
+    return f"{when}, session {session.id}" + (f", {sanitise(session.model)}" if session.model else "")
 
 
 def _part(text: str) -> str:

@@ -1,0 +1,145 @@
+"""A conversation as one HTML page, readable offline: texts, metrics, step charts and token strips.
+
+The page loads nothing and runs nothing: no scripts, no images, and a content security policy that says so. All text is
+escaped; Markdown is rendered without HTML.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from headrace.app.answer.answer_steps import AnswerSteps, StepText
+from headrace.app.answer.phrases import duration
+from headrace.app.output.markdown_parser import parser
+from headrace.app.output.sanitise import sanitise
+from headrace.app.sessions.records import Message, Session
+from headrace.models.text.thinking import split_thinking
+from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.metrics.telemetry import Percentiles
+
+_WIDTH, _HEIGHT = 720, 96  # of a chart, in its own units
+_HEADROOM = 1.25  # the chart reaches this far above p99
+_SLOW, _SLOWEST = 1.25, 2.0  # times the median
+
+StepsOf = Callable[[Message], AnswerSteps | None]
+Made = Callable[[Message], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One step, or several where there are more than fit: the slowest of them. x, y, width, height: in the chart."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Step latencies. lines: (name, y, label) of percentiles."""
+
+    bars: list[Bar]
+    lines: list[tuple[str, float, str]]
+    steps: int
+    width: int = _WIDTH
+    height: int = _HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One token of a strip. style: classes of the page."""
+
+    text: str
+    style: str
+    title: str
+
+
+def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, facts: str, made: Made) -> str:
+    """Return the page of a branch. facts: a line on the session. made: facts of an answer, safe to print."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    pages = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    messages = [_message(message, steps_of, made) for message in branch]
+    title = " ".join(sanitise(session.title).split()) or "Untitled"
+    return pages.get_template("conversation.html").render(
+        title=title, facts=facts, system=sanitise(session.system), messages=messages
+    )
+
+
+def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, Any]:
+    said = split_thinking(message.content)
+    steps = steps_of(message) if message.role == "assistant" else None
+    shown = steps if steps is not None and steps.latencies_s else None
+    return {
+        "role": message.role,
+        "attachments": [" ".join(sanitise(attachment.name).split()) for attachment in message.attachments],
+        "thinking": _rendered(said.thinking or ""),
+        "body": _rendered(said.answer) if message.role == "assistant" else None,
+        "text": sanitise(said.answer if message.role == "assistant" else message.content),
+        "unfinished": message.finish_reason or "interrupted" if message.partial else "",
+        "facts": made(message),
+        "chart": step_chart(shown) if shown else None,
+        "strip": list(strip(shown)) if shown else [],
+    }
+
+
+def _rendered(text: str) -> Any:
+    """Return Markdown as HTML that needs no escaping; "" for blank text."""
+    from markupsafe import Markup
+
+    return Markup(parser().render(sanitise(text))) if text.strip() else ""
+
+
+def step_chart(steps: AnswerSteps) -> Chart:
+    """Return the chart of an answer's step latencies, at least one. The first, not between tokens, is left out."""
+    latencies = steps.latencies_s[1:] or steps.latencies_s
+    first = len(steps.latencies_s) - len(latencies)
+    of = Percentiles.of(latencies)
+    assert of is not None
+    top = max(of.p99 * _HEADROOM, 1e-9)
+    count = min(len(latencies), _WIDTH // 2)
+    ends = [round(place * len(latencies) / count) for place in range(count + 1)]
+    bars = []
+    for place, (start, end) in enumerate(pairwise(ends)):
+        slowest = max(range(start, end), key=latencies.__getitem__)
+        latency, text = latencies[slowest], steps.texts[first + slowest]
+        height = max(1.0, min(1.0, latency / top) * _HEIGHT)
+        width = _WIDTH / count
+        style = _speed(latency, of.p50) + (" accepted" if text.accepted else "")
+        title = f"step {first + slowest}: {duration(latency)}{_drafted(text)} “{sanitise(text.text)}”"
+        bars.append(Bar(place * width, _HEIGHT - height, max(0.5, width * 0.9), height, style, title))
+    lines = [
+        (name, _HEIGHT - min(1.0, value / top) * _HEIGHT, duration(value))
+        for name, value in (("p50", of.p50), ("p95", of.p95))
+    ]
+    return Chart(bars, lines, len(steps.latencies_s))
+
+
+def strip(steps: AnswerSteps) -> Iterator[Mark]:
+    """Yield the tokens of an answer in order, rejected draft tokens in front of the token that replaced them."""
+    each = [latency / max(1, len(text.pieces)) for latency, text in zip(steps.latencies_s, steps.texts, strict=False)]
+    usual = median(each[1:] or each) if each else 0.0
+    for place, (pieces, accepted, rejected) in enumerate(steps.texts):
+        known = place < len(each)
+        title = f"step {place}" + (f", {duration(steps.latencies_s[place])}" if known else "")
+        for piece in pieces[:accepted]:
+            yield Mark(sanitise(piece), "accepted", f"{title}, accepted draft token")
+        for draft in rejected:
+            yield Mark(sanitise(draft), "rejected", f"{title}, rejected draft token")
+        for piece in pieces[accepted:]:
+            if piece:
+                yield Mark(sanitise(piece), _speed(each[place], usual) if known and place else "usual", title)
+
+
+def _speed(latency_s: float, usual_s: float) -> str:
+    return "usual" if latency_s <= usual_s * _SLOW else "slow" if latency_s <= usual_s * _SLOWEST else "slowest"
+
+
+def _drafted(text: StepText) -> str:
+    drafts = text.accepted + len(text.rejected)
+    return f", {text.accepted} of {drafts} draft tokens accepted," if drafts else ""
