@@ -119,3 +119,44 @@ def test_the_view_traces_the_latest_answer_or_all_parallel_ones() -> None:
     assert math.isclose(several[0].steps_from_s, 0.2 - several[0].steps[0].latency_s)
     slices = check(trace(several, 54.0, {}))
     assert len(slices[3, "decode"]) == 9
+
+
+def replayed(text: str) -> list[tuple[int, str, int, int]]:
+    """Return the slices that Perfetto's trace processor keeps: (track, name, depth, nanoseconds).
+
+    Its rules, of `JsonTraceParser` and `SliceTracker::MaybeCloseStack`: times are rounded to nanoseconds, events are
+    sorted by them, a track is a stack, and a slice that overlaps an open one without lying inside it is dropped.
+    """
+    events = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
+    events.sort(key=lambda event: round(event["ts"] * 1000))
+    stacks: dict[int, list[tuple[int, int]]] = defaultdict(list)  # track: (end, duration)
+    kept = []
+    for event in events:
+        start, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)
+        stack = stacks[event["tid"]]
+        while stack and (stack[-1][0] < start or (stack[-1][0] == start and not stack[-1][1] == duration == 0)):
+            stack.pop()
+        if stack and start < stack[-1][0] < start + duration:
+            continue
+        stack.append((start + duration, duration))
+        kept.append((event["tid"], event["name"], len(stack) - 1, duration))
+    return kept
+
+
+@given(st.lists(STEPS, min_size=1, max_size=3), st.none() | st.floats(0.1, 1e4))
+def test_perfetto_would_drop_no_slice(streams: list[list[tuple[float, int, int]]], bandwidth: float | None) -> None:
+    sequences = [TracedSequence(f"sequence {n}", [], 0.1, steps_of(drawn)) for n, drawn in enumerate(streams)]
+    document = trace(sequences, bandwidth, {})
+    kept = replayed(json.dumps(document))
+    assert len(kept) == sum(event["ph"] == "X" for event in document["traceEvents"])
+    for number, drawn in enumerate(streams):
+        steps = [each for each in kept if each[0] == 2 * number + 1 and each[1].startswith("step ")]
+        assert {depth for _, _, depth, duration in steps if duration} <= {0}
+        assert all(abs(each[3] - one[0] * 1e9) <= 1 for each, one in zip(steps, drawn, strict=True))
+
+
+def test_a_slice_across_the_end_of_another_would_be_seen() -> None:
+    document = trace([TracedSequence("one", [], 0.0, steps_of([(0.001, 0, 0), (0.001, 0, 0)]))], None, {})
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    slices[0]["dur"] += 0.001
+    assert len(replayed(json.dumps(document))) == 1
