@@ -1,5 +1,6 @@
 """Other programs' names for commands and options, beside headrace's own, which help texts show."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -40,9 +41,13 @@ def own_option(name: str) -> str:
     return _OPTIONS.get(name, name)
 
 
-def meant(word: str) -> str | None:
-    """Return what to type instead of a word that is no command, if its meaning is known."""
-    return _MEANT.get(word.lower())
+def meant(word: str, commands: Iterable[str]) -> str | None:
+    """Return what to type instead of a word that is no command: by its meaning, or that of a word spelled alike."""
+    from difflib import get_close_matches  # late: no command needs it
+
+    words = {**_MEANT, **{command: command for command in commands}}
+    near = get_close_matches(word.lower(), words, n=1)
+    return words.get(word.lower()) or (words[near[0]] if near else None)
 
 
 class AliasedGroup(click.Group):

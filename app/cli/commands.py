@@ -116,9 +116,7 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
-            from difflib import get_close_matches
-
-            near = meant(args[0]) or next(iter(get_close_matches(args[0], _COMMANDS, n=1)), None)
+            near = meant(args[0], _COMMANDS)
             hint = f"did you mean {near}?" if near else "`headrace run PROMPT` answers a prompt"
             raise UsageError(f"No such command {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
         return super().resolve_command(ctx, args)

@@ -164,6 +164,7 @@ def test_with_nothing_to_read_and_nobody_to_look_there_is_the_help(
         (["modles", "list"], "did you mean models?"),
         (["download", "qwen3-4b"], "did you mean pull?"),
         (["info"], "did you mean models show?"),
+        (["serach", "words"], "did you mean sessions search?"),
         (["Why is the sky blue?"], "`headrace run PROMPT` answers a prompt"),
         (["--nonsense"], "`headrace --help` shows the options"),
     ],
