@@ -107,16 +107,15 @@ def _bytes(pool: BlockPool, group: int, block: int | None, entries: int) -> byte
     return _raw(pool.storage.read_alone(group, block, entries))
 
 
-def _raw(array: mx.array) -> bytes:
-    import numpy as np  # late: runs without stored blocks start without it
+# MLX's stubs lack the buffer protocol. Importing numpy for it would take a tenth of a second.
 
-    return np.array(mx.contiguous(array).view(mx.uint8), copy=False).tobytes()
+
+def _raw(array: mx.array) -> bytes:
+    return bytes(memoryview(mx.contiguous(array).view(mx.uint8)))  # type: ignore[arg-type]
 
 
 def _array(stored: bytes) -> mx.array:
-    import numpy as np  # late: as above
-
-    return mx.array(np.frombuffer(stored, np.uint8))
+    return mx.array(memoryview(stored))  # type: ignore[arg-type]
 
 
 def _entries(pool: BlockPool, group: int, stored: bytes | None, entries: int) -> mx.array | None:
