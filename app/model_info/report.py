@@ -31,14 +31,21 @@ MEMORY_CONTEXT = 4096
 
 
 def overview(store: Store, usable: int | None = None) -> list[Document]:
-    """Return a document per model: installed ones first, then the rest of the catalog.
+    """Return a document per model: installed ones first, broken entries of the store too, then the rest of the catalog.
 
     usable: bytes available to a model on this machine, for `context_fits`; None if unknown.
     """
     catalog = load_catalog()
-    stored = store.list()
-    names = {model.name for model in stored}
-    rows = [_installed(model, catalog.get(model.name), usable) for model in stored]
+    rows = []
+    for name in store.names():
+        try:
+            model, problem = store.get(name), None
+        except CheckpointError as error:
+            model, problem = StoredModel(name, store.root / name, store.root / name, {}), str(error)
+        if model is not None:
+            row = _installed(model, catalog.get(name), usable)
+            rows.append(row if problem is None else row | {"problem": problem})
+    names = {row["name"] for row in rows}
     return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
 
 

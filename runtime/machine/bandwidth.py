@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
-from headrace.runtime.machine.peaks import Peak, cached_peak, measurements, store, summarise
+from headrace.runtime.machine.peaks import Peak, age_s, cached_peak, measurements, store, summarise
 from headrace.runtime.ops import native
 
 Progress = Callable[[float], None]
@@ -26,6 +26,7 @@ Progress = Callable[[float], None]
 
 _SECONDS = 0.6  # of passes, without filling the memory
 _SHORT_S = 0.15
+_AGAIN_S = 60.0
 _MIN_PASSES = 8
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
@@ -57,9 +58,10 @@ def measure_peak(progress: Progress | None = None, host: Machine | None = None) 
 
 
 def known_peak(host: Machine | None = None, progress: Progress | None = None) -> Peak:
-    """Return the stored peak. Measures it if there is none, or if other programs slowed down all that are stored."""
+    """Return the stored peak. Measures it if there is none, or a minute after one that other programs slowed down."""
     host = host or machine()
-    if (known := cached_peak(host)) is not None and not known.busy:
+    known = cached_peak(host)
+    if known is not None and not (known.busy and age_s(measurements(host)[-1]) >= _AGAIN_S):
         return known
     measured = measure_peak(progress, host)
     return cached_peak(host) or measured

@@ -79,6 +79,14 @@ def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: s
     )
 
 
+def age_s(peak: Peak) -> float:
+    """Return the seconds since a measurement; infinite for a date that is none."""
+    try:
+        return (datetime.now(UTC) - datetime.strptime(peak.measured_at, _TIME).replace(tzinfo=UTC)).total_seconds()
+    except ValueError:
+        return math.inf
+
+
 def cached_peak(host: Machine | None = None) -> Peak | None:
     """Return the peak of this machine; None if never measured."""
     kept = measurements(host)

@@ -348,6 +348,7 @@ def test_verify_covers_what_stays_in_the_hubs_cache(run: Run, hub: HubServer) ->
 def test_rm_removes_what_is_broken(run: Run, store: Store) -> None:
     install(store)
     (store.root / "mine" / "headrace.json").write_bytes(b"{")
+    assert re.search(r"(?m)^mine .*broken$", run("list").stdout)
     assert "models rm mine" in run("show", "mine", code=1).stderr
     run("rm", "mine", "--yes")
     assert not store.has("mine")

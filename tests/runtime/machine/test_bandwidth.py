@@ -44,6 +44,9 @@ def test_a_peak_slowed_by_other_programs_is_measured_again(monkeypatch: pytest.M
     assert slowed.busy
     first = len(peaks.measurements())
     bandwidth.known_peak()
+    assert len(peaks.measurements()) == first  # a minute has not passed
+    monkeypatch.setattr(bandwidth, "_AGAIN_S", -60.0)
+    bandwidth.known_peak()
     second = len(peaks.measurements())
     assert second > first
     use.contended = False
