@@ -16,11 +16,13 @@ from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
 from headrace.runtime.speculation.controller import Controller
+from headrace.runtime.speculation.dry_run import Pauses
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer
 
 Extend = Callable[[ScheduledChunk, tuple[int, ...], str], ScheduledChunk]
 Sequenced = sequences.Sequence
+_Firsts = Sequence[tuple[Proposer, float]]  # proposers, and the first draft token's chance of acceptance
 _NEWS = 16  # new passes with draft tokens that are worth writing the file
 
 
@@ -44,6 +46,7 @@ class Drafting:
         # Of a multi-token prediction head, by place in the draft:
         self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and has_head else ())
         self._has_head = has_head
+        self._pauses = Pauses()
         self._vocab_size = vocab_size
         self._costs = costs
         self._kept = 0  # passes with draft tokens at the last save
@@ -51,16 +54,20 @@ class Drafting:
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
         """Return the pass with draft tokens where they pay. extend: adds them to a chunk, as far as there is room."""
-        if not all(chunk.chooses for chunk in chunks) or not any(chunk.sequence.proposers for chunk in chunks):
+        self.spent_s = 0.0
+        if self._pauses.skip() or not all(chunk.chooses for chunk in chunks):
             return chunks
-        batch, self.spent_s = [chunk.sequence for chunk in chunks], 0.0
+        batch = [chunk.sequence for chunk in chunks]
         if not self.controller.pays(len(batch), 1.0):
             for proposer in (proposer for sequence in batch for proposer in sequence.proposers):
                 proposer.is_wanted = False
             return chunks
-        offers, trials = self._offers(batch)
+        firsts = [_first_chances(sequence) for sequence in batch]
+        offers, trials = self._offers(batch, firsts) if any(firsts) else ((), ())
         self._start_dry_runs(batch, trials)
-        if not any(offer.chances for offer in offers):
+        offered = any(offer.chances for offer in offers)
+        self._pauses.looked(quiet=not offered and not any(trial.chances for trial in trials))
+        if not offered:
             return chunks
         counts = self.controller.choose([offer.chances for offer in offers], [_cost_s(offer) for offer in offers])
         costs = self._costs_of(counts)
@@ -78,10 +85,11 @@ class Drafting:
             self._kept = self.controller.passes
             self._costs.save(self.controller.measured, self.acceptance.rates if self._has_head else ())
 
-    def _offers(self, batch: Sequence[Sequenced]) -> tuple[list[_Offer], list[_Offer]]:
+    def _offers(
+        self, batch: Sequence[Sequenced], firsts: Sequence[_Firsts]
+    ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
         controller, rows = self.controller, len(batch)
-        firsts = [_first_chances(sequence) for sequence in batch]
         best: dict[str, tuple[float, float]] = {}  # by source: first chance, and cost
         for proposer, chance in (pair for own in firsts for pair in own):
             best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
@@ -95,9 +103,13 @@ class Drafting:
                 if not proposer.is_wanted or (proposer.needs_all_tokens and _unread(sequence)):
                     continue
                 found = _Offer(proposer, _chances(sequence, proposer))
-                if not _is_verified(sequence, proposer):
-                    trials[row] = found
-                elif not offers[row].chances or self._gain(found, rows) > self._gain(offers[row], rows):
+                if (dry_run := proposer.dry_run) is not None:
+                    dry_run.update(sequence.tokens)
+                    if not dry_run.pays:
+                        trials[row] = found
+                        continue
+                    found.chances = found.chances[: dry_run.most(len(found.chances))]
+                if not offers[row].chances or self._gain(found, rows) > self._gain(offers[row], rows):
                     offers[row] = found
         return offers, trials
 
@@ -164,26 +176,18 @@ def _cost_s(offer: _Offer) -> float:
     return offer.proposer.cost_s if offer.proposer else 0.0
 
 
-def _is_verified(sequence: Sequenced, proposer: Proposer) -> bool:
-    """Return whether a proposer's draft tokens are verified, and not only compared with the output."""
-    if proposer.dry_run is None:
-        return True
-    proposer.dry_run.update(sequence.tokens)
-    return proposer.dry_run.pays
-
-
-def _first_chances(sequence: Sequenced) -> list[tuple[Proposer, float]]:
+def _first_chances(sequence: Sequenced) -> _Firsts:
     """Return the proposers that have draft tokens, and the first one's chance of acceptance, the highest of all."""
-    if not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2):
-        return []
     found = []
-    for proposer in tuple(sequence.proposers):
+    for proposer in sequence.proposers:
         try:
             proposer.update(sequence.tokens)
-            if chance := max(proposer.chances(1), default=0.0):
-                found.append((proposer, chance))
+            if chances := proposer.chances(1):
+                found.append((proposer, chances[0]))
         except Exception:
-            sequence.proposers.remove(proposer)
+            sequence.proposers = [other for other in sequence.proposers if other is not proposer]
+    if found and (not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2)):
+        return ()
     return found
 
 

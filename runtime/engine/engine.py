@@ -42,6 +42,7 @@ from headrace.runtime.speculation.forced import Forced
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Proposer
+from headrace.runtime.speculation.suffixes import RecentAnswers
 
 CHECKED_WAITING = 64  # waiting sequences whose cancel flags are checked in every step
 
@@ -108,6 +109,7 @@ class Engine:
         self._scheduler = Scheduler(self._budget, self._pace, most_running, shared=self.kv.shares_prefixes)
         self._draft = draft
         self._drafting = Drafting(network.vocab_size, pass_costs, has_head=network.draft_head is not None)
+        self._recent = RecentAnswers()
         self._in_flight: InFlightBatch | None = None  # the newest batch
         self._landed = 0.0  # when the newest batch was read
         self._garbage_s = 0.0  # of garbage collection until then
@@ -146,6 +148,10 @@ class Engine:
     def has_work(self) -> bool:
         """True if `step` has something to do: sequences, or memory to free."""
         return bool(self._scheduler) or self._at_work is not None
+
+    def forget_answers(self) -> None:
+        """Drop the recent answers that draft tokens come from: a benchmark gets the same answers again."""
+        self._recent = RecentAnswers()
 
     def preempt_youngest(self) -> None:
         """Preempt the youngest of several running sequences; its answer does not change."""
@@ -333,7 +339,7 @@ class Engine:
             return cast(Sampler, sequence.sampler).fork()
 
         if choice in ("auto", "ngram"):
-            proposers.append(NGram(sampled=sequence.request.sampling.temperature > 0))
+            proposers.append(NGram(sampled=sequence.request.sampling.temperature > 0, recent=self._recent))
         if choice in ("auto", "mtp") and head is not None:
             sequence.mtp = mtp = MtpDraft(head, sequence.limit, self._drafting.acceptance, sampler)
             proposers.append(mtp)
@@ -469,6 +475,8 @@ class Engine:
         for sequence in self._ended:
             if sequence.cache is not None and self.on_release is not None:
                 self.on_release(sequence)
+            if sequence.proposers:
+                self._recent.add(sequence.tokens[len(sequence.request.prompt) :])
             if sequence.cache is not None and sequence.failed:
                 sequence.cache.close()
             elif sequence.cache is not None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 LONGEST = 24  # longer matches share one estimate
 _HALF_LIFE = 64.0  # draft tokens after which older ones count half
 _PRIOR_WEIGHT = 8.0  # draft tokens
-_RELAX = 1 / 1024  # of the distance to the prior
+_RELAX = 1 / 256  # of the distance to the prior
 
 # Acceptance of n-gram draft tokens at greedy and at sampled decoding (docs/speculation.md), by match length. Length 0
 # is the first draft token after a replaced token.

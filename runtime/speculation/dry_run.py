@@ -1,15 +1,19 @@
 """Dry runs of a sequence's draft tokens: compared with its output before passes verify them.
 
 The gain is counted in passes without draft tokens: 1 for every draft token that equals the output, minus the excess
-cost of the pass that verifies, or would verify, the draft. Draft tokens are verified while the gain is positive. A dry
-run costs no pass, and passes stay queued ahead, so a text without repetition decodes as without speculation.
+cost of the pass that verifies, or would verify, the draft. Draft tokens are verified while the gain is large enough, at
+first only a few of them. A dry run costs no pass, and passes stay queued ahead, so a text without repetition decodes as
+without speculation.
 """
 
 from collections.abc import Sequence
 
-_MIN_GAIN = 0.5  # passes, to begin verifying
+_MIN_GAIN = 1.0  # passes, to begin verifying
+_FIRST = 2  # draft tokens of a pass, until verified ones were accepted
 _MAX_GAIN = 6.0  # passes: a text that stops repeating itself loses no more
 _MAX_LOSS = 2.0  # passes that a dry run has to make up for
+_QUIET = 12  # looks per pass of a pause
+_MAX_PAUSE = 7  # passes
 
 
 class DryRun:
@@ -17,6 +21,7 @@ class DryRun:
 
     def __init__(self) -> None:
         self._gain = 0.0
+        self._proven = False  # the newest verified draft paid
         self._draft: Sequence[int] = ()  # not compared yet
         self._at = 0  # its position
         self._cost = 0.0
@@ -25,6 +30,10 @@ class DryRun:
     def pays(self) -> bool:
         """True if the next draft tokens are to be verified."""
         return self._gain >= _MIN_GAIN
+
+    def most(self, count: int) -> int:
+        """Return how many of `count` draft tokens may be verified in the next pass."""
+        return count if self._proven else min(count, _FIRST)
 
     @property
     def pending(self) -> bool:
@@ -44,5 +53,24 @@ class DryRun:
         right = next(differing, len(came))
         gain = self._gain + right - self._cost
         if right < len(came) or right == len(self._draft) or gain >= _MIN_GAIN:
+            self._proven = self.pays and right > self._cost
             self._gain = max(-_MAX_LOSS, min(_MAX_GAIN, gain))
             self._draft = ()
+
+
+class Pauses:
+    """Passes without a look at draft tokens: more, the longer none could pay. A look at several tokens costs little."""
+
+    def __init__(self) -> None:
+        self._quiet = self._left = 0
+
+    def skip(self) -> bool:
+        """Count a pass; return whether it goes without a look."""
+        skips = self._left > 0
+        self._left -= skips
+        return skips
+
+    def looked(self, *, quiet: bool) -> None:
+        """Record a look. quiet: it found no draft tokens that could pay."""
+        self._quiet = self._quiet + 1 if quiet else 0
+        self._left = min(_MAX_PAUSE, self._quiet // _QUIET)

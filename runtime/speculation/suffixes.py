@@ -1,69 +1,69 @@
-"""Index of texts by their token pairs: earlier occurrences of a text's end, with match lengths, and recent answers.
+"""Index of a text's token runs: earlier occurrences of its end, or of another text's, with match lengths.
 
-Each pair leads to its latest occurrence, and each occurrence to the one before. Time and memory per token are constant.
-Together with counts of the tokens that followed, this gives the drafts of suffix decoding (Oliaro et al. 2024,
-arXiv:2411.04975) from a bounded number of occurrences, without a tree.
+Each run of `width` tokens leads to its latest occurrence, and each occurrence to the one before. Time and memory per
+token are constant. With counts of the tokens that followed, a bounded number of occurrences gives the drafts of suffix
+decoding (Oliaro et al. 2024, arXiv:2411.04975) without a tree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from headrace.runtime.speculation.acceptance import LONGEST
 
 END = -1  # behind each recent answer
 MAX_RECENT = 1 << 16  # tokens of recent answers
-_PAIR = 2
-_BITS = 32  # of a token id in a key
+_MAX_MATCHES = 8  # occurrences of a run that are looked at
+_RECENT_WIDTH = 6  # shorter matches in other answers are rarely accepted (docs/speculation.md)
+
+Match = tuple[Sequence[int], int, int]
+"""Text, position of the continuation in it, length of the match."""
 
 
 class Suffixes:
-    """One text that grows, with its index."""
+    """A text that grows, and its index. width: shortest match."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         self.tokens: list[int] = []
-        self._latest: dict[int, int] = {}  # pair -> position behind its latest occurrence
-        # By position: that behind the previous occurrence of the pair before it; 0: none, as for the first two.
-        self._before: list[int] = [0, 0]
+        self._width = width
+        self._latest: dict[tuple[int, ...], int] = {}  # run -> position behind its latest occurrence
+        self._before: list[int] = [0] * width  # by position: that behind the previous occurrence of the same run
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
-        text, latest, before = self.tokens, self._latest, self._before
-        first = max(len(text), _PAIR)
+        """Append tokens. The run at the new end is not indexed yet: its earlier occurrences are found first."""
+        text, width, latest, before = self.tokens, self._width, self._latest, self._before
         text += tokens
-        for position in range(first, len(text)):
-            pair = text[position - 2] << _BITS | text[position - 1]
-            before.append(latest.get(pair, 0))
-            latest[pair] = position
+        for position in range(len(before), len(text)):
+            run = tuple(text[position - width : position])
+            before.append(latest.get(run, 0))
+            latest[run] = position
 
-    def matches(self, end: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-        """Yield the latest `most` occurrences of a text's end: the position behind it, and the length of the match."""
-        if len(end) < _PAIR:
-            return
-        text, position = self.tokens, self._latest.get(end[-2] << _BITS | end[-1], 0)
-        for _ in range(most):
-            if not position:
-                return
-            found, longest = _PAIR, min(LONGEST, position, len(end))
-            while found < longest and text[position - 1 - found] == end[-1 - found]:
-                found += 1
-            yield position, found
+    def matches(self, end: Sequence[int]) -> list[Match]:
+        """Return the latest occurrences of a text's end that have a continuation, the latest first."""
+        text, width, found = self.tokens, self._width, list[Match]()
+        position = self._latest.get(tuple(end[-width:]), 0)
+        while position and len(found) < _MAX_MATCHES:
+            length, longest = width, min(LONGEST, position, len(end))
+            while length < longest and text[position - 1 - length] == end[-1 - length]:
+                length += 1
+            found.append((text, position, length))
             position = self._before[position]
+        return found
 
 
 class RecentAnswers:
-    """The answers of an engine's ended sequences: at least the newest MAX_RECENT / 2 tokens, at most MAX_RECENT."""
+    """The answers of ended sequences: at least the newest MAX_RECENT / 2 tokens, at most MAX_RECENT."""
 
     def __init__(self) -> None:
-        self._newer, self._older = Suffixes(), Suffixes()
+        self._newer, self._older = Suffixes(_RECENT_WIDTH), Suffixes(_RECENT_WIDTH)
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add an answer."""
+        tokens = tokens[-MAX_RECENT // 2 + 1 :]
         if len(self._newer.tokens) + len(tokens) >= MAX_RECENT // 2:
-            self._newer, self._older = Suffixes(), self._newer
-        self._newer.append([*tokens[-MAX_RECENT // 2 + 1 :], END])
+            self._newer, self._older = Suffixes(_RECENT_WIDTH), self._newer
+        self._newer.append([*tokens, END])
 
-    def matches(self, end: Sequence[int], most: int) -> Iterator[tuple[Sequence[int], int, int]]:
-        """Yield the latest `most` occurrences of a text's end: text, position behind it, and length of the match."""
-        for texts in (self._newer, self._older):
-            for position, length in texts.matches(end, most):
-                yield texts.tokens, position, length
-                most -= 1
+    def matches(self, end: Sequence[int]) -> list[Match]:
+        """See `Suffixes.matches`."""
+        if not self._newer.tokens:
+            return []
+        return self._newer.matches(end) + self._older.matches(end)

@@ -23,6 +23,7 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.controller import MAX_DRAFT_PER_PASS, Controller
+from headrace.runtime.speculation.dry_run import DryRun, Pauses
 from headrace.runtime.speculation.ngram import NGram
 from headrace.runtime.speculation.proposer import MAX_DRAFT
 
@@ -43,10 +44,10 @@ def replay(
     """
     controller = controller or Controller()
     sequences = [_Sequence(prompt, answer, sampled) for prompt, answer in asked]
-    spent, ahead, unread = 0.0, False, 0
+    spent, ahead, unread, pauses = 0.0, False, 0, Pauses()
     while running := [sequence for sequence in sequences if sequence.remaining > unread]:
         accepted = [sequence.right(unread) for sequence in running] if foresight else []
-        counts = _best(accepted, cost) if foresight else _chosen(running, controller, unread)
+        counts = _best(accepted, cost) if foresight else _chosen(running, controller, unread, pauses)
         took = cost(len(running) + sum(counts)) + (0 if ahead else WAIT)
         spent += took
         for sequence, count in zip(running, counts, strict=True):
@@ -66,19 +67,19 @@ class _Sequence:
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], sampled: bool) -> None:
         self.proposer = NGram(sampled=sampled)
-        self.dry_run = self.proposer.dry_run
-        self._tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
+        self.dry_run = cast(DryRun, self.proposer.dry_run)
+        self.tokens, self._whole, self._prompt = list(prompt), [*prompt, *answer], len(prompt)
 
     @property
     def remaining(self) -> int:
-        return len(self._whole) - len(self._tokens)
+        return len(self._whole) - len(self.tokens)
 
     def chances_of(self, unread: int, first: bool = False) -> list[float]:
         """Return cumulative chances as `headrace.runtime.engine.drafting` does; `first`: of the first token alone."""
         most = min(MAX_DRAFT, self.remaining - unread - 1)
-        if most <= 0 or len(self._tokens) == self._prompt:
+        if most <= 0 or len(self.tokens) == self._prompt:
             return []
-        self.proposer.update(self._tokens)
+        self.proposer.update(self.tokens)
         if first:
             return list(self.proposer.chances(1))
         return list(accumulate(self.proposer.chances(most + unread), mul))[unread:]
@@ -87,42 +88,48 @@ class _Sequence:
         """Compare so many draft tokens with the output, verified or not."""
         if count and not self.dry_run.pending:
             draft = self.proposer.propose(count + unread)[unread:]
-            self.dry_run.start(len(self._tokens) + unread, draft, cost)
-
-    def is_verified(self) -> bool:
-        """Return whether draft tokens are verified, and not only compared with the output."""
-        self.dry_run.update(self._tokens)
-        return self.dry_run.pays
+            self.dry_run.start(len(self.tokens) + unread, draft, cost)
 
     def right(self, unread: int) -> int:
         """Return the number of draft tokens behind the unread token that will be accepted."""
         if not self.chances_of(unread):
             return 0
-        return max(0, _right(self.proposer.propose(MAX_DRAFT + unread), self._whole[len(self._tokens) : -1]) - unread)
+        return max(0, _right(self.proposer.propose(MAX_DRAFT + unread), self._whole[len(self.tokens) : -1]) - unread)
 
     def passes(self, count: int, unread: int) -> None:
         """Run a pass with so many draft tokens, and read the in-flight token."""
         draft = self.proposer.propose(count + unread)[unread:] if count else ()
         if unread:
-            self._tokens.append(self._whole[len(self._tokens)])
+            self.tokens.append(self._whole[len(self.tokens)])
         if draft:
-            come = self._whole[len(self._tokens) :]
-            self._tokens += come[: 1 + _right(draft, come)]
+            come = self._whole[len(self.tokens) :]
+            self.tokens += come[: 1 + _right(draft, come)]
 
 
-def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int) -> list[int]:
+def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int, pauses: Pauses) -> list[int]:
     """Choose as the engine does (`headrace.runtime.engine.drafting`)."""
     none = [0] * len(running)
+    if pauses.skip():
+        return none
     if not controller.pays(len(running), 1.0):
         return none
     firsts = [max(sequence.chances_of(unread, first=True), default=0.0) for sequence in running]
-    if not controller.pays(len(running), max(firsts)):
+    pays = controller.pays(len(running), max(firsts))
+    pauses.looked(quiet=not pays)
+    if not pays:
         return none
     chances = [sequence.chances_of(unread) for sequence in running]
-    verified = [sequence.is_verified() for sequence in running]
+    for sequence in running:
+        sequence.dry_run.update(sequence.tokens)
+    verified = [sequence.dry_run.pays for sequence in running]
     counts = none
     for paid in (False, True):
-        counts = controller.choose([own if it is paid else () for own, it in zip(chances, verified, strict=True)])
+        counts = controller.choose(
+            [
+                own[: sequence.dry_run.most(len(own)) if paid else len(own)] if it is paid else ()
+                for own, it, sequence in zip(chances, verified, running, strict=True)
+            ]
+        )
         for sequence, count in zip(running, counts, strict=True):
             excess = controller.excess(len(running), sum(counts)) if count else 0.0
             sequence.start_dry_run(count, unread, len(running) * excess * count / max(1, sum(counts)))

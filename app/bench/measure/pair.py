@@ -72,7 +72,7 @@ class _Run:
         )
 
 
-def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way: Speculation = "ngram") -> Sample:
+def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way: Speculation = "auto") -> Sample:
     """Measure repetition `turn`, which determines the seeds: mode `way` against no speculation.
 
     Raises EngineError for answers shorter than LEAST tokens.
@@ -105,6 +105,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
 
 def _answer(engine: Engine, test: Test, question: Question, seed: int, speculate: Speculation) -> _Run:
     """Run the test's sequences, each with its own seed, until all have finished."""
+    engine.forget_answers()
     sequences = [engine.submit(_request(test, question, seed + number, speculate)) for number in range(test.batch)]
     outputs: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
     run = _Run(list(outputs.values()))

@@ -9,7 +9,7 @@ import pytest
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.speculation.controller import Controller
-from headrace.runtime.speculation.dry_run import DryRun
+from headrace.runtime.speculation.dry_run import DryRun, Pauses
 from tests.bench.speculation_replay import COSTS, read_costs, replay
 from tests.speculating import oracle
 from tests.tiny import load_decoder, write_model
@@ -36,7 +36,40 @@ def test_accepted_draft_tokens_open_a_dry_run_early() -> None:
     dry_run.update([1, 2])
     assert (dry_run.pays, dry_run.pending) == (False, True)
     dry_run.update([1, 2, 5])
+    assert (dry_run.pays, dry_run.pending) == (False, True)
+    dry_run.update([1, 2, 5, 6])
     assert (dry_run.pays, dry_run.pending) == (True, False)
+
+
+def test_few_draft_tokens_are_verified_until_some_were_accepted() -> None:
+    dry_run = DryRun()
+    dry_run.start(0, (5, 6), 0.5)
+    dry_run.update([5, 6])
+    assert (dry_run.pays, dry_run.most(9)) == (True, 2)
+    dry_run.start(2, (7, 8), 0.3)
+    dry_run.update([5, 6, 7, 8])
+    assert dry_run.most(9) == 9
+    dry_run.start(4, (1, 2, 3), 0.3)
+    dry_run.update([5, 6, 7, 8, 4])
+    assert (dry_run.pays, dry_run.most(9)) == (True, 2)
+
+
+def test_looks_become_rare_while_none_finds_draft_tokens() -> None:
+    pauses = Pauses()
+
+    def looks(passes: int, quiet: bool) -> int:
+        found = 0
+        for _ in range(passes):
+            if not pauses.skip():
+                found += 1
+                pauses.looked(quiet=quiet)
+        return found
+
+    assert looks(10, True) == 10
+    looks(400, True)
+    assert looks(80, True) == 10
+    looks(8, False)
+    assert looks(10, False) == 10
 
 
 def test_rejected_draft_tokens_close_it() -> None:
@@ -72,7 +105,7 @@ def test_rejected_drafts_cost_no_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     for wrong in (frozenset(range(40)), frozenset[int]()):
         monkeypatch.setattr(
             "headrace.runtime.engine.engine.NGram",
-            lambda *, sampled, wrong=wrong: oracle(request.prompt, plain, wrong, dry_run=DryRun()),  # noqa: ARG005  # always the same
+            lambda *, sampled, recent, wrong=wrong: oracle(request.prompt, plain, wrong, dry_run=DryRun()),  # noqa: ARG005  # always the same
         )
         controller.drafts.clear()
         controller.ahead.clear()

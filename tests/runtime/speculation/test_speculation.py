@@ -271,6 +271,15 @@ def test_proposers_are_updated_only_where_drafts_may_pay(
     assert bool(updates) == pays
 
 
+def test_an_answer_given_again_is_drafted_from_the_first(network: Decoder) -> None:
+    """Both prompts end alike, and the second one lacks what the first answer says."""
+    prompt = [7, *PROMPT[:3]]
+    engine = speculating(network)
+    first, second = (run(engine, [Request(prompt, max_tokens=40)])[0] for _ in range(2))
+    assert split(first)[0] == split(second)[0]
+    assert split(second)[1].summary.steps < split(first)[1].summary.steps
+
+
 def test_off_is_off(network: Decoder) -> None:
     (events,) = run(speculating(network), [Request(PROMPT[:20] * 4, max_tokens=30, speculate="off")])
     assert split(list(events))[1].summary.proposed == 0

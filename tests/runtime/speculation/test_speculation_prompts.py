@@ -79,4 +79,4 @@ def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], 
             found.append(ended(list(events)))
             accepted += split(list(events))[1].summary.accepted
     assert found == expected
-    assert accepted > PROMPTS
+    assert accepted > PROMPTS // 2
