@@ -130,9 +130,20 @@ def shape_of_gguf(file: Path) -> StepShape:
         return replace(shape_of_mlx_lm_config(config | quantization_section(settings)), source=source)
 
 
-def shape_of_decoder(config: DecoderConfig, bits: int, group_size: int, source: str) -> StepShape:
-    """Return the shape of a decoder with all matrices quantized to `bits` in groups of `group_size`."""
-    return _build(config, lambda _, rows, columns: quantized_bytes(rows * columns, bits, group_size), source)
+def shape_of_decoder(
+    config: DecoderConfig, bits: int, group_size: int, source: str, *, mxfp4_experts: bool = False
+) -> StepShape:
+    """Return the shape of a decoder with all matrices quantized to `bits` in groups of `group_size`.
+
+    mxfp4_experts: the experts' have 4 bits and an exponent per 32 weights.
+    """
+
+    def size_of(name: str, rows: int, columns: int) -> int:
+        if mxfp4_experts and ".switch_mlp." in name:
+            return rows * columns * 17 // 32
+        return quantized_bytes(rows * columns, bits, group_size)
+
+    return _build(config, size_of, source)
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:

@@ -16,6 +16,7 @@ from headrace.runtime.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
+    from headrace.runtime.metrics.cost import LayerKV
 
 _NO_HINT = "`headrace models list` lists all models; any other of the hub is org/name"
 
@@ -53,6 +54,9 @@ class Shape:
     tied: bool
     experts: int = 1
     active_experts: int = 1  # per token
+    others: int = 0  # weights that layers of other kinds have beyond these sizes
+    looked_up: int = 0  # weights in tables per layer, of which a token reads a row
+    kv: tuple[tuple[int, int, int, int], ...] = ()  # (layers, K/V heads, width, window or 0), unless all are equal
 
     @property
     def parameters(self) -> int:
@@ -61,14 +65,25 @@ class Shape:
         router = self.hidden * self.experts if self.experts > 1 else 0
         feed_forward = 3 * self.hidden * self.ffn * self.experts
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        return tables + self.layers * (attention + router + feed_forward)
+        return tables + self.layers * (attention + router + feed_forward) + self.further
+
+    @property
+    def further(self) -> int:
+        return self.others + self.looked_up
+
+    @property
+    def kv_rows(self) -> "list[LayerKV]":
+        """Return the layers' K/V in half precision, an upper bound where the windows are not stated."""
+        from headrace.models.cost.shape_sources import KV
+        from headrace.runtime.metrics.cost import LayerKV
+
+        rows = self.kv or ((self.layers, self.kv_heads, self.head_dim, 0),)
+        return [LayerKV(count, KV.row_bytes(heads, width), window or None) for count, heads, width, window in rows]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Return the bytes per position of a half-precision K/V cache over all layers, an upper bound."""
-        from headrace.models.cost.shape_sources import KV
-
-        return self.layers * KV.row_bytes(self.kv_heads, self.head_dim)
+        """Return the bytes that a token adds to the cache, before a window is full."""
+        return sum(layer.count * layer.bytes_per_token for layer in self.kv_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +99,15 @@ class CatalogEntry:
     shape: Shape
     checked: str  # source of the facts above
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended, if the model's files recommend none
+    unread_bytes: int = 0  # of the download: vision and audio parts, which are not loaded
 
     @property
     def step_shape(self) -> "StepShape":
         """Return the shape of a decode step from the catalog's facts alone."""
         from headrace.models.cost.shape_sources import experts_config, shape_of_decoder
+        from headrace.models.cost.step_shape import Matrix
         from headrace.models.network.config import DecoderConfig, LayerConfig
+        from headrace.runtime.metrics.cost import quantized_bytes
 
         shape, quantization = self.shape, self.quantization.upper()
         mixture = experts_config(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
@@ -99,18 +117,25 @@ class CatalogEntry:
             norm_eps=1e-5, tied_embeddings=shape.tied, layers=(LayerConfig(rope=None, experts=mixture),) * shape.layers,
             attention_scale=1.0,
         )  # fmt: skip
-        bits, group_size = 8 if quantization.startswith("Q8") else 4, 32 if quantization.startswith("Q") else 64
-        built = shape_of_decoder(config, bits, group_size, f"catalog, {self.quantization}")
-        scale = self.weight_bytes / built.resident_bytes  # tables may have more bits than layers
-        matrices = [replace(matrix, nbytes=round(matrix.nbytes * scale)) for matrix in built.matrices]
-        return replace(built, matrices=matrices, resident_bytes=self.weight_bytes)
+        bits, group_size = 8 if "Q8" in quantization else 4, 32 if quantization.startswith("Q") else 64
+        built = shape_of_decoder(
+            config, bits, group_size, f"catalog, {self.quantization}", mxfp4_experts=quantization.startswith("MXFP4")
+        )
+        rows = round(shape.others / shape.hidden / shape.layers)
+        other = Matrix(
+            "other", shape.layers, rows, shape.hidden, quantized_bytes(rows * shape.hidden, bits, group_size)
+        )
+        # Tables may have more bits than layers.
+        scale = self.weight_bytes / (built.resident_bytes + quantized_bytes(shape.further, bits, group_size))
+        matrices = [replace(each, nbytes=round(each.nbytes * scale)) for each in (other, *built.matrices)]
+        return replace(built, matrices=matrices, kv=shape.kv_rows, resident_bytes=self.weight_bytes)
 
     def memory_bytes(self, context: int) -> int:
         """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""
         from headrace.models.cost.costs import working_memory
 
-        used = min(context, self.context)
-        return self.weight_bytes + used * self.shape.kv_bytes_per_token + working_memory(self.step_shape)
+        shape = self.step_shape
+        return self.weight_bytes + shape.cost.kv_bytes(min(context, self.context)) + working_memory(shape)
 
 
 @cache
@@ -163,4 +188,6 @@ def _entry(name: str, row: dict[str, Any]) -> CatalogEntry:
     facts = dict(row)
     wheel, hub = facts.pop("wheel", None), facts.pop("hub", None)
     source = Wheel(**wheel) if wheel is not None else HubRepo(**hub)
-    return CatalogEntry(name=name, source=source, shape=Shape(**facts.pop("shape")), **facts)
+    sizes = facts.pop("shape")
+    shape = Shape(**sizes | {"kv": tuple(map(tuple, sizes.get("kv", ())))})
+    return CatalogEntry(name=name, source=source, shape=shape, **facts)
