@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.text.thinking import Thinking
+from headrace.models.text.tools.use import ToolUse
 
 TIMED_EVERY = 16
 """One decode step in so many is timed by part, unless `TimeSteps` asks for others."""
@@ -36,9 +37,10 @@ class Generate:
     """Answer a conversation, or continue a text; submitted requests are answered in one batch.
 
     messages: `{"role": ..., "content": ...}`, the system message first. prompt: a text to continue as it is, instead of
-    messages. suffix: the text behind the gap that a continued text ends at. continue_text: the answer so far; the
-    deltas continue it. drop_oldest: leave out the oldest turns of a too long prompt, with a `Dropped` event, instead of
-    ending with `ContextFull`. logprobs: best tokens reported with each token; None: off. submitted: monotonic clock.
+    messages. suffix: the text behind the gap that a continued text ends at. tools: that the model may call.
+    continue_text: the answer so far; the deltas continue it. drop_oldest: leave out the oldest turns of a too long
+    prompt, with a `Dropped` event, instead of ending with `ContextFull`. logprobs: best tokens reported with each
+    token; None: off. submitted: monotonic clock.
     """
 
     id: int
@@ -46,6 +48,7 @@ class Generate:
     options: AnswerOptions = _UNSET
     prompt: str | None = None
     suffix: str | None = None
+    tools: ToolUse | None = None
     logprobs: int | None = None
     continue_text: str = ""
     drop_oldest: bool = False
@@ -54,11 +57,12 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Count the tokens of a prompt (`TokensCounted`). messages, thinking: as in `Generate`."""
+    """Count the tokens of a prompt (`TokensCounted`). messages, thinking, tools: as in `Generate`."""
 
     id: int
     messages: Sequence[Mapping[str, Any]]
     thinking: Thinking | None = None
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
+    from headrace.models.text.tools.call import ToolCall
     from headrace.runtime.engine.request import FinishReason
     from headrace.runtime.engine.sequence import State
     from headrace.runtime.machine.peaks import Peak
@@ -130,7 +131,7 @@ class Delta:
 
     ttft_s: seconds from the request to the first text; None before that. steps: the text of each step since the last
     one; `text` may begin with text of the chat template. Records may come later than their steps' text. tokens: reports
-    of the tokens since the last delta, if requested.
+    of the tokens since the last delta, if requested. calls: of tools, completed since the last delta, behind the text.
     """
 
     id: int
@@ -139,6 +140,7 @@ class Delta:
     ttft_s: float | None = None
     steps: Sequence[StepText] = ()
     tokens: Sequence[TokenReport] = ()
+    calls: Sequence["ToolCall"] = ()
 
 
 @dataclass(frozen=True, slots=True)

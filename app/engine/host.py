@@ -178,7 +178,7 @@ class EngineHost:
         opening = "" if given else self._answerer.chat_prompt.opening(ids)
         so_far = split_thinking(command.continue_text)
         thinking, chat = bool(opening) or so_far.is_open, command.prompt is None
-        prompt = Prompt(ids, opening, thinking, chat=chat, begun=so_far.answer)
+        prompt = Prompt(ids, opening, thinking, chat=chat, tools=command.tools, begun=so_far.answer)
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
         self._disk_cache.load(ids)
         sequence = self._answerer.submit(answer)
@@ -198,12 +198,13 @@ class EngineHost:
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
                     record, reports = event.step.record, self._reports(event.step)
-                    running.outbox.add(StepText(event.pieces, record.accepted, event.rejected), record, reports)
+                    step = StepText(event.pieces, record.accepted, event.rejected)
+                    running.outbox.add(step, record, reports, event.calls)
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))
                 case Completed():
-                    running.outbox.add(StepText((event.text,)), event.finished.stop_record)
+                    running.outbox.add(StepText((event.text,)), event.finished.stop_record, calls=event.calls)
                     running.outbox.flush()
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)
@@ -235,7 +236,8 @@ class EngineHost:
 
     def count(self, command: CountTokens) -> TokensCounted:
         """Count the tokens of a prompt. Raises HeadraceError for one that cannot be encoded."""
-        ids = self._answerer.chat_prompt.encode(command.messages, thinking=command.thinking)
+        prompts = self._answerer.chat_prompt
+        ids = prompts.encode(command.messages, thinking=command.thinking, tools=command.tools)
         return TokensCounted(command.id, len(ids))
 
     def prefetch(self, command: PrefetchPrompt, stop: Callable[[], bool], send: Send) -> None:

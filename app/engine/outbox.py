@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Event, TokenReport
+from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
 
 TEXT_S = 0.07  # between two deltas; the chat polls less often
@@ -29,6 +30,7 @@ class Outbox:
         self._command = command
         self._text_s = text_s
         self._tokens: list[TokenReport] = []
+        self._calls: Sequence[ToolCall] = ()
         self._send = send
         self._opening = opening
         self._text: list[str] = []
@@ -37,7 +39,13 @@ class Outbox:
         self._sent = self._records_sent = float("-inf")
         self.ttft_s: float | None = None
 
-    def add(self, step: StepText, record: StepRecord | None = None, tokens: Sequence[TokenReport] = ()) -> None:
+    def add(
+        self,
+        step: StepText,
+        record: StepRecord | None = None,
+        tokens: Sequence[TokenReport] = (),
+        calls: Sequence[ToolCall] = (),
+    ) -> None:
         """Add a step, and send if it is time. record: None for text that was held back until the end."""
         now = time.monotonic()
         self._tokens.extend(tokens)
@@ -51,6 +59,9 @@ class Outbox:
             if self.ttft_s is None:
                 self.ttft_s = now - self._command.submitted
                 self._sent = float("-inf")
+        if calls:  # behind the text so far, and before what follows
+            self._calls = calls
+            self._flush(with_records=False)
         if now - self._sent >= self._text_s:
             self._flush(with_records=now - self._records_sent >= _RECORDS_S)
 
@@ -62,10 +73,10 @@ class Outbox:
         records: list[StepRecord] = []
         if with_records:
             records, self._records = self._records, records
-        if self._text or records or self._tokens:
+        if self._text or records or self._tokens or self._calls:
             text, steps, tokens = "".join(self._text), tuple(self._steps), tuple(self._tokens)
-            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, steps, tokens))
-            self._text, self._steps, self._tokens = [], [], []
+            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, steps, tokens, self._calls))
+            self._text, self._steps, self._tokens, self._calls = [], [], [], ()
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

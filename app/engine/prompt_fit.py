@@ -53,7 +53,8 @@ class PromptFit:
             return self._prompts.continued(command.prompt, command.suffix)
         system = _system(command.messages)
         messages = [*command.messages[:system], *command.messages[system + dropped :]]
-        return self._prompts.encode(messages, command.continue_text, thinking=command.options.thinking)
+        thinking = command.options.thinking
+        return self._prompts.encode(messages, command.continue_text, thinking=thinking, tools=command.tools)
 
 
 def _turn_starts(messages: Messages) -> list[int]:

@@ -3,6 +3,7 @@
 Source of the shapes: Anthropic's API reference, sections Messages, Streaming and Token counting.
 """
 
+import json
 from secrets import token_hex
 from typing import Any
 
@@ -12,8 +13,10 @@ from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
 from headrace.app.server.form import named
+from headrace.app.server.messages import name_results, tool_call
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
+from headrace.app.server.tools import message_tools
 from headrace.app.server.usage import timings
 
 REFUSED = frozenset({"mcp_servers", "container"})
@@ -27,15 +30,13 @@ def read_call(body: Body) -> Call:
     Raises ApiError and UsageError that name the field.
     """
     refuse(body, REFUSED)
-    if items(body, "tools", 1024):
-        raise refused("tools is not supported", "tools")
     output = mapping(body, "output_config")
     structure = flat_format(mapping(output, "format") or mapping(body, "output_format"))
     messages = read_messages(body)
     continue_text = ""
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
         continue_text = str(messages.pop()["content"]).rstrip()
-    if not any(message["role"] == "user" for message in messages):
+    if not any(message["role"] in ("user", "tool") for message in messages):
         raise refused("messages needs a message of the user", "messages")
     return Call(
         model=text(body, "model"),
@@ -45,25 +46,26 @@ def read_call(body: Body) -> Call:
         effort=choice(output, "effort", (*EFFORTS, "max")),
         budget=_budget(mapping(body, "thinking")),
         continue_text=continue_text,
+        tools=message_tools(body),
         explain=flag(mapping(body, "headrace"), "explain"),
     )
 
 
 def read_messages(body: Body) -> list[dict[str, Any]]:
-    """Return the conversation, messages of one role in a row as one. Raises ApiError."""
+    """Return the conversation, texts of one role in a row as one message. Raises ApiError."""
     given = items(body, "messages", MAX_MESSAGES)
     if not given:
         raise refused("messages must be a list with at least one message", "messages")
     system = _system(body.get("system"))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for place, value in enumerate(given):
-        message = _message(value, f"messages[{place}]", first=not messages)
-        last = messages[-1] if messages else None
-        if last is not None and last["role"] == message["role"] and message["role"] != "system":
-            last["content"] = f"{last['content']}\n\n{message['content']}"
-        else:
-            messages.append(message)
-    return messages
+        for message in _messages(value, f"messages[{place}]", first=not messages):
+            last = messages[-1] if messages else None
+            if last is not None and last["role"] == message["role"] == "user":
+                last["content"] = f"{last['content']}\n\n{message['content']}"
+            else:
+                messages.append(message)
+    return name_results(messages)
 
 
 def _system(value: object) -> str:
@@ -81,7 +83,8 @@ def _text(block: object, where: str) -> str:
     raise refused(f"{where} must be a text block, not {shown(block)}", where.partition("[")[0])
 
 
-def _message(value: Any, where: str, *, first: bool) -> dict[str, Any]:
+def _messages(value: Any, where: str, *, first: bool) -> list[dict[str, Any]]:
+    """Return a message; results of tools before the text beside them."""
     if not isinstance(value, dict):
         raise refused(f"{where} must be an object, not {shown(value)}", "messages")
     role, content = value.get("role"), value.get("content")
@@ -90,17 +93,37 @@ def _message(value: Any, where: str, *, first: bool) -> dict[str, Any]:
     # Most templates take a system message at the beginning only.
     message: dict[str, Any] = {"role": "user" if role == "system" and not first else role}
     if isinstance(content, str):
-        return message | {"content": content}
+        return [message | {"content": content}]
     if not isinstance(content, list):
         raise refused(f"{where}.content must be a text or a list of blocks, not {shown(content)}", "messages")
-    texts = []
+    texts, results, calls = [], [], []
     for place, block in enumerate(content):
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "thinking" and isinstance(block.get("thinking"), str):
-            message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
-        elif kind != "redacted_thinking":
-            texts.append(_text(block, f"{where}.content[{place}]"))
-    return message | {"content": "\n\n".join(texts)}
+        match block:
+            case {"type": "thinking", "thinking": str(thinking)}:
+                message["reasoning_content"] = message.get("reasoning_content", "") + thinking
+            case {"type": "redacted_thinking"}:
+                pass
+            case {"type": "tool_use", "id": str(identifier), "name": str(name), "input": dict(arguments)}:
+                calls.append(tool_call(identifier, name, json.dumps(arguments, ensure_ascii=False)))
+            case {"type": "tool_result", "tool_use_id": str(identifier)}:
+                results.append(_result(block, identifier, f"{where}.content[{place}]"))
+            case _:
+                texts.append(_text(block, f"{where}.content[{place}]"))
+    if calls:
+        message["tool_calls"] = calls
+    own = [message | {"content": "\n\n".join(texts)}] if texts or calls or not results else []
+    return [*results, *own]
+
+
+def _result(block: Body, identifier: str, where: str) -> dict[str, Any]:
+    """Return the message of a tool's result."""
+    content = block.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_text(part, where) for part in content)
+    if not isinstance(content, str | None):
+        raise refused(f"{where}.content must be a text or a list of text blocks, not {shown(content)}", "messages")
+    failed = "error: " if block.get("is_error") else ""
+    return {"role": "tool", "content": failed + (content or ""), "tool_call_id": identifier}
 
 
 def _budget(value: Body) -> bool | int | None:

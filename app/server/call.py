@@ -8,6 +8,7 @@ from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.model_card import ModelCard
 from headrace.models.text.thinking import Thinking
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.sampling.params import SEEDS
 
 Messages = Sequence[Mapping[str, Any]]
@@ -38,6 +39,7 @@ class Call:
     effort: str | None = None
     budget: bool | int | None = None
     continue_text: str = ""
+    tools: ToolUse | None = None
     explain: bool = False
     steps: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +66,7 @@ class Call:
                     suffix=self.suffix,
                     logprobs=self.logprobs,
                     continue_text=self.continue_text,
+                    tools=self.tools,
                 )
             )
         return commands

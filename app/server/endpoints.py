@@ -90,7 +90,7 @@ def _count_tokens(served: Served) -> Endpoint:
         card = await served.engine.ready()
         served.check_model(call.model, card)
         thinking = call.thinking(card, served.defaults)
-        answering = served.engine.submit(lambda ids: [CountTokens(ids[0], call.messages, thinking)])
+        answering = served.engine.submit(lambda ids: [CountTokens(ids[0], call.messages, thinking, call.tools)])
         try:
             arrived = await answering.next()
         finally:

@@ -18,7 +18,6 @@ from headrace.app.server.fields import (
     answer_options,
     choice,
     flag,
-    items,
     mapping,
     refuse,
     text,
@@ -28,6 +27,7 @@ from headrace.app.server.form import COMMENT, data
 from headrace.app.server.messages import read_messages
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import format_options
+from headrace.app.server.tools import chat_tools
 from headrace.app.server.usage import openai_usage
 
 MAX_LOGPROBS = 20
@@ -44,7 +44,6 @@ REFUSED = frozenset({
 def read_call(body: Body) -> Call:
     """Return the call of a body. Raises ApiError and UsageError that name the field."""
     refuse(body, REFUSED)
-    _check_structure(body)
     if body.get("modalities") not in (None, [], ["text"]):
         raise refused("modalities can only be text", "modalities")
     return Call(
@@ -57,15 +56,10 @@ def read_call(body: Body) -> Call:
         logprobs=_logprobs(body),
         effort=choice(body, "reasoning_effort", EFFORTS),
         budget=_template_switch(body),
+        tools=chat_tools(body),
         explain=flag(mapping(body, "headrace"), "explain"),
         steps=flag(mapping(body, "headrace"), "steps"),
     )
-
-
-def _check_structure(body: Body) -> None:
-    """Refuse tools."""
-    if items(body, "tools", MAX_CHOICES * 64):
-        raise refused("tools is not supported", "tools")
 
 
 def _logprobs(body: Body) -> int | None:

@@ -5,6 +5,7 @@ Thinking is separated as by `models.text.thinking.split_thinking`, which takes w
 
 import json
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Literal
 
 from headrace.app.engine.events import Delta, Done, TokenReport
@@ -60,7 +61,12 @@ class AnswerParts:
             parts = self._splitter.feed(event.text)
         for part in parts:
             self._texts[part.kind].append(part.text)
-        return [*parts]
+        calls = [
+            CallPart(f"call_{token_hex(12)}", len(self.calls) + place, call.name, call.arguments)
+            for place, call in enumerate(event.calls if isinstance(event, Delta) else ())
+        ]
+        self.calls += calls
+        return [*parts, *calls]
 
     @property
     def content(self) -> str:

@@ -13,9 +13,10 @@ from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
 from headrace.app.server.form import COMMENT, named
-from headrace.app.server.messages import join_system, text_content
+from headrace.app.server.messages import join_system, name_results, text_content, tool_call
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
+from headrace.app.server.tools import response_tools
 from headrace.app.server.usage import openai_usage
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
@@ -31,8 +32,6 @@ def read_call(body: Body) -> Call:
     refuse(body, REFUSED)
     if body.get("truncation") not in (None, "disabled"):
         raise refused("truncation can only be disabled", "truncation")
-    if any(isinstance(tool, dict) and tool.get("type") == "function" for tool in items(body, "tools", 1024)):
-        raise refused("tools is not supported", "tools")
     return Call(
         model=text(body, "model"),
         messages=read_input(body),
@@ -41,6 +40,7 @@ def read_call(body: Body) -> Call:
         ),
         stream=flag(body, "stream"),
         effort=choice(mapping(body, "reasoning"), "effort", EFFORTS),
+        tools=response_tools(body),
         explain=flag(mapping(body, "headrace"), "explain"),
         echo={name: body.get(name) or value for name, value in _ECHOED.items()},
     )
@@ -57,19 +57,30 @@ def read_input(body: Body) -> list[dict[str, Any]]:
     reasoning = ""
     for place, entry in enumerate(entries):
         where = f"input[{place}]"
-        if not isinstance(entry, dict):
-            raise refused(f"{where} must be an object, not {shown(entry)}", "input")
-        match entry.get("type", "message"):
-            case "message":
-                message = _message(entry, where)
-                if message["role"] == "assistant" and reasoning:
-                    message["reasoning_content"], reasoning = reasoning, ""
-                messages.append(message)
-            case "reasoning":
+        match entry:
+            case {"type": "reasoning"}:
                 reasoning = _reasoning(entry, where)
-            case kind:
+            case {"type": "function_call", "call_id": str(identifier), "name": str(name), "arguments": str(arguments)}:
+                message = _own_message(messages)
+                message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
+            case {"type": "function_call_output", "call_id": str(identifier)}:
+                content = text_content(entry.get("output"), f"{where}.output")
+                messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
+            case {"type": "message"} | {"role": _}:
+                messages.append(_message(entry, where))
+            case _:
+                kind = entry.get("type") if isinstance(entry, dict) else entry
                 raise refused(f"{where}: items of type {shown(kind)} are not supported", "input")
-    return join_system(messages)
+        if reasoning and messages and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"], reasoning = reasoning, ""
+    return name_results(join_system(messages))
+
+
+def _own_message(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last message if it is the assistant's, or a new one behind it."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
 
 
 def _message(entry: Body, where: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.server.anthropic import MessageForm, read_call
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
+from headrace.models.text.tools.call import ToolCall
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -73,9 +74,43 @@ def test_messages_of_every_form() -> None:
     assert given.continue_text == "g"
 
 
+TOOL = {"name": "count", "description": "Counts.", "input_schema": {"type": "object", "properties": {}}}
+
+
+def test_tools_and_their_blocks() -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "count", "input": {"n": 1}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": [{"type": "text", "text": "two"}],
+        "is_error": True,
+    }
+    given = call(
+        tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": [{"type": "text", "text": "so"}, use]},
+            {"role": "user", "content": [{"type": "text", "text": "go on"}, result]},
+        ],
+    )
+    assert given.tools is not None
+    assert (list(given.tools.tools), given.tools.choice, given.tools.parallel) == (["count"], "required", False)
+    made = {"id": "t1", "type": "function", "function": {"name": "count", "arguments": '{"n": 1}'}}
+    assert given.messages[1:] == [
+        {"role": "assistant", "content": "so", "tool_calls": [made]},
+        {"role": "tool", "content": "error: two", "tool_call_id": "t1", "name": "count"},
+        {"role": "user", "content": "go on"},
+    ]
+    assert given.continue_text == ""
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
+        ({"tools": [{"name": 5}]}, "tools"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
@@ -142,6 +177,22 @@ def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
     form.take(0, Delta(1, "a", ()))
     form.take(0, end)
     assert (form.document()["stop_reason"], form.document()["stop_sequence"]) == (reason, sequence)
+
+
+def test_calls_of_tools_in_a_stream_and_a_message() -> None:
+    given = [Delta(1, "So: ", ()), Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)), done()]
+    form, whole = MessageForm(call(stream=True), "tiny", thinks=False), MessageForm(call(), "tiny", thinks=False)
+    found = events(b"".join(form.take(0, event) for event in given))
+    (start,) = (one for one in found if one.get("content_block", {}).get("type") == "tool_use")
+    (delta,) = (one["delta"] for one in found if one.get("delta", {}).get("type") == "input_json_delta")
+    assert (start["content_block"]["name"], start["content_block"]["input"]) == ("count", {})
+    assert json.loads(delta["partial_json"]) == {"n": 1}
+    assert found[-1]["delta"]["stop_reason"] == "tool_use"
+    for event in given:
+        whole.take(0, event)
+    text, use = whole.document()["content"]
+    assert (text["text"], use["name"], use["input"]) == ("So: ", "count", {"n": 1})
+    assert whole.document()["stop_reason"] == "tool_use"
 
 
 def test_an_error_is_an_event() -> None:

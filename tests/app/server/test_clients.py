@@ -134,6 +134,60 @@ def test_answers_fit_a_schema(openai_client: openai.OpenAI, anthropic_client: an
         openai_client.chat.completions.create(**options, messages=HELLO, response_format=bad)
 
 
+PARAMETERS = {
+    "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def test_tools_of_openai(openai_client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
+    options: Any = {"model": "tiny", "tools": tools, "tool_choice": "required", "temperature": 1, "seed": 1}
+    whole = openai_client.chat.completions.create(**options, messages=HELLO, parallel_tool_calls=False)
+    (choice,) = whole.choices
+    assert choice.finish_reason == "tool_calls"
+    (made,) = choice.message.tool_calls or ()
+    assert made.type == "function"
+    assert json.loads(made.function.arguments)["city"] in ("Oslo", "Rome")
+    stream = openai_client.chat.completions.create(**options, messages=HELLO, parallel_tool_calls=False, stream=True)
+    chunks = [chunk.choices[0] for chunk in stream]
+    (streamed,) = (call for chunk in chunks for call in chunk.delta.tool_calls or ())
+    assert streamed.function is not None
+    assert (streamed.function.name, streamed.function.arguments) == ("weather", made.function.arguments)
+    assert chunks[-1].finish_reason == "tool_calls"
+    result: Any = {"role": "tool", "tool_call_id": made.id, "content": "rain"}
+    after = [*HELLO, choice.message.model_dump(exclude_none=True), result]
+    plain = openai_client.chat.completions.create(
+        **{**options, "tool_choice": "none"}, messages=after, max_tokens=5, logit_bias=LETTERS
+    )
+    assert plain.choices[0].finish_reason == "length"
+    response = openai_client.responses.create(
+        model="tiny", input="hello", tool_choice="required", temperature=1, parallel_tool_calls=False,
+        tools=[{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}],
+    )  # fmt: skip
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert json.loads(item.arguments)["city"] in ("Oslo", "Rome")
+
+
+def test_tools_of_anthropic(anthropic_client: anthropic.Anthropic) -> None:
+    tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
+    choice: Any = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    options: Any = {"model": "tiny", "max_tokens": 200, "tools": tools, "tool_choice": choice}
+    with anthropic_client.messages.stream(**options, messages=HELLO) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "tool_use"
+    (block,) = message.content
+    assert block.type == "tool_use"
+    assert block.input["city"] in ("Oslo", "Rome")
+    result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
+    after: Any = [*HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    counted = anthropic_client.messages.count_tokens(model="tiny", messages=after, tools=tools)
+    assert counted.input_tokens > 100
+    options |= {"tool_choice": {"type": "none"}, "max_tokens": 4}
+    assert anthropic_client.messages.create(**options, messages=after).stop_reason in ("max_tokens", "end_turn")
+
+
 def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
     (model,) = openai_client.models.list()
     assert (model.id, model.owned_by) == ("tiny", "headrace")

@@ -10,6 +10,7 @@ from headrace.app.engine.events import Delta, Done, Prefill, TokenReport
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.openai_chat import ChatForm, read_call
+from headrace.models.text.tools.call import ToolCall
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -126,6 +127,71 @@ def test_messages_of_every_form() -> None:
         {"role": "assistant", "content": "e", "reasoning_content": "f"},
         {"role": "user", "content": "g"},
     ]
+
+
+FUNCTION = {"name": "count", "description": "Counts.", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+
+
+def test_tools_and_their_messages() -> None:
+    made = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": '{"n": 1}'}}
+    given = call(
+        tools=TOOLS, tool_choice={"type": "function", "function": {"name": "count"}}, parallel_tool_calls=False,
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": None, "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "two"}]},
+        ],
+    )  # fmt: skip
+    assert given.tools is not None
+    assert (given.tools.definitions, given.tools.choice, given.tools.parallel) == (TOOLS, "count", False)
+    assert given.messages[1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "content": "two", "tool_call_id": "c1", "name": "count"},
+    ]
+    assert call(tools=[], tool_choice="auto").tools is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"messages": [*HELLO, {"role": "tool", "content": "x", "tool_call_id": "c9"}]}, "c9"),
+        ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "c1"}]}]}, "function"),
+    ],
+)
+def test_tools_that_are_none_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    assert named in refusal(**fields).message
+
+
+def test_calls_of_tools_in_a_stream_and_a_document() -> None:
+    calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
+    events = [Delta(1, "So: ", ()), Delta(1, "", (), calls=calls[:1]), Delta(1, "", (), calls=calls[1:])]
+    streamed, whole = form(stream=True, tools=TOOLS), form(tools=TOOLS)
+    sent = b"".join(streamed.take(0, event) for event in [*events, done()])
+    deltas = [one["choices"][0] for one in chunks(sent)]
+    made = [call for one in deltas for call in one["delta"].get("tool_calls", ())]
+    assert [(call["index"], call["type"], call["function"]["arguments"]) for call in made] == [
+        (0, "function", '{"n": 1}'),
+        (1, "function", "{}"),
+    ]
+    assert len({call["id"] for call in made}) == 2
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    for event in [*events, done()]:
+        whole.take(0, event)
+    (choice,) = whole.document()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "So: "
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == [call["function"] for call in made]
+    cut = form(tools=TOOLS)
+    cut.take(0, events[1])
+    cut.take(0, done("length"))
+    assert cut.document()["choices"][0]["finish_reason"] == "length"
 
 
 def form(thinks: bool = False, **fields: Any) -> ChatForm:

@@ -10,7 +10,12 @@ from headrace.app.engine.events import Delta, Done
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.responses import ResponseForm, read_call
+from headrace.models.text.tools.call import ToolCall
 from tests.summaries import make_summary
+
+
+def done(reason: Any = "stop") -> Done:
+    return Done(1, reason, make_summary(), False)
 
 
 def call(**fields: Any) -> Call:
@@ -58,6 +63,48 @@ def test_items_of_every_form() -> None:
     ]
 
 
+def test_tools_and_their_items() -> None:
+    function = {"type": "function", "name": "count", "parameters": {"type": "object"}, "strict": False}
+    given = call(
+        tools=[function, {"type": "custom", "name": "patch"}, {"type": "web_search"}],
+        tool_choice={"type": "function", "name": "count"},
+        input=[
+            {"role": "user", "content": "hello"},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c1", "name": "count", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "count", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "two"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "three"}]},
+        ],
+    )
+    assert given.tools is not None
+    assert (list(given.tools.tools), given.tools.choice) == (["count"], "count")
+    made = [{"id": i, "type": "function", "function": {"name": "count", "arguments": "{}"}} for i in ("c1", "c2")]
+    assert given.messages[1:] == [
+        {"role": "assistant", "content": "", "tool_calls": made, "reasoning_content": "hm"},
+        {"role": "tool", "content": "two", "tool_call_id": "c1", "name": "count"},
+        {"role": "tool", "content": "three", "tool_call_id": "c2", "name": "count"},
+    ]
+    assert call(tools=[{"type": "web_search"}], tool_choice="required").tools is None
+
+
+def test_calls_of_tools_are_items() -> None:
+    given = [Delta(1, "So: ", ()), Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)), done()]
+    form = ResponseForm(call(stream=True), "tiny", thinks=False)
+    found = events(form.begin() + b"".join(form.take(0, event) for event in given) + form.end())
+    names = [one["type"].removeprefix("response.") for one in found]
+    assert names[-5:] == [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    message, made = found[-1]["response"]["output"]
+    assert message["content"][0]["text"] == "So: "
+    assert (made["type"], made["name"], made["arguments"], made["status"]) == (
+        "function_call", "count", '{"n": 1}', "completed",
+    )  # fmt: skip
+    assert found[-2]["item"] == made
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -78,10 +125,6 @@ def test_fields_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, An
     error = api_error(caught.value)
     assert error.status == 400
     assert named in error.message
-
-
-def done(reason: Any = "stop") -> Done:
-    return Done(1, reason, make_summary(), False)
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
