@@ -11,6 +11,7 @@ from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event, Prefill
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
 from headrace.app.server.form import named
 from headrace.app.server.messages import name_results, tool_call
@@ -145,11 +146,13 @@ class MessageForm:
 
     keep_alive = named("ping", {"type": "ping"})
 
-    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:  # noqa: ARG002 - one form
+    def __init__(self, call: Call, model: str, *, thinks: bool) -> None:
         """model: the name of the one that answers. thinks: see `PartSplitter`."""
         self._answer = AnswerParts(thinks=thinks)
         self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._started = False
+        self._call = call
+        self._own: dict[str, Any] = {}
         self._blocks: list[str] = []  # kinds, the last one open in a stream
         self._open = False
 
@@ -159,6 +162,8 @@ class MessageForm:
 
     def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
         """Return the events of an event."""
+        if own := prefix_of(self._call, event):
+            self._own = {"headrace": own}
         pieces = [self._start(event)]
         if isinstance(event, Delta | Done):
             pieces += [self._part(part) for part in self._answer.take(event)]
@@ -184,7 +189,7 @@ class MessageForm:
             content.append({"type": "text", "text": answer.content})
         content += [{**_tool_use(call), "input": call.value} for call in answer.calls]
         end = self._end()
-        return {**self._head, "content": content, **end["delta"], "usage": end["usage"]}
+        return {**self._head, "content": content, **end["delta"], "usage": end["usage"], **self._own}
 
     def _start(self, event: Event) -> bytes:
         if self._started:
@@ -193,7 +198,7 @@ class MessageForm:
         reused = event.reused if isinstance(event, Prefill) else 0
         fed = event.total + 1 if isinstance(event, Prefill) else 0
         usage = {"input_tokens": fed, "cache_read_input_tokens": reused, "cache_creation_input_tokens": 0}
-        message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, **self._own}
         document = {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 0}}}
         return named("message_start", document)
 

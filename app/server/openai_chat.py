@@ -12,6 +12,7 @@ from headrace.app.engine.events import Delta, Done, Event, TokenReport
 from headrace.app.engine.telemetry import document
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import (
     MAX_CHOICES,
     Body,
@@ -87,6 +88,7 @@ class ChatForm:
         """model: the name of the one that answers. thinks: see `PartSplitter`."""
         self._call = call
         self._answers = [AnswerParts(thinks=thinks) for _ in range(call.choices)]
+        self._own: dict[str, Any] = {}
         self._about = {"id": f"chatcmpl-{token_hex(12)}", "created": int(time.time()), "model": model}
 
     def begin(self) -> bytes:
@@ -99,11 +101,12 @@ class ChatForm:
         return self._text(choice, event) + self._figures(event)
 
     def _figures(self, event: Event) -> bytes:
-        found = document(event) if self._call.steps else None
-        if found is None:
-            return b""
-        figures = {"event": found[0], "data": found[1]}
-        return data([{**self._head("chat.completion.chunk"), "choices": [], "headrace": figures}])
+        """Return a chunk of what only headrace's own clients ask for."""
+        own = prefix_of(self._call, event)
+        self._own |= own
+        if self._call.steps and (found := document(event)) is not None:
+            own |= {"event": found[0], "data": found[1]}
+        return data([{**self._head("chat.completion.chunk"), "choices": [], "headrace": own}]) if own else b""
 
     def _text(self, choice: int, event: Event) -> bytes:
         if not isinstance(event, Delta | Done):
@@ -133,7 +136,8 @@ class ChatForm:
         """Return the chat completion."""
         with_logprobs = self._call.logprobs is not None
         choices = [_choice(answer, index, with_logprobs=with_logprobs) for index, answer in enumerate(self._answers)]
-        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+        own = {"headrace": self._own} if self._own else {}
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage(), **own}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._about["id"], "object": kind, **self._about, "system_fingerprint": "headrace"}

@@ -11,6 +11,7 @@ from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event, TokenReport
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, refuse, text, whole
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
@@ -63,6 +64,7 @@ class CompletionForm:
         self._texts: list[list[str]] = [[] for _ in range(call.choices)]
         self._tokens: list[list[TokenReport]] = [[] for _ in range(call.choices)]
         self._done: dict[int, Done] = {}
+        self._own: dict[str, Any] = {}
         created = int(time.time())
         self._head = {"id": f"cmpl-{token_hex(12)}", "object": "text_completion", "created": created, "model": model}
 
@@ -72,6 +74,9 @@ class CompletionForm:
 
     def take(self, choice: int, event: Event) -> bytes:
         """Return the chunk of an event."""
+        if own := prefix_of(self._call, event):
+            self._own |= own
+            return data([{**self._head, "choices": [], "headrace": own}])
         if isinstance(event, Delta) and (event.text or event.tokens):
             position = sum(map(len, self._texts[choice]))
             self._texts[choice].append(event.text)
@@ -103,7 +108,8 @@ class CompletionForm:
             }
             for index, (texts, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
         ]
-        return {**self._head, "choices": choices, "usage": self._usage()}
+        own = {"headrace": self._own} if self._own else {}
+        return {**self._head, "choices": choices, "usage": self._usage(), **own}
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

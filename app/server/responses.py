@@ -11,6 +11,7 @@ from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
+from headrace.app.server.explain import prefix_of
 from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
 from headrace.app.server.form import COMMENT, named
 from headrace.app.server.messages import join_system, name_results, text_content, tool_call
@@ -112,6 +113,7 @@ class ResponseForm:
         self._output: list[dict[str, Any]] = []  # items, the last one perhaps open
         self._open = False
         self._number = 0
+        self._own: dict[str, Any] = {}
 
     def begin(self) -> bytes:
         """Return the first events."""
@@ -122,6 +124,8 @@ class ResponseForm:
 
     def take(self, choice: int, event: Event) -> bytes:  # noqa: ARG002 - there is one
         """Return the events of an event."""
+        if own := prefix_of(self._call, event):
+            self._own = {"headrace": own}
         if not isinstance(event, Delta | Done):
             return b""
         pieces = [self._part(part) for part in self._answer.take(event)]
@@ -167,6 +171,7 @@ class ResponseForm:
             "truncation": "disabled",
             "usage": None if done is None else _usage(done),
             **self._call.echo,
+            **self._own,
         }
 
     def _part(self, part: Part) -> bytes:

@@ -134,6 +134,40 @@ def test_answers_fit_a_schema(openai_client: openai.OpenAI, anthropic_client: an
         openai_client.chat.completions.create(**options, messages=HELLO, response_format=bad)
 
 
+def test_explanations_name_the_token_that_differs(
+    openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic
+) -> None:
+    explain: Any = {"headrace": {"explain": True}}
+    long = "one and the same beginning of more than a block. " * 8
+
+    def prefix(found: Any) -> Any:
+        return found.model_extra["headrace"]["prefix"]
+
+    def messages(text: str) -> Any:
+        return [{"role": "user", "content": text}]
+
+    options: Any = {"model": "tiny", "max_tokens": 2, "extra_body": explain}
+    openai_client.chat.completions.create(**options, messages=messages(f"{long} Monday, please."))
+    second = openai_client.chat.completions.create(**options, messages=messages(f"{long} Tuesday, please."))
+    found = prefix(second)
+    assert (found["difference"]["prompt_token"], found["difference"]["earlier_token"]) == ("T", "M")
+    assert found["difference"]["before"].endswith("block.  ")
+    assert found["difference"]["position"] >= found["reused"] > 0
+    assert "'T'" in found["reason"]
+    again: Any = anthropic_client.messages.create(**options, messages=messages(f"{long} Tuesday, please."))
+    assert prefix(again)["reused"] == prefix(again)["prompt_tokens"] - 1
+    response = openai_client.responses.create(
+        model="tiny", input=f"{long} Wednesday", max_output_tokens=2, extra_body=explain
+    )
+    assert prefix(response)["difference"]["prompt_token"] == "W"
+    chunks = openai_client.chat.completions.create(**options, messages=messages("quite another"), stream=True)
+    assert [prefix(chunk)["reused"] for chunk in chunks if "headrace" in (chunk.model_extra or {})] == [
+        6
+    ]  # <|im_start|>user and a line end
+    plain = openai_client.chat.completions.create(model="tiny", max_tokens=2, messages=messages("x"))
+    assert "headrace" not in (plain.model_extra or {})
+
+
 PARAMETERS = {
     "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
     "additionalProperties": False,

@@ -1,0 +1,38 @@
+"""The reason why a prompt's prefix was cached or not, for requests with `"headrace": {"explain": true}`."""
+
+from typing import Any
+
+from headrace.app.answer.prompt_reuse import PromptReuse
+from headrace.app.engine.events import Event, Prefill
+from headrace.app.server.call import Call
+
+
+def prefix_of(call: Call, event: Event) -> dict[str, Any]:
+    """Return the `headrace` object of a response: its `prefix`. Empty for other events, and if it was not asked for."""
+    if not call.explain or not isinstance(event, Prefill) or event.reuse is None:
+        return {}
+    prompt_tokens = event.total + event.reused + 1
+    return {
+        "prefix": {
+            "prompt_tokens": prompt_tokens,
+            "reason": reason(event.reuse, prompt_tokens),
+            **_figures(event.reuse),
+        }
+    }
+
+
+def reason(reuse: PromptReuse, prompt_tokens: int) -> str:
+    """Return the reason as one line."""
+    found = f"{reuse.reused} of {prompt_tokens} prompt tokens were cached"
+    if reuse.reused >= prompt_tokens - 1:
+        return f"{found}: all but the last, which is always computed"
+    if reuse.dropped:
+        return f"{found}; {reuse.dropped} more are those of an earlier request, but were evicted or have no mark"
+    if (difference := reuse.difference) is not None:
+        here, there = difference.prompt_token, difference.earlier_token
+        return f"{found}; token {difference.position} is {here!r}, where an earlier request has {there!r}"
+    return f"{found}; no earlier request goes on like this one"
+
+
+def _figures(reuse: PromptReuse) -> dict[str, Any]:
+    return {name: value for name, value in reuse.document().items() if name != "prefetched"}
