@@ -11,7 +11,7 @@ from textual.content import Content
 
 from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
-from headrace.app.tui.decode.drawing import bars, decades, dotted, even_ticks, labels, layered, marked, ticks
+from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
 from headrace.app.tui.decode.latency import HEADROOM, LatencySection, colour, latency_chart, milliseconds
 from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
@@ -69,10 +69,13 @@ def test_labels_have_the_decimals_their_distance_needs() -> None:
     assert labels(ticks(0.0, 9000.0, 2)) == ["0", "5,000"]
 
 
-def test_decades_leave_out_what_there_is_no_room_for() -> None:
-    assert decades(0.1, 1000, 9) == pytest.approx([0.1, 1, 10, 100, 1000])
-    assert decades(0.1, 1000, 3) == pytest.approx([0.1, 10, 1000])
-    assert decades(0, 10, 3) == []
+def test_ticks_of_a_logarithmic_axis_leave_out_what_there_is_no_room_for() -> None:
+    assert log_ticks(0.1, 1000, 9) == pytest.approx([0.1, 1, 10, 100, 1000])
+    assert log_ticks(0.1, 1000, 3) == pytest.approx([0.1, 10, 1000])
+    assert log_ticks(0, 10, 3) == []
+    assert log_ticks(1.5e11, 7e11, 9) == pytest.approx([2e11, 5e11])
+    assert log_ticks(9, 60, 2) == pytest.approx([10, 20])
+    assert log_ticks(3, 4, 9) == []
 
 
 def test_labels_below_a_chart_do_not_run_into_each_other() -> None:

@@ -101,12 +101,12 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.sees("headrace", "loaded in")
 
     tmux.ask("What is the capital of France?")
-    screen = tmux.sees("Paris", "TTFT", "● idle")
+    screen = tmux.sees("Paris", "first token", "● idle")
     assert "GB/s achieved" in screen
     assert "MBU" in screen
 
     tmux.ask("Write a very long story about a mill.")
-    tmux.sees("answering", "● decode")
+    tmux.sees("answering", "◌ decode")
     tmux.until(_words)
     tmux.press("Escape")
     tmux.sees("■ stopped")
@@ -119,7 +119,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.sees("‹1/2›")
 
     tmux.press("F2")
-    tmux.sees("roofline", "turns", "Export JSON")
+    tmux.sees("roofline", "one step, taken apart", "Freeze")
     tmux.press("F2")
     tmux.sees("message, or / for commands")
 
@@ -166,14 +166,14 @@ def test_killing_the_engine_in_the_middle_of_an_answer(tmux: Tmux) -> None:
     tmux.start()
     tmux.sees("loaded in")
     tmux.ask("Write a very long story about a mill.")
-    tmux.sees("● decode")
+    tmux.sees("◌ decode")
     (engine,) = tmux.engines()
     os.kill(engine, signal.SIGKILL)
     tmux.sees("F8 starts it again", "✗ the engine died here")
     tmux.press("F8")
     tmux.until(lambda screen: "F8 starts it again" not in screen)
     tmux.ask("What is the capital of France?")
-    tmux.sees("Paris", "TTFT")
+    tmux.sees("Paris", "first token")
 
 
 def test_suspend_resize_and_a_closed_terminal(tmux: Tmux) -> None:

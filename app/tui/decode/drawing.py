@@ -43,11 +43,14 @@ def even_ticks(high: float, rows: int, apart: int) -> tuple[float, list[tuple[in
     return step * rows / lines, [(line, line // lines * step) for line in range(0, rows, lines)]
 
 
-def decades(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten from `low` to `high`, every one or, where those are too many, every second, third ..."""
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten from `low` to `high`, all or every second, third ...; 1, 2 and 5 times them if one at most."""
     if most < 1 or not 0 < low <= high:
         return []
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last <= first:
+        near = (factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5))
+        return [value for value in near if low <= value <= high][:most]
     every = max(1, math.ceil((last - first + 1) / most))
     return [10.0**power for power in range(first, last + 1, every)]
 

@@ -87,8 +87,7 @@ class LatencySection(Section):
         window = latency_window(metrics.charted, metrics.busy_steps, 2 * cells, back=back)
         if window is None or height < 3 or width < _LEAST + _AXIS:
             return [Content.styled("no steps yet", "$faint")]
-        self.set_subtitle(f"{len(window.steps)} steps drawn" if len(window.steps) < self._kept else "")
-        foot = [_percentiles(window.of, width)]
+        foot = [_percentiles(window, width)]
         if self.cursor is not None and self.cursor < self._kept:
             foot = _step_lines(window.steps[-1 - (self.cursor - back)], width)
         causes = _causes(window)
@@ -193,12 +192,12 @@ def _causes(window: LatencyWindow) -> list[str]:
     return [f"{_mark(cause)} {count} {cause or 'of unknown cause'}" for cause, count in counts.most_common()]
 
 
-def _percentiles(of: Percentiles, width: int) -> Content:
-    gap = "  " if width >= 44 else " "
+def _percentiles(window: LatencyWindow, width: int) -> Content:
+    gap, of = "  " if width >= 44 else " ", window.of
     pieces: list[tuple[str, str]] = []
     for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
         pieces += [(f"{name} ", "$quiet"), (f"{milliseconds(value)}{gap}", "bold")]
-    return Content.assemble(*pieces).truncate(width)
+    return fitting([Content.assemble(*pieces), Content.styled(f"of {len(window.steps)} steps", "$quiet")], width)
 
 
 def milliseconds(value: float) -> str:

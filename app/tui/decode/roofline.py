@@ -8,13 +8,15 @@ either there is none. Points are computed from shapes and times.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from textual.content import Content
 
-from headrace.app.tui.decode.drawing import Canvas, decades, layered, marked
+from headrace.app.tui.decode.drawing import Canvas, layered, log_ticks, marked
 from headrace.app.tui.metrics.figures import Point, Roofs, decode_point, prefill_point, roofs
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
+from headrace.runtime.metrics.units import format_rate
 
 _MARGIN = 10**0.4  # factor around the points
 _ROWS_A_TICK, _CELLS_A_TICK = 2, 8
@@ -35,11 +37,12 @@ class RooflineSection(Section):
         if limits.memory is None or not marks or height < 4 or width < 16:
             return [Content.styled("after the first answer", "$faint")]
         why = limits.why_above(now) if now is not None else ""
-        self.set_subtitle(why or _source(limits))
-        legend = [
+        self.set_subtitle(why or _source(limits), warns=bool(why))
+        now_text, *others = [
             Content.assemble((mark, style), (f" {name} {_point_text(at)}", "$quiet")) for at, mark, style, name in marks
         ]
-        legend.append(Content.styled("╱ memory measured" + ("  ┈ nominal" if limits.nominal else ""), "$text-warning"))
+        roof_text = f"╱ memory {format_rate(limits.memory)}" + ("  ┈ nominal" if limits.nominal else "")
+        legend = [now_text, Content.styled(roof_text, "$text-warning"), *others]
         drawn = plot(
             [(at, mark, style) for at, mark, style, _ in marks], metrics.trail.points, limits, width, height - 1
         )
@@ -90,7 +93,7 @@ def plot(
     low_y, high_y = min(up), max(up) * _MARGIN**0.5
     scale = _Scale(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
-    for value in decades(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
+    for value in log_ticks(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
         names[scale.row(value)] = flops_text(value)
     left = max(map(len, names)) + 1
     room = max(1, width - left)
@@ -107,7 +110,7 @@ def plot(
         Content.assemble((f"{name:>{left - 1}}{'┤' if name else '│'}", "$quiet"), line)
         for name, line in zip(names, layered(layers), strict=True)
     ]
-    ticks = [(scale.column(value), f"{value:g}") for value in decades(low_x, high_x, max(1, room // _CELLS_A_TICK))]
+    ticks = [(scale.column(value), f"{value:g}") for value in log_ticks(low_x, high_x, max(1, room // _CELLS_A_TICK))]
     axis, unit = marked(ticks, room), " FLOP/byte"
     if axis.endswith(" " * (len(unit) + 1)):
         axis = axis[: -len(unit)] + unit
@@ -130,8 +133,9 @@ def _roof_lines(scale: _Scale, memory: float, nominal: float | None, top: float 
 
 def _trail_dots(scale: _Scale, trail: Sequence[Point]) -> list[str]:
     canvas = Canvas(scale.width, scale.height)
-    for point in trail:
-        canvas.dot(scale.x(point.intensity), scale.y(point.flops))
+    dots = [(scale.x(point.intensity), scale.y(point.flops)) for point in trail]
+    for (x0, y0), (x1, y1) in pairwise(dots):
+        canvas.line(x0, y0, x1, y1, 2)
     return canvas.rows()
 
 

@@ -1,6 +1,8 @@
 """The head of the decode view: speed, phase and time to first token, and the sentence on the current steps."""
 
+import textwrap
 from collections.abc import Sequence
+from math import ceil
 
 from textual.content import Content
 
@@ -11,22 +13,33 @@ from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, fitting
 from headrace.runtime.metrics.units import format_bytes
 
+_USUAL = 145  # characters of a sentence
 _SMALL = 0.01  # smaller parts of the time to first token are left out
 
 
 class SentenceLines(Lines):
-    """A line on the phase, then the sentence, wrapped; the height grows with it and does not shrink."""
+    """A line on the phase, then the sentence, wrapped; the height grows with it and shrinks with the width alone."""
 
     _frozen = False
+    _wrapped = 0  # width that the height is for
+
+    def on_resize(self) -> None:
+        width = self.content_size.width
+        if width != self._wrapped and width > 0:
+            self._wrapped = width
+            self.styles.height = 1 + ceil(_USUAL / width) + self.gutter.height
+        super().on_resize()
 
     def show(self, metrics: LiveMetrics, *, frozen: bool = False) -> None:
         self._frozen = frozen
         super().show(metrics)
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        mark = (" ❚❚ frozen, F7 continues ", "reverse $text-warning") if self._frozen else ""
-        words = Content.assemble(mark, " " * self._frozen, (sentence(metrics.figures), "bold"))
-        lines = [state(metrics, width), *words.wrap(width)]
+        mark = " ❚❚ frozen, F7 continues " if self._frozen else ""
+        words = textwrap.wrap(sentence(metrics.figures), width, initial_indent=mark + " " * self._frozen)
+        lines = [state(metrics, width), *(Content.styled(line, "bold") for line in words)]
+        if mark:
+            lines[1] = lines[1].stylize("reverse $text-warning", 0, len(mark))
         if len(lines) > height:
             self.styles.height = len(lines) + self.gutter.height
         return lines

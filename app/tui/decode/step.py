@@ -20,6 +20,7 @@ _LOOKS = {  # character and style of each part; the K/V look alike in both bars
     "KV": ("▞", "$accent"),
     "other kernels": ("▒", "$warning"),
     "not reading": ("▒", "$warning"),
+    "not timed": ("░", "$foreground 60%"),
     "sampling": ("░", "$success"),
     "host": ("▚", "$error"),
     "waiting": ("·", "$foreground 60%"),
@@ -40,7 +41,7 @@ class StepSection(Section):
             return [Content.styled("no model yet", "$quiet")]
         each = max(1, (height - 4) // 2)  # lines of a legend
         if times is None:
-            lines = [Content.styled("no time yet: it needs two steps and the bandwidth", "$faint").truncate(width)]
+            lines = [Content.styled("no time yet", "$faint")]
         else:
             share, busy = metrics.mbu, metrics.busy
             tokens = metrics.figures.tokens
@@ -63,7 +64,7 @@ def _source(times: StepTimes | None) -> str:
         return ""
     if not times.timed:
         return "time of bytes computed, not timed here"
-    return f"1 step in {times.every} timed" if times.every > 1 else "every step timed"
+    return f"1 step in {times.every} timed" if times.every != 1 else "every step timed"
 
 
 def _bar(parts: Parts, width: int) -> Content:

@@ -36,7 +36,7 @@ class StepTimes:
 
 
 def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]) -> StepTimes | None:
-    """Return the parts of a mean step of `steps`; None before the second step or without a bandwidth."""
+    """Return the parts of a mean step of `steps`; None before the second step."""
     total = of.step_s
     if not total or total <= 0:
         return None
@@ -54,10 +54,10 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
         ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("other kernels", other)]
         ordered += [(name, shares[name]) for name in ("sampling", "host", "waiting")]
         newest = [step.index for step in timed[-2:]]
-        every = newest[1] - newest[0] if len(newest) > 1 else 0
-        return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(0, every))
+        every = newest[1] - newest[0] if len(newest) > 1 else len(steps)
+        return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(1, every))
     if of.reading_s is None or of.step_bytes <= 0:
-        return None
+        return StepTimes([("not timed", total)], total)
     reading = min(total, of.reading_s)
     weights = reading * min(1.0, weight_bytes / of.step_bytes)
     return StepTimes([("weights", weights), ("KV", reading - weights), ("not reading", total - reading)], total)

@@ -97,6 +97,9 @@ class PartialRepaint(Compositor):
     def render_partial_update(self) -> ChopsUpdate | None:
         screen = self.size.region
         self._changed = [shown for region in self._dirty_regions if (shown := region.intersection(screen))]
+        if not self._changed:  # a widget asked twice
+            self._dirty_regions.clear()
+            return None
         try:
             lines = self._placed_lines()
             if not lines:

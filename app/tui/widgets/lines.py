@@ -138,10 +138,10 @@ class Section(Lines):
         """Return whether there is something to show."""
         return True
 
-    def set_subtitle(self, text: str) -> None:
+    def set_subtitle(self, text: str, *, warns: bool = False) -> None:
         """Set the text in the lower edge; unchanged text is not drawn again."""
         if str(self.border_subtitle or "") != text:
-            self.border_subtitle = Content(text)
+            self.border_subtitle = Content.styled(text, "bold $text-warning") if warns else Content(text)
 
 
 def row(*pieces: Piece) -> Content:
