@@ -44,8 +44,9 @@ FORGETFUL: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [], "moe_intermediate_size": 32, "partial_rotary_factor": 0.25,
     },
     "lfm2": {
-        **SMALL, "model_type": "lfm2", "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "block_dim": 32,
-        "block_ff_dim": 48, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
+        **SMALL, "model_type": "lfm2", "num_attention_heads": 2, "norm_eps": 1e-5, "conv_bias": False,
+        "conv_L_cache": 3, "block_dim": 32, "block_ff_dim": 48, "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention", "conv", "conv"],
     },
     "granitemoehybrid": {
