@@ -20,7 +20,7 @@ widget.compose = compose
 MOMENTS = [  # from the outermost widget to one of the last
     ("headrace.app.tui.screens.chat_screen", "ChatScreen"),
     ("headrace.app.tui.decode.panel", "DecodePanel"),
-    ("headrace.app.tui.decode.speed", "SpeedSection"),
+    ("headrace.app.tui.decode.step", "StepSection"),
 ]
 
 

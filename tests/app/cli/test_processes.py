@@ -27,8 +27,10 @@ COMMANDS = {
     "pull": ("pull", "--help"),
     "rm": ("rm", "--help"),
     "run": ("run", "hi", "-m", "MODEL", "-n", "2"),
+    "serve": ("serve", "--help"),
     "sessions": ("sessions", "list", "--json"),
     "tokenize": ("tokenize", "hi", "-m", "MODEL"),
+    "top": ("top", "--help"),
     "verify": ("verify", "-m", "MODEL", "--tokens", "4", "--sequences", "2"),
 }
 
