@@ -126,7 +126,7 @@ def test_the_step_cost_model_fits_the_published_m4_max_figures() -> None:
     """mlx-lm's table for one model at seven precisions, bytes as MLX stores them (see assets/published.toml)."""
     from headrace.app.predict.published import points
 
-    own = [p for p in points() if p.chip == "Apple M4 Max" and p.engine == "mlx-lm"]
+    own = [p for p in points() if (p.chip, p.engine, p.model) == ("Apple M4 Max", "mlx-lm", "qwen3-4b")]
     fit = fit_step_cost([Point(p.stored_as, p.nbytes, 1 / p.tokens_per_second) for p in own])
     assert fit is not None
     assert fit.fixed_s == pytest.approx(2.26e-3, rel=0.1)
