@@ -1,6 +1,7 @@
 """Checks of a JSON schema before it is compiled: its size, and keywords that llguidance would not honour wholly.
 
-llguidance refuses the keywords that it does not implement. These checks add those that it loosens without a word.
+llguidance refuses the keywords that it does not implement. These checks add those that it loosens without a word, and
+write dates and times as patterns: its own allow the 29th of February in any year, and a second 60 in any minute.
 """
 
 import json
@@ -12,6 +13,15 @@ from headrace.runtime.errors import UsageError
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 60  # levels of objects and lists
 _EXACT = 2**53  # numbers beyond are rounded: llguidance reads them as doubles
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29"
+_DATE = f"({_YEAR}-{_DAY}|{_LEAP})"
+_HOUR = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOUR}:[0-5][0-9](\\.[0-9]{{1,9}})?(Z|[+-]{_HOUR})"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by name
+_VALUES = ("const", "enum", "default", "examples")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
 
 
@@ -25,7 +35,7 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
     if schema is False:
         raise UsageError("schema: false allows no answer")
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_with_patterns(schema), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError("the schema has a lone surrogate, which no text contains") from None
@@ -52,6 +62,24 @@ def _check_object(schema: Mapping[str, Any]) -> None:
     if isinstance(least, int) and least - counted > 1 and schema.get("additionalProperties") is not False:
         # Keys that `properties` does not name may be repeated.
         raise UsageError(f"schema: minProperties {least} cannot be guaranteed", "name the properties, as required")
+
+
+def _with_patterns(schema: Any) -> Any:
+    """Return a schema with patterns in place of the formats of dates and times."""
+    if isinstance(schema, list | tuple):
+        return [_with_patterns(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed: dict[str, Any] = {}
+    patterns: list[dict[str, str]] = []
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            changed[key] = {name: _with_patterns(each) for name, each in value.items()}
+        elif key == "format" and isinstance(value, str) and value in _FORMATS:
+            patterns.append({"pattern": _FORMATS[value]})
+        else:
+            changed[key] = value if key in _VALUES else _with_patterns(value)
+    return {**changed, "allOf": [*changed.get("allOf", ()), *patterns]} if patterns else changed
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:

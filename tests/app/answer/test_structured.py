@@ -49,7 +49,7 @@ class Never(Controller):
 
 
 def _options(answerer: Answerer, schema: Any, **changes: Any) -> AnswerOptions:
-    bias = {answerer.model.tokenizer.encode(text)[0]: value for text, value in _ENDS.items()}
+    bias = {answerer.model.tokenizer.encode(text)[0]: value for text, value in _ENDS.items()} | {IM_END: 6.0}
     return replace(AnswerOptions(schema=schema, max_tokens=LONGEST, logit_bias=bias, seed=5), **changes)
 
 

@@ -184,3 +184,26 @@ def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPath
     assert time.process_time() - started < PATIENCE_S
     assert "\n" not in refused
     assert len(refused) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "invalid"),
+    [
+        ("date", ["2024-02-29", "2000-02-29", "2023-12-31"], ["2023-02-29", "1900-02-29", "2023-04-31", "2023-00-10"]),
+        ("time", ["23:59:59Z", "00:00:00.123+05:30"], ["23:58:60Z", "24:00:00Z", "12:00:00"]),
+        ("date-time", ["2024-02-29T12:00:00Z"], ["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z"]),
+    ],
+)
+def test_dates_and_times_exist(
+    tmp_path_factory: pytest.TempPathFactory, name: str, valid: list[str], invalid: list[str]
+) -> None:
+    grammars = _shared(tmp_path_factory)
+    for schema in ({"type": "string", "format": name}, {"format": name, "allOf": [{"minLength": 2}]}):
+        grammar = grammars.compile(
+            GrammarSource("schema", schema_text({"properties": {"a": schema}, "required": ["a"]}))
+        )
+        for text in (*valid, *invalid):
+            tokens = grammars.trie(json.dumps({"a": text}, separators=(",", ":")))
+            assert (grammar.start().allowed(tokens) == len(tokens)) == (text in valid)
+    kept = {"const": {"format": name}, "properties": {"format": {"type": "string"}}}
+    assert json.loads(schema_text(kept)) == kept
