@@ -4,6 +4,7 @@ Every door derives from it: the command line, the settings and presets, a batch 
 chat's parameters. An option has the same name everywhere; its flag has dashes in place of underscores.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -114,8 +115,10 @@ class AnswerOptions:
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
     def stored(self) -> dict[str, Any]:
-        """Return the options that are set, as a session stores them: JSON values, without a logit bias."""
+        """Return the options that are set, as a session stores them: texts, numbers, `stop`; without a logit bias."""
         given = {name: value for name, value in self.given().items() if name != "logit_bias"}
+        if self.schema is not None:
+            given["schema"] = json.dumps(self.schema, ensure_ascii=False)
         return given | ({"stop": list(self.stop)} if self.stop is not None else {})
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":

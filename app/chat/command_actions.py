@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.answer.phrases import sampling_in_effect
-from headrace.app.answer.value_types import shown
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parameters import read_parameter, write_parameter
 from headrace.app.config.grammar_file import is_schema, read_grammar_file
@@ -38,7 +37,7 @@ def set_schema(conversation: Conversation, argument: str) -> str:
     """
     if not argument:
         schema = conversation.session.sampling.get("schema")
-        return "no schema" if schema is None else f"schema: {shown(schema)}"
+        return "no schema" if schema is None else f"schema: {schema:.200}"
     if argument == "off":
         conversation.branch.set_sampling(dict.fromkeys(GRAMMARS))
         return f"no schema, {_LATER}"

@@ -8,7 +8,6 @@
 Unknown keys are refused. Saving a preset keeps the rest of the file as it is.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +56,6 @@ def save_preset(name: str, preset: Preset, path: Path | None = None) -> None:
         raise UsageError(f"a preset's name must have 1 to {_LONGEST_NAME} printable characters")
     table = {"system": preset.system} if preset.system else {}
     table |= AnswerOptions.of(preset.sampling).stored()
-    if "schema" in table:
-        table["schema"] = json.dumps(table["schema"])  # it may have null, which TOML lacks
     _change(path or presets_path(), lambda document: document.update({name: table}))
 
 

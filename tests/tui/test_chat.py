@@ -298,6 +298,11 @@ def test_parameters_by_command(play) -> None:
         assert "top_p must be above 0" in it.text()
         await it.write("/set warmth 3")
         assert "parameter 'warmth': not found" in it.text()
+        await it.write("/schema object")
+        await it.ask("o")
+        assert it.engine.commands[-1].options.schema == {"type": "object"}
+        await it.write('/schema {"$ref": "other.json"}')
+        assert "$ref 'other.json'" in it.text()
 
     play(scenario)
 

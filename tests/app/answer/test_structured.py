@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -169,3 +170,37 @@ def test_response_formats() -> None:
     ):
         with pytest.raises(UsageError):
             read_response_format(wrong)
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_schema_begins_behind_the_thinking(tmp_path: Path, opened: bool, temperature: float) -> None:
+    """The thinking's budget ends it; alone and in a batch."""
+    directory = write_chat_model(tmp_path / "tiny")
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}{# </think> #}<|im_start|>"
+    (directory / "chat_template.jinja").write_text(template + ("<think>\n" if opened else ""))
+    answerer = _answerer(load_model(directory, name="tiny"))
+    messages = [{"role": "user", "content": "Go."}]
+    options = _options(answerer, REAL["sentiment"], temperature=temperature, thinking=7)
+    if not opened:
+        first = {answerer.model.tokenizer.encode("<")[0]: 60.0}
+        options = replace(options, logit_bias={**(options.logit_bias or {}), **first})
+    prompt = answerer.encode(messages, thinking=7)
+    answers = [answerer.prepare(prompt, options) for _ in range(2)]
+    for answer in answers:
+        answerer.submit(answer)
+    while answerer.has_work:
+        answerer.step()
+    alone = answerer.prepare(prompt, options)
+    for _ in answerer.stream(alone):
+        pass
+    assert answers[0].text == answers[1].text == alone.text
+    assert (alone.prompt.opening + alone.text).startswith("<think>")
+    assert "</think>" in alone.text
+    assert set(json.loads(alone.result)) == {"label", "confidence"}
+    assert alone.growing_result == alone.result
+    off = answerer.prepare(answerer.encode(messages), replace(options, thinking=False, logit_bias=None))
+    if not opened:
+        for _ in answerer.stream(off):
+            pass
+        assert off.text.startswith('{"label":')

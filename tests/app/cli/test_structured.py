@@ -99,6 +99,17 @@ def test_an_answer_that_a_limit_cuts_exits_1(model: Path, home: Path) -> None:
         assert done.stdout
 
 
+def test_thinking_is_left_out_of_the_answer_that_fits(home: Path, tmp_path: Path) -> None:
+    thinking = write_chat_model(tmp_path / "thinking")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<|im_start|>assistant\n<think>\n"
+    (thinking / "chat_template.jinja").write_text(template)
+    flags = ("--schema", json.dumps(SCHEMA), "--thinking", "5", *FLAGS)
+    run = headrace("run", "-m", thinking, "Go.", *flags, home=home, code=0)
+    assert set(json.loads(run.stdout)) == {"label", "confidence"}
+    document = json.loads(headrace("run", "-m", thinking, "Go.", *flags, "--json", home=home, code=0).stdout)
+    assert document["text"].partition("</think>")[2].strip() == run.stdout.strip()
+
+
 def test_a_pydantic_class_gives_its_instance(model: Path) -> None:
     bias = {1: 0.0}
     with load(str(model)) as loaded:

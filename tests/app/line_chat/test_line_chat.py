@@ -217,3 +217,20 @@ def test_a_full_disk_offers_to_go_on_unsaved(store: SessionStore, monkeypatch: p
     printed, chat = chatted(store, "Hi", "u", "more")
     assert "u: go on; nothing more is saved\n" in printed
     assert contents(chat) == ["Hi", "Hello, world.", "more", "Hello, world."]
+
+
+def test_a_schema_counts_from_the_next_answer_on(store: SessionStore, tmp_path: Path) -> None:
+    file = tmp_path / "book.json"
+    file.write_text('{"type": "object", "properties": {"title": {"type": "string"}}}')
+    engine = ScriptedEngine()
+    printed, chat = chatted(
+        store, "/schema", "/schema none.json", "/schema {\"not\": 1", f"/schema {file}", "/schema", "Why?",
+        "/schema off", "Why?", "/schema object", "Why?", engine=engine,
+    )  # fmt: skip
+    assert "no schema" in printed
+    assert "none.json" in printed
+    assert '"title"' in printed
+    schemas = [command.options.schema for command in engine.commands]
+    assert schemas == [{"type": "object", "properties": {"title": {"type": "string"}}}, None, {"type": "object"}]
+    assert chat.conversation.session.sampling == {"schema": '{"type": "object"}'}
+    assert store.session(chat.conversation.session.id).sampling == {"schema": '{"type": "object"}'}
