@@ -20,6 +20,7 @@ _LOOKS = {  # character and style of each part
     "prefetched": ("▓", "$secondary"),
     "new": ("▒", "$warning"),
     "output": ("░", "$accent"),
+    "template": ("·", "$foreground 60%"),
     "not cached": ("·", "$foreground 60%"),
 }
 
@@ -62,7 +63,7 @@ class ContextSection(Section):
 
 def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     """Return (name, tokens) of the context's parts, which sum to its tokens."""
-    left = context = metrics.context
+    left = metrics.context
     parts = []
     computed = metrics.prefill_done + bool(metrics.steps)  # the first step feeds the prompt's last token
     if metrics.reused or computed:
@@ -78,11 +79,8 @@ def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     for name, tokens in known.items():
         parts.append((name, min(left, tokens)))
         left -= parts[-1][1]
-    if left <= _NOT_FED and metrics.phase == "idle" and left < context:
-        place = max(range(len(parts)), key=lambda place: (parts[place][1] > 0, place))
-        parts[place] = parts[place][0], parts[place][1] + left
-        left = 0
-    return [*parts, ("not cached", left)]
+    around = left <= _NOT_FED and metrics.phase == "idle"  # tokens of the template behind the last message
+    return [*parts, ("template" if around else "not cached", left)]
 
 
 def _bar(parts: Sequence[tuple[str, int]], width: int) -> Content:

@@ -46,7 +46,7 @@ class LiveMetrics:
         """Text of each step of the latest turn; its records may come later."""
         self.fill = CacheFill()
         self.reuse: PromptReuse | None = None
-        """Reuse of the latest prompt, of the next one once it was prefetched."""
+        """Reuse of the turn's prompt, or of the next one once its prefetch met a miss."""
         self.prefetched = 0
         """Prompt tokens of the turn that were computed before it was sent."""
         self.context = 0
@@ -172,8 +172,10 @@ class LiveMetrics:
             self._changed()
 
     def prefix_cached(self, fill: CacheFill, reuse: PromptReuse | None = None) -> None:
-        """Note the cache after a prefetch. reuse: of the next prompt, as far as it is known."""
-        self.fill, self.reuse = fill, reuse or self.reuse
+        """Note the cache after a prefetch. reuse: of the next prompt, as far as it is known; kept if it has a miss."""
+        self.fill = fill
+        if reuse is not None and (reuse.difference is not None or reuse.dropped):
+            self.reuse = reuse
         self._changed()
 
     def finished(self, summary: Summary, reason: str) -> None:
