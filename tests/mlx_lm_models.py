@@ -40,6 +40,11 @@ _GLM_MOE = {
     "first_k_dense_replace": 1, "rope_scaling": None, "use_qk_norm": True, "attention_bias": True,
     "partial_rotary_factor": 0.5,
 }  # fmt: skip
+_GLM_LITE = {
+    **_GLM_MOE, "model_type": "glm4_moe_lite", "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "moe_layer_freq": 1, "attention_bias": False,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0, "head_dim": None,
+}  # fmt: skip
 _MINIMAX = {
     "model_type": "minimax", "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 0,
     "rotary_dim": 16, "use_qk_norm": True,
@@ -91,6 +96,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4-moe": _GLM_MOE,
     "glm4-moe-groups": {**_GLM_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": False},
     "minimax": _MINIMAX,
+    "glm4-lite": _GLM_LITE,
+    "glm4-lite-at-once": {**_GLM_LITE, "q_lora_rank": None, "first_k_dense_replace": 0},
+    "deepseek-v3": {
+        **_GLM_LITE, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2,
+        "rope_scaling": {
+            **_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+        },
+    },
     "qwen3.5": _QWEN35,
     "qwen3.5-tied": {**_QWEN35, "tie_word_embeddings": True, "linear_num_key_heads": 4},
     "lfm2": _LFM2,
@@ -117,6 +130,8 @@ def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0) -
     for name, array in tree_flatten(model.parameters()):
         key, sub = mx.random.split(key)
         noise = mx.random.normal(array.shape, key=sub)
+        if name.endswith("correction_bias"):  # experts of groups that are left out have rank 0, the lowest there is
+            noise = mx.abs(noise)
         tensors[name] = 1 + 0.1 * noise if "norm" in name else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)
     directory.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(directory / "model.safetensors"), tensors)

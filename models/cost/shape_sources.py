@@ -25,6 +25,7 @@ from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.gpt_oss import stacks_of
+from headrace.models.network.latent_config import projections_of
 from headrace.models.network.mixer_config import projections_into
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
@@ -147,7 +148,7 @@ def shape_of_decoder(
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
-    width, q_rows, kv_rows = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    width = config.hidden_size
     size_of = _unstacking(size_of, config)
     every = range(len(config.layers))
     dense = [i for i in every if config.layers[i].experts is None]
@@ -169,12 +170,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
             add(kind + name, f"{at}.{name}", layers, rows, columns, of, active)
 
     attends = [i for i in every if config.layers[i].mixer is None]
-    for name, rows, columns in (
-        ("q_proj", q_rows * (2 if config.family.gated else 1), width),
-        ("k_proj", kv_rows, width),
-        ("v_proj", kv_rows, width),
-        ("o_proj", width, q_rows),
-    ):
+    for name, (rows, columns) in _attention_matrices(config).items():
         add(name, f"self_attn.{name}", attends, rows, columns)
     for mixer in {layer.mixer for layer in config.layers if layer.mixer}:
         layers = [i for i in every if config.layers[i].mixer == mixer]
@@ -206,6 +202,20 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         kv=kv_layers(config, KV),
         resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
     )
+
+
+def _attention_matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Return the projections of a layer's attention, with rows and columns."""
+    width, q_rows, kv_rows = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    if (latent := config.latent) is not None:
+        return {**projections_of(latent, config.heads, width), "o_proj": (width, config.heads * latent.value)}
+    queries = q_rows * (2 if config.family.gated else 1)
+    return {
+        "q_proj": (queries, width),
+        "k_proj": (kv_rows, width),
+        "v_proj": (kv_rows, width),
+        "o_proj": (width, q_rows),
+    }
 
 
 def _unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:

@@ -25,8 +25,7 @@ def own_decoder(checkpoint: Checkpoint) -> DecoderConfig | None:
     """Return the configuration for headrace's own decoder; None if only mlx-lm's classes run the checkpoint."""
     part = text_part(checkpoint)
     config = decoder_config(part.config) if is_known(part.quantization) else None
-    mixers = [layer.mixer for layer in config.layers if layer.mixer] if config else []
-    if mixers and (select() is not native or any(mixer.key_dim % 16 for mixer in mixers)):
+    if config is not None and any(layer.mixer for layer in config.layers) and select() is not native:
         return None  # recurrent state is kept beside blocks, which stock MLX does not read
     return config
 

@@ -12,7 +12,8 @@ from typing import Any
 from headrace.models.network.config_fields import Fields
 from headrace.models.network.experts_config import ExpertsConfig, expert_layers
 from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
-from headrace.models.network.mixer_config import MixerConfig, mixer_layers
+from headrace.models.network.latent_config import LATENT, LatentConfig, latent_config, latent_scale
+from headrace.models.network.mixer_config import MixerConfig, mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 
@@ -68,6 +69,7 @@ class DecoderConfig:
     logit_scale: float = 1.0
     embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
     attention_softcap: float | None = None
+    latent: LatentConfig | None = None  # then K/V are of one head, of latents
     query_growth: tuple[float, int] | None = None  # see `AttentionSpec.growth`
     logit_softcap: float | None = None
 
@@ -84,13 +86,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     if config.get("use_qk_norm") is False:
         family = replace(family, qk_norm=None)
     rope, local_rope = _ropes(fields, architecture, family)
-    if rope.kind not in OWN_ROPE_TYPES or config.get("layer_norm_bias"):
-        return None
-    if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
-        return None
-    if rope.share != 1 and family.rotated is None:
-        return None
-    if config.get("num_experts" if architecture == "qwen3_5" else "num_local_experts") and family.recurrent:
+    if not _runs(fields, architecture, family, rope):
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
@@ -101,10 +97,16 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
     head_dim = fields.count("head_dim", default=hidden // heads)
+    latent = latent_config(fields) if architecture in LATENT else None
+    if latent is not None:
+        kv_heads, head_dim = 1, latent.head_dim
+        rope = replace(rope, share=latent.rotated / latent.head_dim)
+        local_rope = rope
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
-    scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
     granite = architecture.startswith("granite")
+    scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
+    scale = fields.positive("attention_multiplier") if granite else scalar**-0.5
     residual = fields.positive("residual_multiplier", default=1.0) if granite else 1.0
     embedding = fields.positive("embedding_multiplier", default=1.0) if granite else 1.0
     return DecoderConfig(
@@ -120,7 +122,8 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         norm_eps=fields.positive(family.eps) / residual**2,
         tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
         layers=_layers(fields, family, rope, local_rope),
-        attention_scale=fields.positive("attention_multiplier") if granite else scalar**-0.5,
+        attention_scale=scale if latent is None else latent_scale(fields, latent),
+        latent=latent,
         sinks=harmony,
         norm_weight_offset=1.0 if gemma or architecture == "qwen3_5" else 0.0,
         embedding_scale=(hidden**0.5 if gemma else embedding) / residual,
@@ -130,6 +133,21 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         query_growth=_query_growth(fields),
         logit_softcap=_logit_softcap(fields, architecture),
     )
+
+
+def _runs(fields: Fields, architecture: str, family: Family, rope: RopeConfig) -> bool:
+    """Return whether the decoder runs this variant of a family."""
+    config, mixer = fields.values, mixer_of(fields)
+    if rope.kind not in OWN_ROPE_TYPES or config.get("layer_norm_bias"):
+        return False
+    if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
+        return False
+    if rope.share != 1 and family.rotated is None:
+        return False
+    if architecture == "minimax" and config.get("num_experts_per_tok") == 1:  # its weight is 1 whatever its score
+        return False
+    mixed = config.get("num_experts" if architecture == "qwen3_5" else "num_local_experts")
+    return not (family.recurrent and mixed) and (mixer is None or mixer.fits)
 
 
 def _query_growth(fields: Fields) -> tuple[float, int] | None:

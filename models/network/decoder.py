@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import network_cost
+from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layers import read_layers
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.kv.backend import KVBackend, KVOptions
@@ -105,6 +106,7 @@ class Decoder:
             heads = () if spec is None else (spec.q_norm, spec.k_norm, spec.sinks)
             mixed = () if layer.mixer is None else layer.mixer.vectors
             mixed = (*mixed, layer.mixture.correction) if layer.mixture else mixed
+            mixed = (*mixed, layer.latent.q_norm, layer.latent.norm) if layer.latent else mixed
             own = {id(vector): vector for vector in (*norms, *heads, *mixed) if vector is not None}
             arrays += own.values()
         return arrays
@@ -216,8 +218,12 @@ class Decoder:
         """Mix tokens by attention, or by recurrent state."""
         if layer.mixer is not None:
             return kv.mix(index, _stacked(projected), layer.mixer)
-        assert layer.attention is not None
-        return kv.attend(index, projected, layer.attention)
+        spec, latent = layer.attention, layer.latent
+        assert spec is not None
+        if latent is None:
+            return kv.attend(index, projected, spec)
+        rows = absorbed(self._ops, projected, latent, spec.heads)
+        return values_of(self._ops, kv.attend(index, rows, spec), latent, spec.heads)
 
     def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
         ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headrace.models.network.config_fields import Fields
 from headrace.runtime.errors import CheckpointError
 
-_SIGMOID = ("glm4_moe", "minimax")
+_SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def expert_layers(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
 
 
 def _sigmoid(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
-    glm = fields.values["model_type"] == "glm4_moe"
+    glm = fields.values["model_type"] != "minimax"
     size = fields.count("moe_intermediate_size" if glm else "intermediate_size")
     experts = ExpertsConfig(
         *_counts(fields, "n_routed_experts" if glm else "num_local_experts"),
@@ -70,8 +70,8 @@ def _sigmoid(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
         groups=(fields.count("n_group", default=1), fields.count("topk_group", default=1)) if glm else (1, 1),
         shared=size * fields.count("n_shared_experts", default=1) if glm else 0,
     )
-    dense = fields.values.get("first_k_dense_replace") or 0
-    return [None if glm and i < dense else experts for i in range(layers)]
+    dense, step = fields.values.get("first_k_dense_replace") or 0, fields.count("moe_layer_freq", default=1)
+    return [None if glm and (i < dense or i % step) else experts for i in range(layers)]
 
 
 def _counts(fields: Fields, key: str) -> tuple[int, int]:

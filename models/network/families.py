@@ -77,6 +77,8 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(tied=True),
     "hunyuan_v1_dense": Family(qk_norm="head", norm_last=True),
     "glm4_moe": Family(qk_norm="head", rotated=0.5),
+    "glm4_moe_lite": Family(rotated=1.0, interleaved=True),
+    "deepseek_v3": Family(rotated=1.0, interleaved=True),
     "minimax": Family(qk_norm="heads", rotated=0.5),
     "qwen3_5": Family(qk_norm="head", rotated=0.25, recurrent=True, gated=True),
     "lfm2": Family(qk_norm="head", tied=True, eps="norm_eps", recurrent=True),

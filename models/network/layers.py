@@ -4,6 +4,7 @@ import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig, LayerConfig
 from headrace.models.network.experts_config import ExpertsConfig
+from headrace.models.network.latent import read_latent
 from headrace.models.network.mixers import read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
@@ -37,9 +38,13 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
-    names, gate, attention, mixer = config.family.norms, None, None, None
+    names, gate, attention, mixer, latent = config.family.norms, None, None, None, None
     if layer.mixer is not None:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
+    elif config.latent is not None:
+        attention = _attention(config, parameters, attn, layer, rope)
+        latent, qkv = read_latent(parameters, attn, config.latent, config.heads, width)
+        output = parameters.matrix(f"{attn}.o_proj", width, config.heads * config.latent.value)
     else:
         attention = _attention(config, parameters, attn, layer, rope)
         projections = [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)]
@@ -69,6 +74,7 @@ def _layer(
         mixture=mixture,
         mixer=mixer,
         gate=gate,
+        latent=latent,
     )
 
 

@@ -1,5 +1,6 @@
 """Layers with recurrent state in a config.json: gated delta networks, Mamba-2, short convolutions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,12 @@ class MixerConfig:
     steps: tuple[float, float] = (0.0, float("inf"))
 
     @property
+    def fits(self) -> bool:
+        """True if the kernels run it."""
+        recurs = self.key_dim % 16 == 0 and self.key_heads > 0 and self.heads % self.key_heads == 0
+        return self.width <= 16 and (self.kind == "conv" or recurs)
+
+    @property
     def inner(self) -> int:
         return self.heads * self.value_dim
 
@@ -39,12 +46,17 @@ def projections_into(mixer: MixerConfig) -> dict[str, int]:
     return {"in_proj": 3 * mixer.inner if mixer.kind == "conv" else mixer.inner + mixer.channels + mixer.heads}
 
 
+def mixer_of(fields: Fields) -> MixerConfig | None:
+    """Return the mixer of all layers that have one; None if no layer has."""
+    reader = _READERS.get(fields.values["model_type"])
+    return None if reader is None else reader(fields)
+
+
 def mixer_layers(fields: Fields, count: int) -> list[MixerConfig | None]:
     """Return each layer's mixer, None for layers with attention."""
-    architecture = fields.values["model_type"]
-    if architecture not in _READERS:
+    mixer = mixer_of(fields)
+    if mixer is None:
         return [None] * count
-    mixer = _READERS[architecture](fields)
     return [mixer if recurrent else None for recurrent in _recurrent(fields, count)]
 
 
@@ -95,4 +107,8 @@ def _short_convolution(fields: Fields) -> MixerConfig:
     return MixerConfig("conv", 1, 0, 0, width, fields.count("conv_L_cache"), fields.positive("norm_eps"))
 
 
-_READERS = {"qwen3_5": _delta, "granitemoehybrid": _mamba2, "lfm2": _short_convolution}
+_READERS: dict[str, Callable[[Fields], MixerConfig | None]] = {
+    "qwen3_5": _delta,
+    "granitemoehybrid": _mamba2,
+    "lfm2": _short_convolution,
+}

@@ -71,6 +71,29 @@ class Parameters:
         self._taken[module] = _reordered(whole, own)
         return (module, rows), gate
 
+    def halves_of_heads(
+        self, whole: str, parts: tuple[str, str], heads: int, first: int, second: int, columns: int
+    ) -> tuple[Weight, Weight]:
+        """Return two stacks, (columns, first) and (second, columns) for each head.
+
+        They are stored as `parts`, or as `whole`: rows of both for each head, the first to be transposed.
+        """
+        if f"{whole}.weight" not in self:
+            return (
+                self.stack(parts[0], "", heads, columns, first),
+                self.stack(parts[1], "", heads, second, columns),
+            )
+        stored = self._stored(whole, heads * (first + second), columns)
+        plain = stored.data
+        if stored.scales is not None:
+            plain = mx.dequantize(
+                stored.data, stored.scales, stored.biases, stored.group_size, stored.bits, mode=stored.mode
+            ).astype(mx.float16)
+        plain = plain.reshape(heads, first + second, columns)
+        halves = mx.contiguous(plain[:, :first].swapaxes(1, 2)), mx.contiguous(plain[:, first:])
+        embed, unembed = (self._ops.prepare(Weight(half), self._dtype) for half in halves)
+        return embed, unembed
+
     def router(self, module: str, rows: int, columns: int) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
         requantize, least = self._requantize, 8

@@ -15,6 +15,7 @@ from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import (
     AttentionSpec,
+    LatentWeights,
     LayersNode,
     LayerWeights,
     MixerSpec,
@@ -30,6 +31,7 @@ __all__ = [
     "AttentionSpec",
     "KVGroup",
     "KVStore",
+    "LatentWeights",
     "LayerWeights",
     "LayersNode",
     "MixerSpec",

@@ -79,7 +79,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
     if None in matrices or layer.mlp_post_norm is not None or layer.input_norm is None or layer.mlp_norm is None:
         return None
-    if len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2):
+    if len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2) or layer.latent is not None:
         return None
     if (layer.mixture is None) != (experts is None) or (layer.gate is None) != (gate is None):
         return None

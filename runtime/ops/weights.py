@@ -186,6 +186,27 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """Attention over latents (MLA, arXiv:2405.04434) with absorbed products: all queries share one K/V head.
+
+    An entry is a rotated key of size R and a latent of size L, which is key and value. `AttentionSpec` has heads of
+    R + L, and the rotation of the first R numbers.
+    """
+
+    q_norm: mx.array | None  # (Q,); None: queries are projected at once
+    q: Weight | None  # ((R + N) * H, Q)
+    norm: mx.array  # (L,)
+    embed: Weight  # a stack of H: (L, N), of the queries' other parts
+    unembed: Weight  # a stack of H: (V, L), of the attended latents
+    eps: float
+
+    @property
+    def latent(self) -> int:
+        """L, the size of a latent."""
+        return int(self.norm.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
@@ -207,6 +228,7 @@ class LayerWeights:
     mixture: Mixture | None = None
     mixer: MixerSpec | None = None
     gate: Weight | None = None
+    latent: LatentWeights | None = None
 
     @property
     def matrices(self) -> list[Weight]:
@@ -214,7 +236,8 @@ class LayerWeights:
         feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
         gate = [] if self.gate is None else [self.gate]
         router = [self.mixture.router] if self.mixture else []
-        return [*self.qkv, *gate, self.output, *router, *feed_forward]
+        latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
+        return [*self.qkv, *gate, *(part for part in latent if part), self.output, *router, *feed_forward]
 
 
 class LayersNode(Protocol):

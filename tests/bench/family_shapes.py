@@ -89,14 +89,14 @@ _NEMOTRON = {
     "mlp_bias": False, "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
     "hybrid_override_pattern": list(_NEMOTRON_PATTERN), "tie_word_embeddings": False,
 }  # fmt: skip
-_DEEPSEEK = {
-    "model_type": "deepseek_v2", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
-    "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 16, "n_shared_experts": 2,
-    "n_routed_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
-    "q_lora_rank": 768, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "topk_method": "greedy",
-    "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "first_k_dense_replace": 1, "vocab_size": 65536,
-    "max_position_embeddings": _CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-    "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 1.0},
+_GLM4_LITE = {
+    "model_type": "glm4_moe_lite", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
+    "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 16, "n_shared_experts": 1,
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "kv_lora_rank": 512,
+    "q_lora_rank": 768, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192, "n_group": 1,
+    "topk_group": 1, "moe_layer_freq": 1, "first_k_dense_replace": 1, "vocab_size": 65536, "norm_topk_prob": True,
+    "max_position_embeddings": _CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "rope_scaling": None,
+    "tie_word_embeddings": False, "num_nextn_predict_layers": 0,
 }  # fmt: skip
 _GLM4_MOE = {
     "model_type": "glm4_moe", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
@@ -122,7 +122,7 @@ def _where(layers: int, attends: tuple[int, ...], heads: int) -> list[int]:
 
 _MLA = {
     "attention.q_lora_rank": 768, "attention.kv_lora_rank": 512, "attention.key_length": 576,
-    "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128,
+    "attention.value_length": 512, "attention.key_length_mla": 256, "attention.value_length_mla": 256,
     "attention.head_count_kv": 1, "rope.dimension_count": 64,
 }  # fmt: skip
 _MIXED = {
@@ -170,11 +170,14 @@ FAMILIES: dict[str, FamilyShape] = {
             "feed_forward_length": [6144 if kind == "-" else 0 for kind in _NEMOTRON_PATTERN],
         },
     ),
-    "deepseek2": FamilyShape(
-        _DEEPSEEK,
+    "glm4.7-flash": FamilyShape(
+        _GLM4_LITE,
         "deepseek2",
-        {**_common(_DEEPSEEK), **_MLA, **_MIXED, "expert_shared_count": 2, "expert_gating_func": 1},
-        _STACKS,
+        {
+            **_common(_GLM4_LITE), **_MLA, **_MIXED, "expert_shared_count": 1, "expert_gating_func": 2,
+            "expert_weights_norm": True,
+        },
+        {**_STACKS, "embed_q": "k_b_proj", "unembed_out": "v_b_proj"},
     ),
     "glm4-moe": FamilyShape(
         _GLM4_MOE,

@@ -1,0 +1,75 @@
+"""Attention over latents (MLA): weights, and projections to and from them. See `runtime.ops.LatentWeights`."""
+
+import mlx.core as mx
+
+from headrace.models.network.latent_config import LatentConfig, projections_of
+from headrace.models.network.parameters import Parameters
+from headrace.runtime.ops import LatentWeights, Ops, Projections, Weight
+
+
+def read_latent(
+    parameters: Parameters, prefix: str, latent: LatentConfig, heads: int, width: int
+) -> tuple[LatentWeights, list[Weight]]:
+    """Return a layer's weights, and the projections of its input: queries or their latent, then an entry."""
+    turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
+    each = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
+    query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + each).flatten()
+    entry = mx.concatenate([latent.size + turned, mx.arange(latent.size)])
+    sizes = projections_of(latent, heads, width)
+    first = "q_a_proj" if latent.queries else "q_proj"
+    rows = sizes[first][0]
+    order = mx.concatenate([mx.arange(rows) if latent.queries else query, rows + entry])
+    stacked = [(f"{prefix}.{name}", sizes[name][0]) for name in (first, "kv_a_proj_with_mqa")]
+    embed, unembed = parameters.halves_of_heads(
+        f"{prefix}.kv_b_proj",
+        (f"{prefix}.embed_q", f"{prefix}.unembed_out"),
+        heads,
+        latent.other,
+        latent.value,
+        latent.size,
+    )
+    weights = LatentWeights(
+        q_norm=parameters.vector(f"{prefix}.q_a_layernorm.weight", latent.queries) if latent.queries else None,
+        q=parameters.fused([(f"{prefix}.q_b_proj", len(query))], latent.queries, "", query)[0]
+        if latent.queries
+        else None,
+        norm=parameters.vector(f"{prefix}.kv_a_layernorm.weight", latent.size),
+        embed=embed,
+        unembed=unembed,
+        eps=latent.eps,
+    )
+    return weights, parameters.fused(stacked, width, "", order)
+
+
+def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int) -> mx.array:
+    """Return queries, keys and values (1, N, (H + 2) * (R + L)) of projected rows."""
+    whole = projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
+    size, other = latent.latent, latent.embed.columns
+    rotated = latent.q.rows // heads - other if latent.q is not None else _rotated(whole, latent, heads)
+    entry = size + rotated
+    q, key, value = mx.split(whole, [whole.shape[-1] - entry, whole.shape[-1] - size], axis=-1)
+    if latent.q is not None and latent.q_norm is not None:
+        q = ops.linear(ops.rms_norm(q, latent.q_norm, latent.eps), latent.q)
+    rows = whole.shape[1]
+    q = q.reshape(rows * heads, rotated + other)
+    inner = ops.expert_linear(mx.contiguous(q[:, rotated:]), _heads(rows, heads), latent.embed, heads)  # (N, H, 1, L)
+    q = mx.concatenate([q[:, :rotated], inner.reshape(rows * heads, size)], axis=-1).reshape(1, rows, -1)
+    own = mx.concatenate([key, ops.rms_norm(mx.contiguous(value), latent.norm, latent.eps)], axis=-1)  # (1, N, R + L)
+    return mx.concatenate([q, own, own], axis=-1)
+
+
+def values_of(ops: Ops, attended: mx.array, latent: LatentWeights, heads: int) -> mx.array:
+    """Return the heads' values (1, N, H * V) of what attention returns, (1, N, H * (R + L))."""
+    rows = attended.shape[1]
+    inner = attended.reshape(rows * heads, -1)[:, -latent.latent :]
+    return ops.expert_linear(mx.contiguous(inner), _heads(rows, heads), latent.unembed, heads).reshape(1, rows, -1)
+
+
+def _rotated(projected: mx.array, latent: LatentWeights, heads: int) -> int:
+    """Return R of queries that are projected at once, with rows of H * (N + R) + R + L."""
+    return (int(projected.shape[-1]) - latent.latent - heads * latent.embed.columns) // (heads + 1)
+
+
+def _heads(rows: int, heads: int) -> mx.array:
+    """Return the head of every row of queries (N * H, 1)."""
+    return mx.tile(mx.arange(heads, dtype=mx.int32), rows)[:, None]
