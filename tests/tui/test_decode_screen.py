@@ -7,6 +7,7 @@ import pytest
 from textual.content import Content
 
 from headrace.app.engine.commands import TIMED_EVERY
+from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.decode.step import StepSection
 from headrace.runtime.config.paths import data_dir
@@ -32,6 +33,8 @@ def test_sentence_help_and_freeze(play) -> None:
         await it.pilot.pause()
         await it.until(lambda: "mostly a-program-with-a-long-n" in it.text().replace("\n", " "))
         assert line.size.height >= 4
+        sections = it.app.screen.query_one(Sections)
+        assert sum(one.region.area for one in sections.shown) == sections.region.area, "places of a higher window"
         await it.press("f7")
         assert "❚❚ frozen, F7 continues" in it.text()
         assert it.app.screen.has_class("-frozen")

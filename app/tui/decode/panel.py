@@ -7,6 +7,7 @@ larger window. The first window size decides whether the panel opens.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -38,9 +39,12 @@ SECTIONS: tuple[type[Section], ...] = (
     TurnsSection,
 )
 """The most important first."""
-MORE = (ContextSpeedSection.NAME, TurnsSection.NAME, MachineSection.NAME)
-"""Sections on demand: they show where there is room, and with the Tab key of F2."""
+SPARE = (ContextSpeedSection.NAME, TurnsSection.NAME)
+"""Sections on demand: they show where the others have their usual lines, and with the Tab key of F2."""
+MORE = (*SPARE, MachineSection.NAME)
+"""Sections that the Tab key puts first."""
 _TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
+_USUAL = 13  # lines of a chart
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
 _LEAST, _MOST = 30, 90
 _WIDER = 20
@@ -50,8 +54,19 @@ _WHOLE_CHAT = LONGEST_LINE + 5  # columns of the chat, with those beside its tex
 ROOM_FROM = _LEAST + _CHAT
 """Columns of the window from which there is room for both."""
 
-Wanted = tuple[str, int, int, bool]
-"""A section: name, least and most lines, whether it is a chart."""
+
+class Wanted(NamedTuple):
+    """A section to place. least, most: lines. usual: lines that leave room for others. chart: it gains by width.
+
+    spare: it is shown only where the others have their usual lines.
+    """
+
+    name: str
+    least: int
+    usual: int
+    most: int
+    chart: bool
+    spare: bool
 
 
 def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
@@ -61,21 +76,22 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     """
     count = 1 if size.width < _TWO_FROM else 2 if size.width < _THREE_FROM else 3
     columns: list[list[Wanted]] = [[] for _ in range(count)]
-    rooms = [size.height] * count
+    rooms, spare = [size.height] * count, [size.height] * count
     for one in wanted:
-        own = range(1, count) if one[3] and count > 1 else range(1)
+        own = range(1, count) if one.chart and count > 1 else range(1)
         place = max(own, key=lambda place: rooms[place])
-        if one[1] <= rooms[place]:
+        if one.least <= rooms[place] and (not one.spare or one.usual <= spare[place]):
             columns[place].append(one)
-            rooms[place] -= one[1]
+            rooms[place] -= one.least
+            spare[place] -= one.usual
     ends = [round(place * size.width / count) for place in range(count + 1)]
     if count == 2:
         ends[1] = round(size.width * _LEFT)
     found = {}
     for column, start, end in zip(columns, ends, ends[1:], strict=False):
         y = 0
-        for (name, *_), height in zip(column, heights(column, size.height), strict=True):
-            found[name] = Region(start, y, end - start, height)
+        for one, height in zip(column, heights(column, size.height), strict=True):
+            found[one.name] = Region(start, y, end - start, height)
             y += height
     return found
 
@@ -85,11 +101,11 @@ def heights(sections: Sequence[Wanted], height: int) -> list[int]:
 
     The last one takes lines that none wants.
     """
-    found = [least for _, least, _, _ in sections]
+    found = [one.least for one in sections]
     room = height - sum(found)
-    while room > 0 and (growing := [n for n, one in enumerate(sections) if found[n] < one[2]]):
+    while room > 0 and (growing := [n for n, one in enumerate(sections) if found[n] < one.most]):
         for place in growing:
-            more = min(max(1, room // len(growing)), sections[place][2] - found[place])
+            more = min(max(1, room // len(growing)), sections[place].most - found[place])
             more = min(more, height - sum(found))
             found[place] += more
         room = height - sum(found)
@@ -161,16 +177,18 @@ class Sections(Widget, can_focus=False):
             return
         metrics = self.metrics
         wanted = [
-            (section.NAME, section.LEAST, section.MOST, section.CHART)
-            for section in self._ordered
-            if section.applies(metrics)
+            Wanted(
+                one.NAME, one.LEAST, min(one.MOST, _USUAL), one.MOST, one.CHART, one.NAME in SPARE and not self._first
+            )
+            for one in self._ordered
+            if one.applies(metrics)
         ]
         places = plan(wanted, self.size)
         if places != self.places:
             self.places = places
             for section in self._sections:
                 section.display = section.NAME in places
-            self.refresh(layout=True)
+            self._sections[0].refresh(layout=True)  # a section: that forgets the places known before
 
 
 class DecodePanel(Vertical):
