@@ -15,7 +15,7 @@ import mlx.core as mx
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answer_stream import AnswerStream, require_thread
 from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.generation import Generation, generation, parsed_value
+from headrace.app.answer.generation import Generation, generation, parsed_value, plain_schema
 from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
@@ -196,10 +196,7 @@ class Model:
         keywords: OptionKeywords,
         cancel: CancelFlag | None,
     ) -> Answer:
-        schema = keywords.get("schema")
-        if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
-        options = AnswerOptions.of({**keywords, "schema": schema})
+        options = AnswerOptions.of({**keywords, "schema": plain_schema(keywords.get("schema"))})
         if isinstance(prompt, str) and options.thinking is not None:
             raise UsageError("thinking needs a conversation, not a text to continue")
         encoded: Prompt = self._opened.encode(prompt, thinking=options.thinking)

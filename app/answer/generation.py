@@ -44,3 +44,17 @@ def parsed_value(answer: Answer, schema: Any) -> Any:
     answer.check_whole()
     validate = getattr(schema, "model_validate_json", json.loads)
     return validate(answer.result)
+
+
+def plain_schema(schema: Any) -> Any:
+    """Return the JSON schema of a pydantic class, other schemas as they are.
+
+    A class drops properties that it does not have, so none are generated unless it is made to keep them.
+    """
+    if not isinstance(schema, type) or not hasattr(schema, "model_json_schema"):
+        return schema
+    found: dict[str, Any] = schema.model_json_schema()
+    for part in (found, *found.get("$defs", {}).values()):
+        if "properties" in part:
+            part.setdefault("additionalProperties", False)
+    return found

@@ -27,6 +27,15 @@ class Tool:
     free: bool = False
 
     @property
+    def schema(self) -> Mapping[str, Any]:
+        """Schema of a call's arguments: no other than the named ones, unless the parameters have it."""
+        if self.free:
+            return {"type": "object"}
+        joined = self.parameters.keys() & {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
+        closed = {"additionalProperties": False} if self.properties and not joined else {}
+        return {"type": "object", **closed, **self.parameters}
+
+    @property
     def properties(self) -> Mapping[str, Any]:
         """Schemas of the parameters, by name."""
         found = self.parameters.get("properties")

@@ -71,8 +71,7 @@ class ToolForm(ABC):
 
 def arguments_rule(number: int, tool: Tool) -> str:
     """Return the rule `arguments{number}`: the tool's arguments as a JSON object."""
-    schema = {} if tool.free else tool.parameters
-    return f"arguments{number}: %json {schema_json({'type': 'object', **schema})}"
+    return f"arguments{number}: %json {schema_json(tool.schema)}"
 
 
 def schema_json(schema: Mapping[str, Any]) -> str:
