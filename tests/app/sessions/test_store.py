@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.answer.answer_steps import AnswerSteps, StepText
 from headrace.app.sessions.database import VERSION
 from headrace.app.sessions.records import Attachment, Draft
 from headrace.app.sessions.search import best_line, search
@@ -338,3 +339,20 @@ def test_a_draft_is_kept_and_listed(store: SessionStore, monkeypatch: pytest.Mon
         store.session(empty.id)
     store.set_draft(session.id, Draft(" \n"))
     assert store.sessions() == []
+
+
+def test_steps_of_an_answer_are_kept_with_it(store: SessionStore) -> None:
+    session = store.create()
+    asked = store.add(session.id, None, "user", "?")
+    answer = store.begin_answer(session.id, asked.id, "m")
+    store.grow(answer.id, "One two")
+    steps = AnswerSteps(0, [StepText(("One",)), StepText((" two",), 0, (" no",))], [0.25, 0.5])
+    answer = store.finish(answer.id, "length", steps=steps, partial=True)
+    assert store.steps(answer) == steps
+    store.reopen(answer)
+    answer = store.finish(answer.id, "stop")
+    assert store.steps(answer) == steps
+    assert store.steps(asked) is None
+    store.db.run("UPDATE messages SET steps = x'00ff' WHERE id = ?", answer.id)
+    assert store.steps(answer) is None
+    assert not store.message(answer.id).damaged, "the text is whole"

@@ -1,5 +1,6 @@
 """Answers as text for steps of several tokens: they end at the same token as with single tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ class Letters:
     def finish(self, *, cut: bool = False) -> str:  # noqa: ARG002
         return ""
 
+    def decode(self, tokens: list[int], *, skip_special: bool) -> str:
+        assert not skip_special
+        return "".join(map(self.add, tokens))
+
 
 def step(*tokens: int, ended: bool = False) -> Step:
     record = StepRecord(0, 9, 0.1, 1, 1, 1, 1, 1, 1, 1, proposed=6, accepted=len(tokens) - 1 + ended, source="ngram")
@@ -32,6 +37,16 @@ def test_a_step_of_several_tokens_is_one_chunk() -> None:
     part = AnswerText(letters(), Request([1])).part(said)
     assert isinstance(part, TextChunk)
     assert (part.text, part.step) == ("abc", said)
+    assert (part.pieces, part.rejected) == (("a", "b", "c"), ())
+
+
+def test_a_chunk_has_the_texts_of_rejected_draft_tokens() -> None:
+    part = AnswerText(letters(), Request([1]), ["zz"]).part(replace(step(0, 25), rejected=(3, 4)))
+    assert isinstance(part, TextChunk)
+    assert (part.text, part.pieces, part.rejected) == ("a", ("a", ""), ("d", "e"))
+    cut = AnswerText(letters(), Request([1]), ["b"]).part(replace(step(0, 1, 2), rejected=(3, 4)))
+    assert isinstance(cut, TextChunk)
+    assert (cut.pieces, cut.rejected) == (("a", ""), ()), "rejected behind the end"
 
 
 @pytest.mark.parametrize("ended", [False, True])
