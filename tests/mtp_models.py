@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mimo": {**_BASE, "num_nextn_predict_layers": 1},
     "qwen3_5": {
         **_BASE, "head_dim": 16, "full_attention_interval": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1,
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     },
@@ -82,7 +82,8 @@ def write_model(directory: Path, kind: str, seed: int = 0, head: bool = True) ->
     directory.mkdir(parents=True, exist_ok=True)
     arrays = {name: mx.array(values.astype(np.float32)) for name, values in tensors.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, metadata={"format": "pt"})
-    stated = {"model_type": kind} | ({"text_config": config} if kind == "qwen3_5" else config)
+    nested = {"text_config": {**config, "model_type": "qwen3_5_text"}}
+    stated = {"model_type": kind} | (nested if kind == "qwen3_5" else config)
     (directory / "config.json").write_text(json.dumps(stated))
     return tensors
 

@@ -9,34 +9,45 @@ import numpy as np
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mtp import head_tensors
 from headrace.models.network.mtp_network import MtpNetwork, add_head
+from headrace.models.network.parameters import Parameters
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.mtp_draft import MAX_WAITING, MtpDraft
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.backend import KVOptions, one_pass
-from headrace.runtime.ops import Ops, native
+from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
 from tests.mtp_models import CONFIGS, VOCAB, WIDTH, head_logits, write_model
 from tests.speculating import run, speculating
 
 pytestmark = pytest.mark.peer
 KINDS = sorted(CONFIGS)
+# Those that our decoder runs, with recurrent state on the kernels alone.
+OWN = [("glm4_moe", None), *[(kind, native) for kind in ("glm4_moe", "qwen3_5") if native.status().available]]
 BACKENDS: list[Ops | None] = [None, *([native] if native.status().available else [])]
 SAYS = 24
 SAMPLED = SamplingParams(temperature=1.0, seed=5)
 
 
-def load(directory: Path, kernels: Ops | None = None) -> MlxLmNetwork:
+def load(directory: Path, kernels: Ops | None = None, *, own: bool = False) -> Any:
+    """Return the network of a checkpoint with its head: ours, or mlx-lm's class."""
     checkpoint = open_checkpoint(directory)
-    network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu, kernels=kernels).use_kernels()
+    if own:
+        config, ops = own_decoder(checkpoint), kernels or reference
+        assert config is not None
+        network: Any = make_decoder(config, Parameters(checkpoint, ops, mx.float32), ops, mx.float32)
+    else:
+        network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu, kernels=kernels).use_kernels()
     tensors = head_tensors(checkpoint)
     return network if tensors is None else add_head(network, tensors, mx.DeviceType.cpu, kernels, None)
 
 
-def logits_of(network: MlxLmNetwork, tokens: Sequence[int]) -> tuple[Any, Any]:
+def logits_of(network: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
     """Return the output of the layers and the last logits for a prompt."""
     kv = network.kv_backend(KVOptions(256))
     x = network.layers(network.embed(mx.array([list(tokens)])), one_pass(kv, kv.acquire(()), len(tokens)))
@@ -101,16 +112,20 @@ class Corrected:
         return [token ^ 1 if (self._known + at) * 7 % 10 < 4 else token for at, token in enumerate(right)]
 
 
-def expected_firsts(kind: str, network: MlxLmNetwork, tensors: Any, whole: Sequence[int]) -> dict[int, int]:
+def expected_firsts(kind: str, network: Any, tensors: Any, whole: Sequence[int]) -> dict[int, int]:
     hidden, _ = logits_of(network, whole)
     _, logits = head_logits(kind, tensors, list(whole[1:]), hidden[:-1].astype(np.float64))
     return {known: int(logits[known - 2].argmax()) for known in range(2, len(whole))}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_entries_follow_a_batch_with_rejections_and_preemption(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kernels", "own"), [*[(k, None, False) for k in KINDS], *[(k, o, True) for k, o in OWN]]
+)
+def test_its_entries_follow_a_batch_with_rejections_and_preemption(
+    tmp_path: Path, kind: str, kernels: Ops | None, own: bool
+) -> None:
     tensors = write_model(tmp_path, kind)
-    network = load(tmp_path)
+    network = load(tmp_path, kernels, own=own)
     prompts = [[11, 3, 5, 8, 60, 2, 9], [4, 4, 31, 1]]
     answers = [
         [token for event in Engine(network, context_limit=128).generate(Request(prompt, SAYS, speculate="off"))
