@@ -49,6 +49,7 @@ _SPECULATION = {
     False: "off: the cache cannot drop rejected draft tokens",
     None: "unknown: the model's architecture is not supported",
 }
+_HEAD = ", with a multi-token prediction head"
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
@@ -249,7 +250,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
             ("Directory", document["path"]),
             ("Architecture", f"{document['architecture']}, run by {decoder}"),
             ("Sequences", _SEQUENCES[document["sequences"]]),
-            ("Speculation", _SPECULATION[document["speculates"]]),
+            ("Speculation", _SPECULATION[document["speculates"]] + _HEAD * document["draft_head"]),
             ("On disk", format_bytes(document["disk_bytes"])),
         ]
     rows.append(("Context", f"{_tokens(document['context'])} tokens"))

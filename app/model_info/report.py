@@ -116,6 +116,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "decoder": network_kind(checkpoint),
         "sequences": many_sequences(checkpoint, network),
         "speculates": _speculates(checkpoint),
+        "draft_head": _has_head(checkpoint),
         "context": context,
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,
@@ -140,6 +141,13 @@ def _speculates(checkpoint: Checkpoint) -> bool | None:
         return verifies_drafts(checkpoint)
     except (CheckpointError, UnsupportedModelError):
         return None
+
+
+def _has_head(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint has a multi-token prediction head that can draft tokens."""
+    from headrace.models.network.mtp import head_tensors  # late: imports mlx.nn
+
+    return head_tensors(checkpoint) is not None
 
 
 def memory_needed(name: str | None) -> int | None:

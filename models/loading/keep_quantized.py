@@ -15,6 +15,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.loading.decoder_choice import network_kind
+from headrace.models.network.mtp import head_tensors
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.registry.store import Store, StoredModel
@@ -60,13 +61,13 @@ def keep_quantized(
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
-    part = text_part(checkpoint)
-    kept, total, done = set(part.stored.values()), part.nbytes, 0
+    kept, done = _kept(checkpoint), 0
+    total = sum(checkpoint.tensors[name].nbytes for name in kept)
     for number, shard in enumerate(checkpoint.shards):
         loaded = mx.load(str(shard), format="safetensors")
         assert isinstance(loaded, dict)
         written: dict[str, mx.array] = {}
-        for name in kept & loaded.keys():  # the text part only
+        for name in kept & loaded.keys():
             array = loaded[name]
             written |= (
                 _quantized(name, array, kind) if _is_matrix(checkpoint.tensors[name], name, kind) else {name: array}
@@ -75,6 +76,14 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)
         mx.save_safetensors(str(target / f"model-{number:05d}.safetensors"), written, metadata={"format": "mlx"})
+
+
+def _kept(checkpoint: Checkpoint) -> set[str]:
+    """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
+    kept, head = set(text_part(checkpoint).stored.values()), head_tensors(checkpoint)
+    if head is None:
+        return kept
+    return {name for name in kept if not name.startswith(head.prefix)} | set(head.renamed)
 
 
 def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:

@@ -14,8 +14,8 @@ from operator import mul
 
 from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.scheduler import ScheduledChunk
-from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
-from headrace.runtime.speculation.controller import Controller
+from headrace.runtime.speculation.acceptance import MTP_PRIOR, MTP_WEIGHT, Acceptance
+from headrace.runtime.speculation.controller import MIN_GAIN, Controller
 from headrace.runtime.speculation.dry_run import Pauses
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer
@@ -44,7 +44,7 @@ class Drafting:
     def __init__(self, vocab_size: int, costs: PassCostStore | None = None, *, has_head: bool = False) -> None:
         self.controller = Controller(costs.load() if costs else None)
         # Of a multi-token prediction head, by place in the draft:
-        self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and has_head else ())
+        self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and has_head else (), MTP_WEIGHT)
         self._has_head = has_head
         self._pauses = Pauses()
         self._vocab_size = vocab_size
@@ -99,10 +99,14 @@ class Drafting:
         offers, trials = [_Offer() for _ in batch], [_Offer() for _ in batch]
         for row, (sequence, own) in enumerate(zip(batch, firsts, strict=True)):
             for proposer, _ in own:
-                proposer.is_wanted = proposer.source in paying
-                if not proposer.is_wanted or (proposer.needs_all_tokens and _unread(sequence)):
+                if proposer.source not in paying:
+                    proposer.is_wanted = False
                     continue
-                found = _Offer(proposer, _chances(sequence, proposer))
+                waits = proposer.needs_all_tokens and _unread(sequence)
+                found = _Offer(proposer, _chances(sequence, proposer, 0 if waits else _unread(sequence)))
+                if waits:  # for the next pass
+                    proposer.is_wanted = self._gain(found, rows) > MIN_GAIN
+                    continue
                 if (dry_run := proposer.dry_run) is not None:
                     dry_run.update(sequence.tokens)
                     if not dry_run.pays:
@@ -191,9 +195,9 @@ def _first_chances(sequence: Sequenced) -> _Firsts:
     return found
 
 
-def _chances(sequence: Sequenced, proposer: Proposer) -> Sequence[float]:
-    """Return each draft token's chance that it and all before it are accepted."""
-    most, unread = min(MAX_DRAFT, sequence.remaining - 1), _unread(sequence)
+def _chances(sequence: Sequenced, proposer: Proposer, unread: int) -> Sequence[float]:
+    """Return each draft token's chance that it and all before it are accepted. unread: draft tokens to leave out."""
+    most = min(MAX_DRAFT, sequence.remaining - 1)
     try:
         return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread]
     except Exception:

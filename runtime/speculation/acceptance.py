@@ -5,6 +5,7 @@ from collections.abc import Sequence
 LONGEST = 24  # longer matches share one estimate
 _HALF_LIFE = 64.0  # draft tokens after which older ones count half
 _PRIOR_WEIGHT = 8.0  # draft tokens
+MTP_WEIGHT = 4.0  # the same of a head: one that is never right costs few passes
 _RELAX = 1 / 256  # of the distance to the prior
 
 # Acceptance of n-gram draft tokens at greedy and at sampled decoding (docs/speculation.md), by match length. Length 0
@@ -19,14 +20,14 @@ MTP_PRIOR = (0.75, 0.65, 0.55, 0.5, 0.45)
 class Acceptance:
     """Acceptance rate by match length, starting from `priors`; longer matches use the last one.
 
-    stored: `rates` of an earlier run, which count as much as the priors.
+    stored: `rates` of an earlier run, which count as much as the priors. weight: draft tokens that these count for.
     """
 
-    def __init__(self, priors: Sequence[float], stored: Sequence[float] = ()) -> None:
+    def __init__(self, priors: Sequence[float], stored: Sequence[float] = (), weight: float = _PRIOR_WEIGHT) -> None:
         self._priors = priors
         priors = [*stored[: len(priors)], *priors[len(stored) :]]
-        self._accepted = [_PRIOR_WEIGHT * prior for prior in priors]
-        self._verified = [_PRIOR_WEIGHT] * len(priors)
+        self._accepted = [weight * prior for prior in priors]
+        self._verified = [weight] * len(priors)
 
     def record(self, length: int, accepted: bool) -> None:
         """Count a verified draft token at this match length."""

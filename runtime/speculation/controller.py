@@ -14,7 +14,7 @@ from headrace.runtime.metrics.running_median import RunningMedian
 
 ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with draft tokens, all sequences
 MAX_DRAFT_PER_PASS = 30  # all sequences
-_MIN_GAIN = 1.1  # expected speed-up from which draft tokens are used: chances are estimates, too
+MIN_GAIN = 1.1  # expected speed-up from which draft tokens are used: chances are estimates, too
 # Estimates before the first measurement, relative to a step:
 _CHEAP_ROWS = 4  # rows that a step bound by memory computes almost for free
 _CHEAP_ROW = 0.15  # cost of one more of these
@@ -84,7 +84,7 @@ class _Curve:
     def _set_ratios(self, ratios: Mapping[int, float]) -> None:
         """Set r, and the least mean acceptance chance at which a pass pays; above 1 none does."""
         self.ratios = dict(ratios)
-        needed = (self._sequences * (_MIN_GAIN * ratio - 1) / count for count, ratio in ratios.items())
+        needed = (self._sequences * (MIN_GAIN * ratio - 1) / count for count, ratio in ratios.items())
         self.min_chance = min(needed, default=math.inf)
 
 
@@ -133,7 +133,7 @@ class Controller:
         curve = self._curve(sequences)
         if curve.plain_s is None or curve.age >= _FRESH:
             return False
-        if chance > curve.min_chance + _MIN_GAIN * sequences * cost_s / curve.plain_s:
+        if chance > curve.min_chance + MIN_GAIN * sequences * cost_s / curve.plain_s:
             return True
         curve.refused += chance > _LIKELY
         return curve.refused >= _MAX_REFUSED
@@ -151,7 +151,7 @@ class Controller:
             return counts
         # Chances fall within a sequence, so the best of all sequences are a prefix of each.
         ordered = sorted(((chance, row) for row, own in enumerate(chances) for chance in own), reverse=True)
-        best, taken, tokens, spent_s = _MIN_GAIN, 0, float(sequences), 0.0
+        best, taken, tokens, spent_s = MIN_GAIN, 0, float(sequences), 0.0
         for count, (chance, row) in enumerate(ordered[:MAX_DRAFT_PER_PASS], 1):
             tokens += chance
             spent_s += costs_s[row] if costs_s else 0.0

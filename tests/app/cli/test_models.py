@@ -19,6 +19,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError
+from tests import mtp_models
 from tests.checkpoints import CONFIG, header, shard, write
 from tests.commands import headrace
 from tests.hub_server import HubServer
@@ -138,6 +139,13 @@ def test_names_from_files_cannot_move_the_cursor(run: Run, store: Store) -> None
         assert "\x1b" not in output
         assert "\x07" not in output
         assert "\u202e" not in output
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_show_names_a_multi_token_prediction_head(run: Run, tmp_path: Path, head: bool) -> None:
+    mtp_models.write_model(tmp_path / "mimo", "mimo", head=head)
+    assert json.loads(run("show", str(tmp_path / "mimo"), "--json").stdout)["draft_head"] == head
+    assert ("multi-token prediction head" in run("show", str(tmp_path / "mimo")).stdout) == head
 
 
 def test_show_says_what_a_step_costs(run: Run, store: Store) -> None:

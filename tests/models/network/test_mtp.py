@@ -8,13 +8,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mtp import head_tensors
 from headrace.models.network.mtp_network import MtpNetwork, add_head
 from headrace.models.network.parameters import Parameters
+from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.mtp_draft import MAX_WAITING, MtpDraft
 from headrace.runtime.engine.request import Request, Step
@@ -22,7 +25,10 @@ from headrace.runtime.errors import UsageError
 from headrace.runtime.kv.backend import KVOptions, one_pass
 from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
+from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
+from headrace.runtime.speculation.pass_costs import PassCostStore
 from tests.mtp_models import CONFIGS, VOCAB, WIDTH, head_logits, write_model
+from tests.runtime.speculation.test_dry_run import Recorded
 from tests.speculating import run, speculating
 
 pytestmark = pytest.mark.peer
@@ -72,6 +78,30 @@ def test_a_head_computes_what_its_paper_says(tmp_path: Path, kind: str, kernels:
         expected_hidden, expected = head_logits(kind, tensors, tokens[:end], hidden[:end])
         np.testing.assert_allclose(rows, expected_hidden, atol=2e-4)
         np.testing.assert_allclose(np.array(head.logits(out)[0]), expected[-1], atol=5e-4)
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, _ in OWN}))
+def test_a_quantized_copy_keeps_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    write_model(tmp_path / "plain", kind)
+    kept = keep_quantized(resolve(str(tmp_path / "plain")), Quantization(8, 32))
+    stored: Any = mx.load(str(kept.path / "model-00000.safetensors"))
+    dense = {
+        name: mx.dequantize(array, stored[f"{module}.scales"], stored[f"{module}.biases"], group_size=32, bits=8)
+        if f"{(module := name.removesuffix('.weight'))}.scales" in stored
+        else array
+        for name, array in stored.items()
+    }
+    tensors = {name: np.array(array).astype(np.float64) for name, array in dense.items()}
+    assert not any("shared_head.head" in name for name in tensors)
+    head, tokens = load(kept.path, OWN[-1][1], own=True).draft_head, [5, 9, 2, 7, 7, 1]
+    hidden = np.random.default_rng(3).normal(size=(len(tokens), WIDTH))
+    kv = head.kv_backend(KVOptions(64))
+    kv_pass = one_pass(kv, kv.acquire(()), len(tokens))
+    logits = head.logits(head.hidden(mx.array([tokens]), mx.array(hidden[None].astype(np.float32)), kv_pass))
+    _, expected = head_logits(kind, tensors, tokens, hidden)
+    np.testing.assert_allclose(np.array(logits[0]), expected[-1], atol=2e-2)
+    assert np.array(logits[0]).argmax() == expected[-1].argmax()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,6 +205,28 @@ def test_draft_tokens_of_a_head_leave_output_unchanged(tmp_path: Path, sampling:
     assert {source for _, source in found["mtp"]} >= {"mtp"}
 
 
+def test_a_head_whose_tokens_are_rejected_costs_few_passes(tmp_path: Path) -> None:
+    """Random heads are never right: after few tries all passes are queued ahead again."""
+    write_model(tmp_path, "mimo")
+    engine = Engine(load(tmp_path), context_limit=256)
+    controller = engine._drafting.controller = Recorded()
+    list(engine.generate(Request([1, 2, 3], 200, SAMPLED, speculate="mtp")))
+    assert 0 < sum(0.05 * count for count in controller.drafts) < 2  # passes
+    assert all(controller.ahead[60:])
+    assert engine._drafting.acceptance.rates[0] < 0.5
+
+
+def test_rates_of_a_head_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    write_model(tmp_path / "model", "mimo")
+    network = load(tmp_path / "model")
+    store = PassCostStore(network.cost)
+    store.save({(1, 1): (1.2, 3)}, [0.25, 0.125])
+    engine = Engine(network, context_limit=64, pass_costs=store)
+    assert engine._drafting.acceptance.rates[:3] == [0.25, 0.125, MTP_PRIOR[2]]
+    assert store.load() == {(1, 1): (1.2, 3)}
+
+
 def test_a_model_without_a_head_refuses_to_draft_with_one(tmp_path: Path) -> None:
     write_model(tmp_path, "mimo", head=False)
     with pytest.raises(UsageError, match="no multi-token prediction head"):
@@ -185,7 +237,7 @@ def test_waiting_hidden_states_are_bounded(tmp_path: Path) -> None:
     write_model(tmp_path, "mimo")
     head = load(tmp_path).draft_head
     assert head is not None
-    mtp = MtpDraft(head, 3 * MAX_WAITING, _acceptance(), lambda: lambda logits: mx.argmax(logits, axis=-1))  # type: ignore[arg-type, return-value]
+    mtp = MtpDraft(head, 3 * MAX_WAITING, Acceptance(MTP_PRIOR), lambda: lambda logits: mx.argmax(logits, axis=-1))  # type: ignore[arg-type, return-value]
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 3 * MAX_WAITING)]
     for start in range(0, len(tokens) - 1, 512):
         mtp.take(start, mx.zeros((1, min(512, len(tokens) - 1 - start), WIDTH)))
@@ -193,9 +245,3 @@ def test_waiting_hidden_states_are_bounded(tmp_path: Path) -> None:
     mtp.update(tokens)
     proposals = [mtp.propose(2) for _ in range(MAX_WAITING // 256 + 1)]
     assert any(len(draft) == 2 for draft in proposals)
-
-
-def _acceptance() -> Any:
-    from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
-
-    return Acceptance(MTP_PRIOR)
