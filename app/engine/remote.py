@@ -171,6 +171,11 @@ class RemoteEngine:
     def _body(self, command: Generate) -> dict[str, Any]:
         options = {key: value for key, value in command.options.given().items() if self._own or key not in _OURS_ALONE}
         options |= {"headrace": {"steps": True}} if self._own else {}
+        if not self._own and command.options.grammar_source() is not None:  # never dropped: the answer would not fit
+            if command.options.schema is None:
+                raise ServerError("only headrace's own server takes a regular expression or a grammar")
+            schema = {"name": "answer", "strict": True, "schema": command.options.schema}
+            options["response_format"] = {"type": "json_schema", "json_schema": schema}
         return {
             "model": self._model,
             "messages": [dict(message) for message in command.messages],

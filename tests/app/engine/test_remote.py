@@ -165,6 +165,11 @@ def test_an_answer_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch
     body = Other.bodies[-1]
     assert (body["model"], body["temperature"], body["stream"]) == ("b", 0.5, True)
     assert not {"thinking", "headrace"} & body.keys()  # other servers would refuse them
+    engine.submit(Generate(2, HELLO, AnswerOptions(schema={"type": "integer"})))
+    until(engine, Done)
+    assert Other.bodies[-1]["response_format"]["json_schema"]["schema"] == {"type": "integer"}
+    engine.submit(Generate(3, HELLO, AnswerOptions(regex="a")))
+    assert "regular expression" in until(engine, Failed).message
 
 
 def test_an_error_in_the_stream_of_another_server(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
