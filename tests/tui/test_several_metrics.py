@@ -1,12 +1,16 @@
 """The figures of answers that grow side by side, and the map of the pool: plain numbers and lines."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Failed, Prefill
 from headrace.app.tui.decode.tables import SequencesSection
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.feed import feed
+from headrace.app.tui.metrics.figures import latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import PoolStats
 from tests.app.scripted_engine import COST, record, summary
 
@@ -42,6 +46,18 @@ def test_a_row_has_state_tokens_speed_reuse_and_the_last_words() -> None:
         short = section.lines(metrics, width, height)
         assert len(short) <= height
         assert all(line.cell_length <= width for line in short)
+
+
+def test_a_stall_of_a_batch_beside_other_programs_is_theirs() -> None:
+    metrics = LiveMetrics()
+    metrics.begin_batch((7, 9))
+    slow = replace(record(20, 40, 2), latency_s=0.2)
+    feed(metrics, [delta(7, range(20), 2), Delta(7, "x", (slow,)), delta(9, range(5), 2)])
+    metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
+    for shown in (metrics, metrics.frozen()):
+        window = latency_window(shown.charted, shown.busy_steps, 100)
+        assert window is not None
+        assert window.stalls == {19: "other programs"}
 
 
 def test_a_row_for_each() -> None:

@@ -4,7 +4,7 @@ Bytes and FLOPs are computed from shapes, times are measured. A step's time by p
 steps, see `runtime.engine.step_timer`; without such steps it is computed from bytes and bandwidth.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.app.answer.sentence import StepFigures
@@ -96,28 +96,28 @@ class LatencyWindow:
 
 
 def latency_window(
-    steps: Sequence[StepRecord], busy: Sequence[bool], count: int, *, back: int = 0
+    steps: Sequence[StepRecord], busy: Iterable[StepRecord], count: int, *, back: int = 0
 ) -> LatencyWindow | None:
     """Return the newest `count` of the steps, without the `back` newest of all; None without steps.
 
-    busy: for each step, whether other programs used its CPUs; empty if unknown.
+    busy: steps while other programs used the CPUs.
     """
-    steps, busy = list(steps), list(busy)
+    steps = list(steps)
     if steps and steps[0].index == 0:  # its latency is not between tokens
-        steps, busy = steps[1:], busy[1:]
+        steps = steps[1:]
     end = max(0, len(steps) - back)
-    start = max(0, end - max(1, count))
-    shown = steps[start:end]
+    shown = steps[max(0, end - max(1, count)) : end]
     of = Percentiles.of([step.latency_s for step in shown])
     if of is None:
         return None
     stalls = {}
     if len(shown) >= MIN_STEPS and of.p50 > 0:
+        crowded = {(step.index, step.latency_s) for step in busy}
         for place, step in enumerate(shown):
             if step.latency_s >= STALL * of.p50:
                 before = shown[place - 1] if place else None
-                crowded = busy[start + place] if len(busy) == len(steps) else False
-                stalls[place] = stall_cause(step, before, of.p50, crowded=crowded)
+                beside_others = (step.index, step.latency_s) in crowded
+                stalls[place] = stall_cause(step, before, of.p50, crowded=beside_others)
     return LatencyWindow(shown, of, stalls)
 
 

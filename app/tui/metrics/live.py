@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.answer.sentence import StepFigures, cpu_phrase
-from headrace.app.engine.events import Event
+from headrace.app.engine.events import Delta, Event
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
 from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail, step_bytes, step_times
@@ -51,9 +51,9 @@ class LiveMetrics:
         """Prompt tokens of the turn that were computed before it was sent."""
         self.context = 0
         """Tokens of the conversation, in the cache or not."""
-        self.busy_steps: deque[bool] = deque(maxlen=STEPS_KEPT)
-        """For each of `steps`, whether other programs used its CPUs."""
-        self._since_look = 0  # steps since the latest look at the machine
+        self.busy_steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        """Steps while other programs used the CPUs."""
+        self._since_look: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # steps since the latest look at the machine
         self.trail = Trail()
         self._turn = StepTotals()
         self.output_tokens = 0  # tokens of the turn
@@ -105,6 +105,8 @@ class LiveMetrics:
         """Take in an event about the parallel answers."""
         assert self.batch is not None
         self.batch.take(event)
+        if isinstance(event, Delta):
+            self._since_look.extend(event.records)
         self.trail.add(self.batch.totals)
         decoding = any(row.phase == "decode" for row in self.batch.rows)
         self.phase = "idle" if self.batch.over else "decode" if decoding else "prefill"
@@ -128,7 +130,8 @@ class LiveMetrics:
         self.steps.clear()
         self.texts = []
         self.busy_steps.clear()
-        self._since_look, self.trail = 0, Trail()
+        self._since_look.clear()
+        self.trail = Trail()
         self._turn, self.output_tokens = StepTotals(), 0
         self.batch, self.speculating = None, False
 
@@ -153,8 +156,7 @@ class LiveMetrics:
         """Add steps, at least one."""
         self.steps.extend(records)
         self.history.add(records)
-        self.busy_steps.extend([False] * len(records))
-        self._since_look += len(records)
+        self._since_look.extend(records)
         for record in records:
             self._turn.add(record, self.model.cost)
         self.trail.add(self._turn)
@@ -206,9 +208,8 @@ class LiveMetrics:
         self.load = load
         self._contended_looks = self._contended_looks + 1 if load.contended else 0
         if load.contended:
-            for back in range(1, min(self._since_look, len(self.busy_steps)) + 1):
-                self.busy_steps[-back] = True
-        self._since_look = 0
+            self.busy_steps.extend(self._since_look)
+        self._since_look.clear()
 
     def _changed(self) -> None:
         self.version += 1
