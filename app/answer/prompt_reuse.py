@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.text.prefix_difference import PrefixDifference, first_difference
+from headrace.runtime.errors import HeadraceError
 from headrace.runtime.kv.common_prefix import common_prefix
 
 if TYPE_CHECKING:
@@ -57,5 +59,7 @@ class ReuseLog:
         typed = min(reused, common_prefix(self._prefetched, prompt)) - self._prefetched_from
         nearest = max(reversed(self._earlier), key=lambda tokens: common_prefix(tokens, prompt), default=[])
         dropped = min(common_prefix(nearest, prompt), len(prompt) - 1) - reused
-        found = first_difference(nearest, prompt, self._tokenizer)
+        found: PrefixDifference | None = None
+        with suppress(HeadraceError):  # of a tokenizer: an answer does not fail for want of an explanation
+            found = first_difference(nearest, prompt, self._tokenizer)
         return PromptReuse(reused, max(0, typed) if self._prefetched else 0, max(0, dropped), found)

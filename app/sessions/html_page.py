@@ -41,11 +41,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Step latencies. lines: (name, y, label) of percentiles."""
+    """Step latencies. lines: (name, y, label) of percentiles. top: latency at the upper edge."""
 
     bars: list[Bar]
     lines: list[tuple[str, float, str]]
     steps: int
+    top: str
     width: int = _WIDTH
     height: int = _HEIGHT
 
@@ -117,7 +118,7 @@ def step_chart(steps: AnswerSteps) -> Chart:
         (name, _HEIGHT - min(1.0, value / top) * _HEIGHT, duration(value))
         for name, value in (("p50", of.p50), ("p95", of.p95))
     ]
-    return Chart(bars, lines, len(steps.latencies_s))
+    return Chart(bars, lines, len(steps.latencies_s), duration(top))
 
 
 def strip(steps: AnswerSteps) -> Iterator[Mark]:

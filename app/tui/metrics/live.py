@@ -406,6 +406,7 @@ class LiveMetrics:
             "step_seconds": dict(times.parts) if (times := self.step_times) else None,
             "step_seconds_timed": bool(times and times.timed),
             "step_bytes": dict(self.step_bytes),
+            "prompt_reuse": self.reuse.document() if self.reuse else None,
             "several": self.batch.document() if self.batch is not None else None,
             "turns": [asdict(turn) for turn in self.turns],
             "steps": [{**asdict(step), "achieved_bandwidth_gb_s": step.achieved_gb_s} for step in self.steps],

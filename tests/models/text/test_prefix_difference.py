@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from headrace.app.answer.prompt_reuse import PromptReuse, ReuseLog
 from headrace.models.text.prefix_difference import first_difference
 from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import CheckpointError
 from headrace.runtime.kv.common_prefix import common_prefix
 from tests.tiny_chat import write_byte_tokenizer
 
@@ -73,3 +74,13 @@ def test_prefetched_tokens_are_those_computed_while_typing(tokenizer: Tokenizer)
     assert log.explain([1, 2, 3], 0).prefetched == 0
     log.answered(prompt)
     assert log.explain([*prompt, 1, 2], 40).prefetched == 0
+
+
+def test_a_tokenizer_that_fails_costs_the_text_alone() -> None:
+    class Broken:
+        def decode(self, *_: object, **__: object) -> str:
+            raise CheckpointError("the tokenizer failed")
+
+    log = ReuseLog(Broken())  # type: ignore[arg-type]
+    log.answered([1, 2, 3])
+    assert log.explain([1, 2, 4, 5], 1) == PromptReuse(1, dropped=1)
