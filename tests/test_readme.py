@@ -94,7 +94,9 @@ def test_every_option_named_exists() -> None:
 
 def test_every_variable_that_is_read_is_documented() -> None:
     sources = [file for layer in ("app", "models", "runtime") for file in (ROOT / layer).rglob("*.py")]
-    read = {name for file in sources for name in re.findall(r"(?<!_)HEADRACE(?:_[A-Z]+)+", file.read_text(encoding="utf-8"))}
+    read = {
+        name for file in sources for name in re.findall(r"(?<!_)HEADRACE(?:_[A-Z]+)+", file.read_text(encoding="utf-8"))
+    }
     assert read == set(re.findall(r"^\| `(HEADRACE(?:_[A-Z]+)+)`", PAGES["docs/cli.md"], re.MULTILINE))
     assert set(re.findall(r"(?<!define\.)HEADRACE(?:_[A-Z]+)+", "".join(PAGES.values()))) <= read
 

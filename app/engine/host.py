@@ -189,7 +189,7 @@ class EngineHost:
 
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
-        batch = 0
+        batch, several = 0, len(self._running) / 2 if self._text_s == SERVED_TEXT_S else 1
         self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
@@ -199,6 +199,7 @@ class EngineHost:
                     self._batch.add(len(event.step.tokens))
                     record, reports = event.step.record, self._reports(event.step)
                     step = StepText(event.pieces, record.accepted, event.rejected)
+                    running.outbox.text_s = self._text_s * max(1, several)
                     running.outbox.add(step, record, reports, event.calls)
                     if answer.repeats and not running.repeats:
                         running.repeats = True

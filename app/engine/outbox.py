@@ -13,7 +13,7 @@ from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
 
 TEXT_S = 0.07  # between two deltas; the chat polls less often
-SERVED_TEXT_S = 0.03  # of a server
+SERVED_TEXT_S = 0.03  # of a server, for up to two answers at a time; longer in proportion for more
 _RECORDS_S = 0.4  # between two deltas with step records
 
 Send = Callable[[Event], None]
@@ -28,7 +28,7 @@ class Outbox:
         text_s: seconds between two deltas.
         """
         self._command = command
-        self._text_s = text_s
+        self.text_s = text_s
         self._tokens: list[TokenReport] = []
         self._calls: Sequence[ToolCall] = ()
         self._send = send
@@ -62,7 +62,7 @@ class Outbox:
         if calls:  # behind the text so far, and before what follows
             self._calls = calls
             self._flush(with_records=False)
-        if now - self._sent >= self._text_s:
+        if now - self._sent >= self.text_s:
             self._flush(with_records=now - self._records_sent >= _RECORDS_S)
 
     def flush(self) -> None:

@@ -175,8 +175,8 @@ def time_all(root: str, clients: int, tokens: int) -> float:
 
 def second_turn(root: str, tokens: int) -> None:
     """Print the time to the first token of an agent's long prompt, and of its second turn."""
-    words = random.Random(1).choices(TOPICS, k=tokens // 2)
-    prompt = " ".join(f"{word} {place}." for place, word in enumerate(words))[: tokens * 4]
+    words = random.Random(1).choices(TOPICS, k=tokens // 7)  # about 7 tokens each
+    prompt = " ".join(f"{word} {place}." for place, word in enumerate(words))
 
     async def turns() -> list[Reply]:
         async with httpx.AsyncClient(base_url=root, timeout=WAIT_S) as client:

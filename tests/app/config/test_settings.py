@@ -96,7 +96,10 @@ def test_set_values_are_read(path: Path) -> None:
         (f"[sampling]\nseed = {'1' * 5000}\n", "settings.toml"),
         ("[sampling]\ntemperature = 'hot'\n", "temperature in [sampling] must be a number, not 'hot'"),
         ("[sampling]\ntemperature = nan\n", "temperature in [sampling] must be"),
-        ("[sampling]\nspeculate = 'draft'\n", "speculate in [sampling] must be one of auto, ngram, mtp, off, not 'draft'"),
+        (
+            "[sampling]\nspeculate = 'draft'\n",
+            "speculate in [sampling] must be one of auto, ngram, mtp, off, not 'draft'",
+        ),
         ("[sampling]\nspeculate = false\n", "speculate in [sampling] must be"),
         ("[screen]\nmouse = 1\n", "mouse in [screen] must be true or false"),
         ("[chat\n", "settings.toml"),
