@@ -96,7 +96,12 @@ def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
             specials[_text(texts.get(index, f"<|reserved_token_{index}|>"), file)] = index
     else:
         raise UnsupportedModelError(f"{file.name}: tokenizer_config.json names no control tokens")
-    return _build(ranks, _PATTERNS[kind], specials, file)
+    tokenizer = _build(ranks, _PATTERNS[kind], specials, file)
+    if kind == "QWenTokenizer":
+        from tokenizers import normalizers
+
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
 
 
 def is_tiktoken(file: Path) -> bool:

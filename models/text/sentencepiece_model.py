@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.tokenizers_library import check_charsmap, library_errors
 from headrace.models.text.vocabulary import (
+    BYTE,
     SPACE_MARK,
     UNKNOWN,
     Vocabulary,
@@ -53,6 +54,8 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
         raise CheckpointError(f"{file.name}: the vocabulary is empty or has a token twice")
     if max(map(len, vocabulary.tokens)) > _LONGEST:
         raise CheckpointError(f"{file.name}: a token has more than {_LONGEST} characters")
+    if trainer.treat_whitespace_as_suffix:
+        raise UnsupportedModelError(f"{file.name} is a SentencePiece vocabulary with spaces behind its words")
     scores = [piece.score for piece in model.pieces]
     unknown = next(iter(vocabulary.ids_of(UNKNOWN)), None)
     prefix = normalizer.add_dummy_prefix
@@ -75,7 +78,10 @@ def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, p
     from tokenizers import Tokenizer, normalizers
     from tokenizers.models import Unigram
 
-    pieces = list(zip(vocabulary.tokens, scores, strict=True))
+    # The library finds a byte's token by its name in a text, too: at these costs it never pays to spell a word with it.
+    last = 8 * (min(scores) - 20)
+    of_bytes = set(vocabulary.ids_of(BYTE))
+    pieces = [(text, last if i in of_bytes else scores[i]) for i, text in enumerate(vocabulary.tokens)]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=unknown, byte_fallback="<0x00>" in vocabulary.tokens))
     mark = normalizers.Replace(" ", SPACE_MARK)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if prefix else mark
@@ -93,7 +99,7 @@ def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
             check_charsmap(spec.precompiled_charsmap)
             steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:
         tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
 
