@@ -10,8 +10,10 @@ import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import shape_to_run
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.keep_quantized import keep_quantized
+from headrace.models.loading.load import _sized
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mtp import head_tensors
@@ -34,7 +36,10 @@ from tests.speculating import run, speculating
 pytestmark = pytest.mark.peer
 KINDS = sorted(CONFIGS)
 # Those that our decoder runs, with recurrent state on the kernels alone.
-OWN = [("glm4_moe", None), *[(kind, native) for kind in ("glm4_moe", "qwen3_5") if native.status().available]]
+OWN = [
+    *[(kind, None) for kind in ("deepseek_v3", "glm4_moe")],
+    *[(kind, native) for kind in ("deepseek_v3", "glm4_moe", "qwen3_5") if native.status().available],
+]
 BACKENDS: list[Ops | None] = [None, *([native] if native.status().available else [])]
 SAYS = 24
 SAMPLED = SamplingParams(temperature=1.0, seed=5)
@@ -102,6 +107,24 @@ def test_a_quantized_copy_keeps_the_head(tmp_path: Path, monkeypatch: pytest.Mon
     _, expected = head_logits(kind, tensors, tokens, hidden)
     np.testing.assert_allclose(np.array(logits[0]), expected[-1], atol=2e-2)
     assert np.array(logits[0]).argmax() == expected[-1].argmax()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_loaded_whichever_network_runs_the_model(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path, kind)
+    checkpoint = open_checkpoint(tmp_path)
+    config = own_decoder(checkpoint)
+    make, nbytes, _ = _sized(checkpoint, config, None, shape_to_run(checkpoint, config), None)
+    network = make()
+    assert network.draft_head is not None
+    assert nbytes > 0
+    prompt = [3, 1, 4, 1, 5]
+    tokens = [
+        [token for event in Engine(network, context_limit=64).generate(Request(prompt, 12, speculate=choice))
+         if isinstance(event, Step) for token in event.tokens]
+        for choice in ("off", "auto")
+    ]  # fmt: skip
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
