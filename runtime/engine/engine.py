@@ -361,13 +361,14 @@ class Engine:
             else:
                 fed += chunk.count
         began = max(self._landed, in_flight.started)
+        follows = began == self._landed  # else the clocks ran meanwhile
         seconds = now - began
         if not in_flight.draft_tokens:
             self._pace.took(rows, fed, seconds)
         if rows and not fed:
             self._drafting.controller.record(rows, in_flight.draft_tokens, seconds, ahead=in_flight.ahead)
         self._landed = now
-        parts = self.timer.landed(seconds, max(0.0, in_flight.built - began), decodes=rows > 0 and not fed)
+        parts = self.timer.landed(seconds, max(0.0, in_flight.built - began), decodes=rows > 0 and not fed and follows)
         garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()
         shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts)
         row = 0

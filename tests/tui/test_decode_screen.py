@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from textual.content import Content
+from textual.events import Paste
 
 from headrace.app.engine.commands import TIMED_EVERY
 from headrace.app.tui.decode.panel import Sections
@@ -83,6 +84,13 @@ def test_one_can_ask_and_watch(play) -> None:
         it.prompt.put("two\nlines")
         await it.press("f2", "x")
         assert it.prompt.text == "two\nlines"
+        await it.press("f2")
+        it.prompt.put("")
+        await it.press("f2")
+        it.app.screen.line.post_message(Paste("three\nlines"))  # type: ignore[attr-defined]
+        await it.until(lambda: it.prompt.text == "three\nlines")
+        await it.until(lambda: "F2 goes back to the text" in it.text())
+        assert it.prompt.text == "three\nlines"
 
     play(scenario, engine, size=(80, 24))
 
