@@ -16,6 +16,7 @@ COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_p
     "pass_parts",
     "serve",
     "speculation_replay",
+    "structured",
     "text_flow",
     "turns",
     "ui_tax",
@@ -45,6 +46,11 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     run("kernels", monkeypatch, "--shape", "tiny", "--threads", "1", "--seconds", "0.001")
     native.set_threads(0)
     assert "step at depth  4096" in capsys.readouterr().out
+
+
+def test_structured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("structured", monkeypatch, str(write_chat_model(tmp_path / "tiny")), "--rounds", "1", "--tokens", "9")
+    assert "decode speed with a grammar of any text against free" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
