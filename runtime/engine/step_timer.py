@@ -25,7 +25,8 @@ class StepTimer:
     def landed(self, seconds: float, host_s: float, *, decodes: bool) -> StepParts | None:
         """Return the parts of the step that was read just now, if it was timed; start the clocks if the next one is.
 
-        seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt, and followed the step before at once.
+        seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt, and followed the step
+        before at once.
         """
         every = self.every
         if not self._times and not every:
