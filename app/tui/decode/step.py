@@ -48,7 +48,9 @@ class StepSection(Section):
             many = f", {three_digits(tokens)} tokens" if metrics.totals.proposed else ""
             head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{many}", "$quiet"))
             used = Content.assemble(("MBU ", "$quiet"), (mbu_text(share, busy=busy), "bold $text-primary"))
-            lines = [spread(head, used, width), _bar(times.parts, width)]
+            said = used.append(Content.styled(" of the bandwidth", "$quiet")) if share is not None else used
+            fits = head.cell_length + said.cell_length < width
+            lines = [spread(head, said if fits else used, width), _bar(times.parts, width)]
             lines += _legend(
                 times.parts, lambda seconds: three_digits(seconds * 1e3), "ms", width, max(1, height - 4 - each)
             )
