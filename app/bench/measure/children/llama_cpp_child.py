@@ -172,7 +172,7 @@ class LlamaCpp:
 
     def _fill(self, depth: int) -> None:
         """Leave exactly the first `depth` tokens of the random text in the cache."""
-        self._filled = kept(self._library, self._memory, -1, min(self._filled, depth))
+        self._filled = kept(self._library, self._memory, 0, min(self._filled, depth))
         if self._filled < depth:
             self._feed(self._base[self._filled : depth])
             self._filled = depth
@@ -191,7 +191,7 @@ class LlamaCpp:
 
 
 def kept(library: Any, memory: Any, sequence: int, length: int) -> int:
-    """Remove the entries past `length` of a sequence (-1: all), and return how many stay: 0 with recurrent state."""
+    """Remove the entries past `length` of a sequence, and return how many stay: 0 with recurrent state."""
     if library.llama_memory_seq_rm(memory, sequence, length, -1):
         return length
     library.llama_memory_seq_rm(memory, sequence, -1, -1)
