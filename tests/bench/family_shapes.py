@@ -131,7 +131,20 @@ _MIXED = {
 }  # fmt: skip
 _STACKS = {".mlp.switch_mlp.": ".mlp.experts."}
 
+_TINY = {
+    **_LFM2, "hidden_size": 64, "block_dim": 64, "block_ff_dim": 128, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "full_attn_idxs": [1],
+}  # fmt: skip
+
 FAMILIES: dict[str, FamilyShape] = {
+    "tiny": FamilyShape(  # for tests of the scripts themselves
+        _TINY,
+        "lfm2",
+        {
+            **_common(_TINY, "norm_eps"), "shortconv.l_cache": 3, "attention.head_count_kv": _where(2, (1,), 2),
+            "rope.dimension_count": 16,
+        },
+    ),
     "qwen3.5-0.8b": FamilyShape(
         _QWEN35,
         "qwen35",

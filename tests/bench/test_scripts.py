@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from headrace.models.gguf.container import open_container
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
-COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_parts", "telemetry_overhead"} | {
+COVERED = {
+    "cpu_pairs",
+    "graph_counts",
+    "kernels",
+    "make_family",
+    "make_model",
+    "speculation_draws",
+    "step_parts",
+    "telemetry_overhead",
+} | {
     "kv_peak",
     "pass_parts",
     "serve",
@@ -21,7 +31,7 @@ COVERED = {"graph_counts", "kernels", "make_model", "speculation_draws", "step_p
     "turns",
     "ui_tax",
 }
-NOT_SCRIPTS = {"shapes", "__init__"}
+NOT_SCRIPTS = {"family_shapes", "llama_cpu", "shapes", "__init__"}  # llama_cpu needs a peer's interpreter
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -39,6 +49,21 @@ def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr("tests.bench.graph_counts.FAMILIES", ("llama",))
     run("graph_counts", monkeypatch)
     assert "llama, mixed bits" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+def test_a_family_and_its_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("make_family", monkeypatch, "tiny", str(tmp_path))
+    container = open_container(tmp_path / "tiny.gguf")
+    assert container.tensors["blk.0.shortconv.conv.weight"].shape == (64, 3)
+    monkeypatch.setattr("tests.bench.cpu_pairs._PROMPT", 60)
+    run("cpu_pairs", monkeypatch, str(tmp_path), "tiny", "--turns")
+    native.set_threads(0)
+    cold, second = capsys.readouterr().out.splitlines()
+    assert cold.startswith("60 tokens: first one after ")
+    assert second.startswith("118 tokens: ")
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
