@@ -36,6 +36,7 @@ def llama_decode(ctx, count):
     return 0
 def llama_memory_seq_rm(memory, sequence, first, last):
     global held
+    assert sequence >= 0  # all sequences at once: the real one leaves its cells taken
     if 0 < first < held:
         return False
     held = min(held, max(first, 0))
