@@ -11,6 +11,7 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.runtime.ops import native, reference
 from tests.alone import new_cache
 from tests.foreign import write_tensors
 from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight
@@ -28,11 +29,17 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     tensors = {key: (weight(key, shape), "F32") for key, shape in case["tensors"].items()}
     checkpoint = open_checkpoint(write_tensors(tmp_path, tensors, case["config"]))
-    own = own_decoder(checkpoint) is not None
-    assert own or name not in OWN
-    network: Any = load_decoder(tmp_path) if own else MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
+    config = own_decoder(checkpoint)
+    assert config is not None or name not in OWN
+    recurrent = config is not None and any(layer.mixer for layer in config.layers)
+    tolerance = 2e-3 if recurrent else 1e-4  # the kernels, which alone keep recurrent state, round to 16 bits
+    network: Any
+    if config is None:
+        network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
+    else:
+        network = load_decoder(tmp_path, native if recurrent else reference)
     for count, expected in zip(LENGTHS, case["logits"], strict=True):
         cache = new_cache(network, 32)
         cache.reserve(count)
         logits = network.logits(network.layers(network.embed(mx.array([TOKENS[:count]])), cache))
-        assert np.abs(np.array(logits)[0, :12] - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
+        assert np.abs(np.array(logits)[0, :12] - expected).max() < tolerance * max(1.0, np.abs(expected).max())
