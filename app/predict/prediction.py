@@ -99,7 +99,7 @@ def verifying_seconds(
     known: for one token it hides behind memory, for several it may not.
     """
     cost, rows = shape.cost, 1 + drafts
-    nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + rows * cost.kv_bytes_written()
+    nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + cost.kv_bytes_written(rows)
     more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
     seconds = step_seconds(shape, target, assumed, nbytes)
     least = nbytes / target.bandwidth

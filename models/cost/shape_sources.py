@@ -22,7 +22,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
-from headrace.models.network.decoder_costs import kv_layers
+from headrace.models.network.decoder_costs import kv_layers, state_bytes
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.gpt_oss import stacks_of
 from headrace.models.network.latent_config import projections_of
@@ -200,6 +200,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         matrices=matrices,
         vector_bytes=vectors,
         kv=kv_layers(config, KV),
+        state_bytes=state_bytes(config),
         resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
     )
 

@@ -69,7 +69,7 @@ class StepShape:
 
     source: origin of the shapes. vector_bytes: norms and other small weights read once per step. kv: as in `StepCost`.
     resident_bytes: all weights in memory. kv_format: format of `kv`. kv_formats: supported formats, largest first.
-    stock: only mlx-lm's classes run it.
+    stock: only mlx-lm's classes run it. state_bytes: as in `StepCost`.
     """
 
     source: str
@@ -85,6 +85,7 @@ class StepShape:
     kv_format: KVFormat = FLOAT16
     kv_formats: Sequence[KVFormat] = FORMATS
     stock: bool = False
+    state_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -122,6 +123,7 @@ class StepShape:
             weight_flops=sum(matrix.step_flops for matrix in self.matrices),
             kv=self.kv,
             attention_flops_per_entry=attention_flops_per_entry(self.heads, self.head_dim),
+            state_bytes=self.state_bytes,
         )
 
     def step(self, past: int) -> list[Operation]:
@@ -154,6 +156,8 @@ class StepShape:
         for layer in self.kv:
             shape = f"{tokens} x {2 * self.kv_heads} x {self.head_dim}"
             yield Operation("K/V append", layer.count, shape, layer.bytes_per_token * tokens, 0)
+        if self.state_bytes:
+            yield Operation("recurrent state", 1, "read and written", 2 * self.state_bytes, 0)
 
 
 def total(operations: Sequence[Operation]) -> tuple[int, int]:

@@ -17,7 +17,13 @@ def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int,
         weight_flops=2 * weight_count,
         kv=kv_layers(config, kv),
         attention_flops_per_entry=attention_flops_per_entry(config.heads, config.head_dim),
+        state_bytes=state_bytes(config),
     )
+
+
+def state_bytes(config: DecoderConfig) -> int:
+    """Return the bytes of a sequence's recurrent state, all layers."""
+    return sum(layer.mixer.state_bytes for layer in config.layers if layer.mixer is not None)
 
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:

@@ -37,6 +37,11 @@ class MixerConfig:
     def channels(self) -> int:
         return 2 * self.key_heads * self.key_dim + self.inner
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state: inputs of the convolution, and a float32 matrix per head."""
+        return 4 * ((self.width - 1) * self.channels + (0 if self.kind == "conv" else self.inner * self.key_dim))
+
 
 def projections_into(mixer: MixerConfig) -> dict[str, int]:
     """Return the stored projections into a mixer and the rows of each."""

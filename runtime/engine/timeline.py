@@ -28,7 +28,6 @@ class Timeline:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cost = cost
-        self._kv_written = cost.kv_bytes_written()
         self._prompt_tokens = prompt_tokens
         self._reused_tokens = 0
         self._clock = clock
@@ -75,7 +74,7 @@ class Timeline:
             latency_s=latency,
             weight_bytes=self._cost.weight_bytes,
             kv_bytes_read=self._cost.kv_bytes_read(past + proposed),  # by all rows of the sequence at once
-            kv_bytes_written=self._kv_written * rows,
+            kv_bytes_written=self._cost.kv_bytes_written(rows),
             kv_used_bytes=cache.committed_bytes,
             kv_allocated_bytes=cache.allocated_bytes,
             active_memory_bytes=mx.get_active_memory(),

@@ -37,7 +37,8 @@ class StepCost:
 
     weight_bytes: read once per step for any batch. weight_flops: 2 per multiply-add of a weight.
     attention_flops_per_entry: per visible cache entry in one layer (q·k and weights·v over all heads). weight_parts:
-    (name, bytes) of `weight_bytes` by part of the network: most of them, or none if they are not known.
+    (name, bytes) of `weight_bytes` by part of the network: most of them, or none if they are not known. state_bytes: of
+    the recurrent state of a sequence, which a step reads and writes whole; it counts as K/V.
     """
 
     weight_bytes: int
@@ -45,6 +46,7 @@ class StepCost:
     kv: Sequence[LayerKV]
     attention_flops_per_entry: int = 0
     weight_parts: Sequence[tuple[str, int]] = field(default=(), compare=False)
+    state_bytes: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -53,14 +55,14 @@ class StepCost:
 
     def kv_bytes_read(self, past: int) -> int:
         """Return the bytes a step reads from a cache of `past` entries and its own new one."""
-        total = 0
+        total = self.state_bytes
         for layer in self.kv:  # a hot path: a generator takes twice as long
             total += layer.nbytes(past + 1)
         return total
 
-    def kv_bytes_written(self) -> int:
-        """Return the bytes a step appends: one row of K and of V in every layer."""
-        return self.kv_bytes_per_token
+    def kv_bytes_written(self, rows: int = 1) -> int:
+        """Return the bytes a step writes: K and V of `rows` tokens in every layer, and the state once."""
+        return rows * self.kv_bytes_per_token + self.state_bytes
 
     def step_bytes(self, past: int, batch: int = 1) -> int:
         """Return all bytes of a decode step of `batch` sequences with `past` cache entries each."""
@@ -75,11 +77,11 @@ class StepCost:
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of a cache of `tokens` entries."""
-        return held_bytes(self.kv, tokens)
+        return held_bytes(self.kv, tokens) + (self.state_bytes if tokens else 0)
 
     def longest_context(self, room: int, most: int) -> int:
         """Return the most entries, up to `most`, with a cache of at most `room` bytes."""
-        return longest_context(self.kv, room, most)
+        return longest_context(self.kv, room - self.state_bytes, most)
 
 
 def held_bytes(kv: Sequence[LayerKV], tokens: int) -> int:

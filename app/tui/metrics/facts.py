@@ -78,7 +78,7 @@ class MeasuredPrefill:
 
     @classmethod
     def of(cls, cost: StepCost, reused: int, fed: int, seconds: float) -> "MeasuredPrefill":
-        nbytes = cost.weight_bytes + cost.kv_bytes_read(reused + fed - 1) + fed * cost.kv_bytes_written()
+        nbytes = cost.weight_bytes + cost.kv_bytes_read(reused + fed - 1) + cost.kv_bytes_written(fed)
         return cls(cost.step_flops(reused, fed), nbytes, seconds)
 
 

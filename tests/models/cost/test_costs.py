@@ -11,7 +11,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.metrics.cost import LayerKV, StepCost
-from headrace.runtime.ops import reference
+from headrace.runtime.ops import native, reference
+from tests import mlx_lm_models
 from tests.tiny import (
     EVERY,
     HEAD_DIM,
@@ -123,3 +124,11 @@ def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> No
     for past in (0, 10, 100):
         assert theirs.step_bytes(past) == mine.step_bytes(past)
         assert theirs.step_flops(past) == mine.step_flops(past)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "granite-hybrid"])
+def test_recurrent_state_of_a_config_is_that_of_the_kernels(tmp_path: Path, name: str) -> None:
+    directory = mlx_lm_models.write_mlx_lm_model(tmp_path, mlx_lm_models.config_of(name))
+    network = load_decoder(directory, native)
+    assert network.cost.state_bytes == network.kv_shape.state_bytes > 0
+    assert checkpoint_cost(open_checkpoint(directory)).state_bytes == network.cost.state_bytes

@@ -1,5 +1,7 @@
 """Bytes and FLOPs of a step, and the longest context in a given number of bytes."""
 
+from dataclasses import replace
+
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 
 COST = StepCost(weight_bytes=1000, weight_flops=50, kv=[LayerKV(2, 10), LayerKV(1, 10, 4)], attention_flops_per_entry=3)
@@ -20,3 +22,13 @@ def test_the_longest_context_may_take_all_of_the_room() -> None:
         0,
         1,
     )
+
+
+def test_recurrent_state_is_read_and_written_once_a_step_and_held_once_a_sequence() -> None:
+    hybrid = replace(COST, state_bytes=7)
+    assert hybrid.kv_bytes_read(5) == COST.kv_bytes_read(5) + 7
+    assert hybrid.kv_bytes_written(3) == 3 * 30 + 7
+    assert hybrid.step_bytes(5, batch=4) == COST.step_bytes(5, batch=4) + 4 * 14
+    assert (hybrid.kv_bytes(0), hybrid.kv_bytes(9)) == (0, COST.kv_bytes(9) + 7)
+    room = hybrid.kv_bytes(300)
+    assert [hybrid.longest_context(room + more, 1000) for more in (-1, 0)] == [299, 300]
