@@ -19,7 +19,7 @@ def counted(it: Driver, tokens: int, longest: int = 448) -> None:
 async def typed(it: Driver, text: str) -> None:
     before = len(it.engine.ahead)
     it.prompt.put(text)
-    await it.until(lambda: len(it.engine.ahead) > before, "the pause in typing")
+    await it.until(lambda: it.engine.ahead[before:] and not it.engine.ahead[-1].count_only, "the pause in typing")
 
 
 def test_a_long_paste_comes_back_folded_before_what_was_typed_since(play) -> None:
