@@ -17,7 +17,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.metrics.cost import FLOAT_MODES
-from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.ops.kv_format import KVFormat
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
@@ -159,12 +159,13 @@ def quantize_model(source: Path, target: Path, layers: dict[str, Any] | None = N
 
 
 def load_decoder(
-    directory: Path, ops: Ops = reference, dtype: mx.Dtype = mx.float32, kv: KVFormat | None = None
+    directory: Path, ops: Ops | None = None, dtype: mx.Dtype = mx.float32, kv: KVFormat | None = None
 ) -> Decoder:
-    """Load a directory written here."""
+    """Load a directory written here. ops: by default stock MLX, or the kernels, which alone keep recurrent state."""
     checkpoint = open_checkpoint(directory)
     config = decoder_config(text_part(checkpoint).config)
     assert config is not None
+    ops = ops or (native if any(layer.mixer for layer in config.layers) else reference)
     return make_decoder(config, Parameters(checkpoint, ops, dtype), ops, dtype, kv)
 
 

@@ -215,7 +215,7 @@ def _tied(config: dict[str, Any], tensors: Collection[str]) -> dict[str, Any]:
 def _plain_floats(value: Any) -> Any:
     """Replace {"__float__": "Infinity"}, as transformers writes infinities."""
     if isinstance(value, Mapping):
-        if value.keys() == {"__float__"} and value["__float__"] in _FLOATS:
-            return _FLOATS[value["__float__"]]
+        if value.keys() == {"__float__"} and str(value["__float__"]) in _FLOATS:
+            return _FLOATS[str(value["__float__"])]
         return {key: _plain_floats(item) for key, item in value.items()}
     return [_plain_floats(item) for item in value] if isinstance(value, list) else value

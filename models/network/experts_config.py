@@ -67,11 +67,21 @@ def _sigmoid(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
         sigmoid=True,
         correction="gate.e_score_correction_bias" if glm else "e_score_correction_bias",
         scale=fields.positive("routed_scaling_factor", default=1.0) if glm else 1.0,
-        groups=(fields.count("n_group", default=1), fields.count("topk_group", default=1)) if glm else (1, 1),
+        groups=_groups(fields) if glm else (1, 1),
         shared=size * fields.count("n_shared_experts", default=1) if glm else 0,
     )
-    dense, step = fields.values.get("first_k_dense_replace") or 0, fields.count("moe_layer_freq", default=1)
+    dense, step = 0, fields.count("moe_layer_freq", default=1)
+    if fields.values.get("first_k_dense_replace"):
+        dense = fields.count("first_k_dense_replace")
     return [None if glm and (i < dense or i % step) else experts for i in range(layers)]
+
+
+def _groups(fields: Fields) -> tuple[int, int]:
+    """Return the number of groups of experts and how many of them a token may use."""
+    count, groups, kept = (fields.count(key, default=1) for key in ("n_routed_experts", "n_group", "topk_group"))
+    if count % groups or kept > groups or fields.count("num_experts_per_tok") > count // groups * kept:
+        raise CheckpointError(f"config.json: {kept} of {groups} groups do not fit {count} experts")
+    return groups, kept
 
 
 def _counts(fields: Fields, key: str) -> tuple[int, int]:

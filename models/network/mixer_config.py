@@ -93,7 +93,7 @@ def _mamba2(fields: Fields) -> MixerConfig | None:
     if fields.values.get("mamba_n_heads") is None:
         return None
     limits = fields.values.get("time_step_limit") or [0.001, 100.0]
-    if not isinstance(limits, list) or len(limits) != 2 or not all(isinstance(limit, int | float) for limit in limits):
+    if not isinstance(limits, list) or len(limits) != 2 or not all(_is_step(limit) for limit in limits):
         raise CheckpointError(f"config.json: time_step_limit must be two numbers, not {limits!r:.60}")
     return MixerConfig(
         "ssm",
@@ -105,6 +105,11 @@ def _mamba2(fields: Fields) -> MixerConfig | None:
         eps=fields.positive("rms_norm_eps"),
         steps=(float(limits[0]), float(limits[1])),
     )
+
+
+def _is_step(limit: object) -> bool:
+    """Return whether this is a step size, or infinity for no limit."""
+    return isinstance(limit, int | float) and (0 <= limit < 1e30 or limit == float("inf"))
 
 
 def _short_convolution(fields: Fields) -> MixerConfig:

@@ -11,7 +11,6 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.runtime.ops import native, reference
 from tests.alone import new_cache
 from tests.foreign import write_tensors
 from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight
@@ -33,11 +32,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert config is not None or name not in OWN
     recurrent = config is not None and any(layer.mixer for layer in config.layers)
     tolerance = 2e-3 if recurrent else 1e-4  # the kernels, which alone keep recurrent state, round to 16 bits
-    network: Any
-    if config is None:
-        network = MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
-    else:
-        network = load_decoder(tmp_path, native if recurrent else reference)
+    network: Any = load_decoder(tmp_path) if config else MlxLmNetwork(checkpoint, device=mx.DeviceType.cpu)
     for count, expected in zip(LENGTHS, case["logits"], strict=True):
         cache = new_cache(network, 32)
         cache.reserve(count)

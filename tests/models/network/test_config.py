@@ -69,6 +69,23 @@ def test_a_count_must_be_a_positive_integer(key: str, value: object) -> None:
         read("llama", **{key: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "complaint"),
+    [
+        ("deepseek-v3", {"n_group": 3}, "groups"),
+        ("deepseek-v3", {"topk_group": 5}, "groups"),
+        ("deepseek-v3", {"first_k_dense_replace": [1]}, "first_k_dense_replace"),
+        ("granite-hybrid", {"time_step_limit": [0.0, 10**400]}, "time_step_limit"),
+        ("granite-hybrid", {"time_step_limit": [float("nan"), 1.0]}, "time_step_limit"),
+    ],
+)
+def test_wrong_values_of_newer_families_are_named(name: str, changes: dict[str, Any], complaint: str) -> None:
+    config = mlx_lm_models.config_of(name)
+    assert decoder_config(config) is not None
+    with pytest.raises(CheckpointError, match=complaint):
+        decoder_config({**config, **changes})
+
+
 @pytest.mark.parametrize("value", [0, -1e-5, float("inf"), float("nan"), "1e-5", True, [1e-5]])
 def test_a_number_must_be_positive(value: object) -> None:
     with pytest.raises(CheckpointError, match="rms_norm_eps"):
