@@ -18,6 +18,12 @@ _MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Table = Mapping[str, Any]
 
+MACHINES = (
+    ("sapphire-rapids", "Sapphire Rapids", "#c8641e"),
+    ("zen4", "Zen 4", "#1f6fb2"),
+    ("zen5", "Zen 5", "#2b8a3e"),
+)
+
 
 def machines() -> dict[str, Any]:
     """Return the content of every JSON file, by name."""
@@ -65,8 +71,7 @@ def rendered(page: str) -> str:
 
 def speed_by_depth(axes: Any) -> None:
     """Decode speed over the tokens in the cache, per machine and engine."""
-    styles = {"zen4": ("#1f6fb2", "Zen 4"), "sapphire-rapids": ("#c8641e", "Sapphire Rapids")}
-    for machine, (colour, title) in styles.items():
+    for machine, title, colour in MACHINES:
         rows = tables()[f"{machine}-engines"]["rows"][2:5]
         for engine, style in (("headrace", "o-"), ("llama.cpp", "s--")):
             speeds = [row[engine] for row in rows]
@@ -78,10 +83,10 @@ def speed_by_depth(axes: Any) -> None:
 def ratios(axes: Any) -> None:
     """Ratio to llama.cpp with 95 % intervals, per test and machine."""
     labels: list[str] = []
-    for machine, title, colour in (("sapphire-rapids", "Sapphire Rapids", "#c8641e"), ("zen4", "Zen 4", "#1f6fb2")):
+    for machine, title, colour in MACHINES:
         known = tables()
         rows = [(row["test"], row["ratio"]) for row in known[f"{machine}-engines"]["rows"]]
-        for row in known[f"{machine}-batch"]["rows"]:
+        for row in known.get(f"{machine}-batch", {"rows": ()})["rows"]:
             if row["over_llama"]:
                 rows.append((f"8 sequences, {row['depth']:,} tokens each", row["over_llama"]))
         for test, ratio in reversed(rows):
