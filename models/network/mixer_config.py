@@ -1,5 +1,6 @@
 """Layers with recurrent state in a config.json: gated delta networks, Mamba-2, short convolutions."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -109,7 +110,7 @@ def _mamba2(fields: Fields) -> MixerConfig | None:
 
 def _is_step(limit: object) -> bool:
     """Return whether this is a step size, or infinity for no limit."""
-    return isinstance(limit, int | float) and (0 <= limit < 1e30 or limit == float("inf"))
+    return isinstance(limit, int | float) and (0 <= limit <= sys.float_info.max or limit == float("inf"))
 
 
 def _short_convolution(fields: Fields) -> MixerConfig:
