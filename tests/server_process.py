@@ -60,7 +60,7 @@ class ServerProcess:
 
     @property
     def errors(self) -> str:
-        """What it wrote on standard error."""
+        """Return its standard error."""
         self._errors.seek(0)
         return self._errors.read().decode()
 

@@ -59,7 +59,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def packages(installed: Path) -> Path:
-    """Where the environment has what is installed."""
+    """Return the environment's folder of installed packages."""
     (folder,) = installed.parent.glob("lib/python*/site-packages")
     return folder
 

@@ -1,4 +1,4 @@
-"""What an installation on a Mac gets: the wheel as it is built there, from the build backend that is told it is there.
+"""Contents of an installation on a Mac: the wheel as it is built there, from the build backend that is told so.
 
 One wheel for every Python and every Mac, with no compiler asked for: Metal does the work of the CPU kernels.
 """

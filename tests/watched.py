@@ -188,12 +188,12 @@ def committed_rows(cache: Any) -> list[mx.array]:
 
 
 def committed(cache: Any) -> int:
-    """How many entries `committed_rows` has."""
+    """Return the number of entries of `committed_rows`."""
     return cache.committed or vars(cache).get("last_committed", 0)
 
 
 def same_rows(a: Any, b: Any) -> bool:
-    """Whether two caches hold the same committed entries, bit for bit."""
+    """Return True if two caches hold the same committed entries, bit for bit."""
     if committed(a) != committed(b):
         return False
     return all(bool(mx.array_equal(x, y)) for x, y in zip(committed_rows(a), committed_rows(b), strict=True))

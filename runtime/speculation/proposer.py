@@ -22,7 +22,7 @@ class Proposer(Protocol):
     needs_all_tokens: bool
     """True if it cannot propose while the newest token is still on the device."""
     is_wanted: bool
-    """Whether its draft tokens pay, as last estimated: no pass waits for tokens that only an unwanted one needs."""
+    """True if its draft tokens pay, as last estimated: no pass waits for tokens that only an unwanted one needs."""
 
     @property
     def cost_s(self) -> float:

@@ -59,7 +59,7 @@ class Fuzzed:
         self.full = logits
 
     def logits(self, config: dict[str, Any]) -> np.ndarray | None:
-        """What it answers; None where it is refused in one line."""
+        """Return its answer; None where it is refused in one line."""
         (self.directory / "config.json").write_text(json.dumps(config))
         try:
             checkpoint = open_checkpoint(self.directory)
@@ -72,7 +72,7 @@ class Fuzzed:
         return np.array(network.logits(network.layers(network.embed(mx.array([TOKENS])), cache)))[0]
 
     def with_defaults(self, config: dict[str, Any]) -> np.ndarray | None:
-        """What it answers with every key that transformers knows written out; None where that refuses it too."""
+        """Return its answer with every key that transformers knows written out; None where that refuses it too."""
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         try:

@@ -69,7 +69,7 @@ def talk_until_killed(
 
 
 def check_answers(stored: list[str], pieces: list[list[str]]) -> None:
-    """What is stored of one life's answers is what the engine generated, of the last one the beginning."""
+    """Each stored answer is the one the engine generated; the last life's is its beginning."""
     if len(stored) < len(pieces):
         stored = [*stored, ""]
     assert len(stored) == len(pieces)

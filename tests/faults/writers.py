@@ -113,7 +113,7 @@ def write_settings(folder: Path, promise: Promise) -> None:
 
 
 def check_settings(folder: Path, promised: list[str], *, tidy: bool) -> None:
-    """What is in place may be newer than what was promised: renamed, and then the folder's fsync failed."""
+    """The theme in place may be newer than the promised one: renamed, and then the folder's fsync failed."""
     found = load_settings(folder / "settings.toml").screen.theme
     themes = ("", *_THEMES)
     assert found in themes[len(promised) : len(promised) + (1 if tidy else 2)]
@@ -184,7 +184,7 @@ WRITERS = {
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How it ended, what was promised before, and what is wrong with what is left (a traceback, or nothing)."""
+    """Its exit code, its promises before, and the fault of the files left (a traceback, or nothing)."""
 
     code: int
     promised: list[str]

@@ -40,7 +40,7 @@ CASES = [
 
 
 def steps_of(ops: Ops, name: str) -> int:
-    """How many tokens these operations answer with: fewer where a token takes long."""
+    """Return the number of tokens of these operations' answers: fewer where a token takes long."""
     if len(KERNELS) == 1:
         return STEPS
     whole = {"native": STEPS, "native-exact": EXACT_STEPS}.get(ops.name, LIVE_STEPS)

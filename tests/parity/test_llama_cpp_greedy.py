@@ -48,7 +48,7 @@ def greedy(default_model: Path) -> Greedy:
 
 
 def spread(ours: dict[int, float], theirs: dict[int, float]) -> float:
-    """How far the two disagree about the distances between tokens; a shift of all logits does not count."""
+    """Return the greatest difference of the two in distances between tokens; a shift of all logits does not count."""
     differences = [ours[token] - theirs[token] for token in ours.keys() & theirs.keys()]
     return max(differences) - min(differences)
 

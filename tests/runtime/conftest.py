@@ -35,5 +35,5 @@ def either(request: pytest.FixtureRequest, buffered: Decoder, paged: Decoder) ->
 
 @pytest.fixture(scope="session")
 def network(buffered: Decoder) -> Decoder:
-    """What most tests need; a module that is to run with both layouts overrides it by `either`."""
+    """Backend of most tests; a module that is to run with both layouts overrides it by `either`."""
     return buffered

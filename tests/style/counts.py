@@ -41,6 +41,14 @@ class Counts:
         return 1000 * self.odd_words / max(1, self.words)
 
 
+def odd_openings(folder: Path) -> list[str]:
+    """Return the docstrings below a folder that open with an odd word, as `path:line text`."""
+    counts = Counts()
+    for path in sorted(folder.rglob("*.py")):
+        list(_docstrings(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(folder).as_posix(), counts))
+    return counts.odd_openings
+
+
 def count(root: Path) -> Counts:
     """Count every Python file of the layers below `root`."""
     counts = Counts()

@@ -197,7 +197,7 @@ def test_the_latency_chart_fills_its_place_whatever_it_shows(
 
 
 def _style(line: Content) -> str:
-    """Of the bars: the last of the line's styles."""
+    """Return the last of a line's styles: of its bars."""
     return str(line.spans[-1].style)
 
 

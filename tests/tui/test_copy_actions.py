@@ -1,4 +1,4 @@
-"""What can be taken out of a message: one of its code blocks, one of its links."""
+"""Parts of a message that can be copied alone: its code blocks, its links."""
 
 from pathlib import Path
 

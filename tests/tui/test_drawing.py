@@ -1,4 +1,4 @@
-"""What is drawn anew, and that it is the same as if everything had been."""
+"""Regions drawn anew, and that the result is the same as a whole drawing."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What guessing gives, as it is seen: figures of a turn, acceptance over time, and what was guessed underlined."""
+"""Draft tokens as the screen shows them: figures of a turn, acceptance over time, accepted text underlined."""
 
 import re
 from dataclasses import replace
@@ -183,7 +183,7 @@ def test_the_decode_view_tells_what_guesses_give(play, size: tuple[int, int]) ->
 
 
 def marked(it: Driver) -> list[str]:
-    """What is underlined in the answers."""
+    """Return the underlined text of the answers."""
     return underlined([row for row, kind in it.transcript._rows if kind == "body"])
 
 

@@ -1,4 +1,4 @@
-"""How K/V are stored, wherever the chat says so, and how much context fits in each format."""
+"""The K/V format, everywhere the chat shows it, and the context that fits in each format."""
 
 from dataclasses import replace
 

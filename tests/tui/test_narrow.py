@@ -34,7 +34,7 @@ SIZES = [
 
 
 def widths(it: Driver) -> tuple[int, int]:
-    """Of the chat's column and of the panel, 0 where it does not show."""
+    """Return the widths of the chat's column and of the panel, 0 where it does not show."""
     chat = it.app.poller.chat.query_one("#chat-column")  # type: ignore[union-attr]
     beside = it.app.poller.chat.query_one("#panel")  # type: ignore[union-attr]
     return chat.region.width, beside.region.width if beside.display else 0

@@ -1,4 +1,4 @@
-"""What was written is not lost, and nothing is written, sent or fetched that nobody asked for."""
+"""Written text is not lost, and nothing is written, sent or fetched without being asked for."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ STREAM = st.lists(TYPED | PASTES.map(lambda pasted: BEGIN + pasted + END), max_s
 
 
 def read(pieces: Sequence[bytes]) -> list[Message]:
-    """What the parser makes of these reads."""
+    """Return the parser's events of these reads."""
     parser, decode = PasteParser(), getincrementaldecoder("utf-8")("replace").decode
     return [message for piece in pieces if (text := decode(piece)) for message in parser.feed(text)]
 

@@ -1,4 +1,4 @@
-"""How often the chat looks at the engine, by what its drawing costs. The clock is the test's."""
+"""The interval at which the chat reads the engine, by its cost of drawing. The clock is the test's."""
 
 import pytest
 

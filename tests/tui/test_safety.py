@@ -1,4 +1,4 @@
-"""What a model says is text: it cannot move the terminal, be markup, be a link, or hide."""
+"""A model's text is text: it cannot move the terminal, be markup, be a link, or hide."""
 
 import pytest
 from hypothesis import given

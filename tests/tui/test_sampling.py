@@ -1,4 +1,4 @@
-"""What the chat samples with where nobody said how, that Again gives another answer, and that the screen says it."""
+"""The chat's default sampling, that Again gives another answer, and that the screen says it."""
 
 from dataclasses import replace
 from typing import Any

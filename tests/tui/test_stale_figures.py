@@ -1,4 +1,4 @@
-"""What the screen says is so now, of this session, and the same everywhere."""
+"""Figures on the screen are current, of this session, and the same everywhere."""
 
 from headrace.app.answer.phrases import rate_digits
 from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted

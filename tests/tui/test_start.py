@@ -1,4 +1,4 @@
-"""How the program starts: what it needs of a terminal, what it imports, and which session and theme it opens with."""
+"""Start of the program: its needs of a terminal, its imports, its first session and theme."""
 
 import re
 import subprocess

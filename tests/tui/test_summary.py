@@ -1,4 +1,4 @@
-"""What is left out of the prompt, and the summary sent in its place: seen, folded, changed and undone."""
+"""Messages left out of the prompt, and the summary sent in their place: seen, folded, changed and undone."""
 
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.transcript.context_mark import MARK
@@ -23,7 +23,7 @@ async def summarised(it: Driver) -> None:
 
 
 def system(it: Driver) -> str:
-    """What the model is told first."""
+    """Return the first message of the prompt."""
     return it.engine.commands[-1].messages[0]["content"]
 
 

@@ -40,7 +40,7 @@ class Clock:
 
 
 def answered(driver: Driver) -> bool:
-    """Whether nothing more comes of what is watched."""
+    """Return True if nothing more comes of the watched text."""
     beside = driver.app.state.comparison
     return (beside.answers[-1] if beside is not None else driver.app.state.conversation).phase == "idle"
 

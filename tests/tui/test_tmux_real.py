@@ -143,7 +143,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
 
 
 def _document(path: Path) -> Any:
-    """What a JSON file holds, None while it is not there or not whole."""
+    """Return the contents of a JSON file, None while it is missing or not whole."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -151,7 +151,7 @@ def _document(path: Path) -> Any:
 
 
 def _words(screen: str) -> bool:
-    """Whether an answer is being written and has some words by now."""
+    """Return True while an answer is being written and has some words."""
     return any("▍" in line and len(line.split()) > 1 for line in _chat(screen))
 
 

@@ -161,7 +161,7 @@ class Prompt(Area):
         counted = draft is not None and draft.message and self.text.strip()  # 0: the count of an earlier text
         size = f"{draft.message:,} of {draft.room:,} tokens" if draft is not None and counted else ""
         if draft is not None and size and draft.tokens > draft.longest:
-            size = f"▲ {size}: too long" if draft.room else "▲ the context is full: leave out messages first"
+            size = f"▲ {size}: too long" if draft.room else "▲ the context is full: Enter asks which turns to leave out"
         if str(self.border_subtitle or "") != size:
             self.border_subtitle = Content(size)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.prompt_reuse import PromptReuse
-from headrace.app.answer.sentence import StepFigures, cpu_phrase
+from headrace.app.answer.sentence import OTHERS, StepFigures, cpu_phrase
 from headrace.app.engine.events import Delta, Event
 from headrace.app.tui.metrics.batch import BatchMetrics
 from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, MeasuredPrefill, ModelFacts, Turn
@@ -328,7 +328,7 @@ class LiveMetrics:
         """The cause that makes these steps slow, for the sentence."""
         if self.contention is not None:
             return cpu_phrase(self.contention)
-        return "other programs used the CPU" if self.busy else ""
+        return OTHERS if self.busy else ""
 
     @property
     def _now(self) -> StepTotals:

@@ -1,4 +1,4 @@
-"""Which command is meant where none is named, the short names, and what is said of a wrong one. In this process."""
+"""The default command, the short names, and the error of a wrong one. In this process."""
 
 import io
 import os
@@ -51,7 +51,7 @@ def headrace(monkeypatch: pytest.MonkeyPatch) -> Headrace:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """Which command was run, and with which options."""
+    """The commands that ran, each with its options."""
     made: list[Call] = []
 
     def note(name: str) -> Callable[..., None]:
@@ -199,7 +199,7 @@ def test_an_environment_that_means_nothing_stops_every_command(
 
 
 def completed(*words: str, kind: type[ShellComplete] = shells.Bash) -> list[str]:
-    """What the shell is offered for the last of `words`."""
+    """Return the shell's completions of the last of `words`."""
     offered = kind(cli, {}, commands.PROGRAM, "_HEADRACE_COMPLETE").get_completions(list(words[:-1]), words[-1])
     return [f"{item.type}:{item.value}" if item.type != "plain" else item.value for item in offered]
 

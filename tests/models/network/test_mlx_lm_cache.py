@@ -47,7 +47,7 @@ def feed(cache: MlxLmCache, tokens: int, at_once: int = 1) -> None:
 
 
 def held(cache: MlxLmCache) -> list[Any]:
-    """What each part would give the next pass to attend over, in order of position."""
+    """Return the entries of each part that the next pass attends over, in order of position."""
     found = []
     for part in leaves(cache.parts):
         if not hasattr(part, "update_and_fetch"):

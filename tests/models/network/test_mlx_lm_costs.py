@@ -67,13 +67,13 @@ class Step:
         assert not self.poisoned()
 
     def poisoned(self, parts: list[Any] | None = None) -> bool:
-        """Whether a NaN reaches the logits."""
+        """Return True if a NaN reaches the logits."""
         parts = deepcopy(self.cache.parts) if parts is None else parts
         logits = self.model(mx.array([[TOKEN]]), cache=parts)
         return bool(mx.isnan(logits).any().item())
 
     def reads(self, name: str, clean: mx.array, at: Any) -> bool:
-        """Whether the elements `at` of a parameter matter."""
+        """Return True if the elements `at` of a parameter matter."""
         spoilt = mx.array(clean)
         spoilt[at] = mx.nan
         self.model.update(tree_unflatten([(name, spoilt)]))

@@ -165,7 +165,7 @@ def test_cancel_during_decode_is_heard_within_two_steps(network: Decoder, at: in
 
 
 class BrokenError(RuntimeError):
-    """What a failing network throws."""
+    """An error that only a failing network raises."""
 
 
 def _explode(at: int) -> Any:

@@ -45,7 +45,7 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def cold(network: Decoder, requests: list[Request]) -> list[tuple[list[Any], Any]]:
-    """Of each request alone: what it said, and its cache."""
+    """Each request alone: its output tokens, and its cache."""
     found = []
     for request in requests:
         watched = WatchedNetwork(network)

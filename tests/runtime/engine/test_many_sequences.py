@@ -238,7 +238,7 @@ def test_what_can_never_fit_is_refused_with_figures(network: Decoder) -> None:
 
 
 class BrokenError(RuntimeError):
-    """What a failing network throws."""
+    """An error that only a failing network raises."""
 
 
 def test_an_error_loses_them_all_and_the_engine_is_ready_again(network: Decoder) -> None:

@@ -20,7 +20,7 @@ REQUESTS = [Request([(7 * i * i + 5 * n + 3) % 96 for i in range(BLOCK + n)], ma
 
 
 def ready(network: Decoder) -> Engine:
-    """What fails at which call of an allocation depends on who is there at the same time."""
+    """Engine whose pool fails at an allocation that depends on the sequences present at that time."""
     return Engine(network, context_limit=LIMIT, pace=SteadyPace(LIMIT))
 
 

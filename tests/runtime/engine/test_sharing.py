@@ -1,4 +1,4 @@
-"""What is fed once and begun with by many: requests of a batch, turns and branches of a chat."""
+"""Prefixes computed once and used by many: requests of a batch, turns and branches of a chat."""
 
 from itertools import chain
 

@@ -128,7 +128,7 @@ def test_of_the_step_built_ahead_the_last_tokens_entry_stays(
 
 
 class SpoiledToken(WatchedNetwork):
-    """What is computed of one token is NaN, as of a damaged row of weights."""
+    """Every value computed of one token is NaN, as of a damaged row of weights."""
 
     def embed(self, tokens: mx.array) -> mx.array:
         x = super().embed(tokens)

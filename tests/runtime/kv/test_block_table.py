@@ -28,7 +28,7 @@ Entry = tuple[tuple[int, ...], bytes]  # all tokens up to it, and the phases tha
 
 
 class Memory:
-    """What the blocks of each group hold; a slab is a few blocks."""
+    """Contents of the blocks of each group; a slab is a few blocks."""
 
     shape = KVShape(1, 1, 16, FLOAT16)
 
@@ -317,7 +317,7 @@ def test_other_weights_other_keys() -> None:
 
 
 def test_ten_thousand_sequences_leave_nothing_behind() -> None:
-    """Of random lengths, with shared beginnings, some refused, some cut off; no more than is cached stays."""
+    """Sequences of random lengths, with shared beginnings, some refused, some cut off; no more than is cached stays."""
     pool, _ = a_pool(most=12, windows=(None, WINDOW))
     random = Random(7)
     running: list[BlockTable] = []

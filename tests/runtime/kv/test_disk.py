@@ -1,4 +1,4 @@
-"""What is kept on disk comes back as it was or not at all, whatever happens to the files."""
+"""Blocks kept on disk come back bit for bit or not at all, whatever happens to the files."""
 
 import os
 import subprocess

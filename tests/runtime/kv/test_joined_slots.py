@@ -345,7 +345,7 @@ def test_a_sequence_grows_out_of_its_bank_and_into_the_next(llama: Decoder) -> N
 
 
 def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
-    """Of a conversation's last sequence, kept for the next prompt."""
+    """Cache of a conversation's last sequence, kept for the next prompt."""
     engine = Engine(llama, context_limit=LIMIT, keep_prefix=True)
     requests = [Request([number, 4, 7], max_tokens=4 + 20 * number) for number in range(3)]
     tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in requests}

@@ -149,7 +149,7 @@ def test_answers_side_by_side_and_with_guesses_are_those_alone(decoder: Decoder)
 
 
 def test_formats_take_what_they_promise() -> None:
-    """Of f16, heads of a multiple of 64; scales are in half precision."""
+    """Shares of f16, with heads of a multiple of 64; scales are in half precision."""
     shares = [
         float(reference.packed_format(kv, 64).bytes_per_value / FORMATS[0].bytes_per_value) for kv in (Q8, K8V4, Q4)
     ]

@@ -36,7 +36,7 @@ SOURCES = [GrammarSource("schema", _SCHEMA), GrammarSource("regex", _REGEX), Gra
 
 @pytest.fixture(scope="module", params=["bytes", "GPT-2"])
 def grammars(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Grammars:
-    """Of single bytes, and of 700 merged tokens; both with logits beyond the vocabulary."""
+    """Tokenizers of single bytes, and of 700 merged tokens; both with logits beyond the vocabulary."""
     directory = tmp_path_factory.mktemp("vocabulary")
     if request.param == "bytes":
         write_byte_tokenizer(directory)
