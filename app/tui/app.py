@@ -83,6 +83,11 @@ class HeadraceApp(App[None]):
 
     # -- life ------------------------------------------------------------------------------------------------------
 
+    def get_key_display(self, binding: Binding) -> str:
+        """See `App`. The letter after a caret is a capital, as on the keyboard."""
+        name = super().get_key_display(binding)
+        return name.upper() if name.startswith("^") else name
+
     def get_theme(self, theme_name: str) -> Theme | None:
         """Find the themes of headrace before they are registered, too: textual asks while it is constructed."""
         return OWN_THEMES.get(theme_name) or super().get_theme(theme_name)

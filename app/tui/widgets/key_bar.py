@@ -67,7 +67,6 @@ class KeyBar(Widget, can_focus=False):
 
     def _key(self, binding: Binding, enabled: bool) -> Content:
         name = self.app.get_key_display(binding)
-        name = name.upper() if name.startswith("^") else name
         text = binding.description[:1].upper() + binding.description[1:]
         key = Content.assemble((f" {name} ", _KEY), (f"{text} ", _TEXT))
         return key if enabled else key.stylize(_DISABLED)
