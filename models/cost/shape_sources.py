@@ -174,9 +174,9 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         add(name, f"self_attn.{name}", attends, rows, columns)
     for mixer in {layer.mixer for layer in config.layers if layer.mixer}:
         layers = [i for i in every if config.layers[i].mixer == mixer]
-        for name, rows in projections_into(mixer).items():
+        for name, rows in projections_into(mixer.sizes).items():
             add(name, f"mixer.{name}", layers, rows, width)
-        add("out_proj", "mixer.out_proj", layers, width, mixer.inner)
+        add("out_proj", "mixer.out_proj", layers, width, mixer.sizes.inner)
     add_feed_forward("", "mlp", dense, config.intermediate_size)
     for experts in {layer.experts for layer in config.layers if layer.experts}:
         layers = [i for i in every if config.layers[i].experts == experts]

@@ -23,7 +23,7 @@ def network_cost(config: DecoderConfig, *, weight_bytes: int, weight_count: int,
 
 def state_bytes(config: DecoderConfig) -> int:
     """Return the bytes of a sequence's recurrent state, all layers."""
-    return sum(layer.mixer.state_bytes for layer in config.layers if layer.mixer is not None)
+    return 4 * sum(layer.mixer.sizes.state for layer in config.layers if layer.mixer is not None)
 
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:

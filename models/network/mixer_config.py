@@ -3,53 +3,36 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from headrace.models.network.config_fields import Fields
 from headrace.runtime.errors import CheckpointError
+from headrace.runtime.ops import MixerSizes
 
 _RECURRENT = ("linear_attention", "mamba", "conv")  # in `layer_types`
 
 
 @dataclass(frozen=True, slots=True)
 class MixerConfig:
-    """Sizes of a layer's mixer; see `runtime.ops.MixerSpec`. eps: of its own norm."""
+    """A layer's mixer; see `runtime.ops.MixerSpec`. eps: of its own norm. steps: least and most step size."""
 
-    kind: Literal["delta", "ssm", "conv"]
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    width: int
+    sizes: MixerSizes
     eps: float
     steps: tuple[float, float] = (0.0, float("inf"))
 
     @property
     def fits(self) -> bool:
         """True if the kernels run it."""
-        recurs = self.key_dim % 16 == 0 and self.key_heads > 0 and self.heads % self.key_heads == 0
-        return self.width <= 16 and (self.kind == "conv" or recurs)
-
-    @property
-    def inner(self) -> int:
-        return self.heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        return 2 * self.key_heads * self.key_dim + self.inner
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a sequence's state: inputs of the convolution, and a float32 matrix per head."""
-        return 4 * ((self.width - 1) * self.channels + (0 if self.kind == "conv" else self.inner * self.key_dim))
+        sizes = self.sizes
+        recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
+        return sizes.width <= 16 and (sizes.kind == "conv" or recurs)
 
 
-def projections_into(mixer: MixerConfig) -> dict[str, int]:
+def projections_into(sizes: MixerSizes) -> dict[str, int]:
     """Return the stored projections into a mixer and the rows of each."""
-    if mixer.kind == "delta":
-        rows = {"qkv": mixer.channels, "z": mixer.inner, "b": mixer.heads, "a": mixer.heads}
+    if sizes.kind == "delta":
+        rows = {"qkv": sizes.channels, "z": sizes.inner, "b": sizes.heads, "a": sizes.heads}
         return {f"in_proj_{name}": count for name, count in rows.items()}
-    return {"in_proj": 3 * mixer.inner if mixer.kind == "conv" else mixer.inner + mixer.channels + mixer.heads}
+    return {"in_proj": 3 * sizes.inner if sizes.kind == "conv" else sizes.inner + sizes.channels + sizes.heads}
 
 
 def mixer_of(fields: Fields) -> MixerConfig | None:
@@ -79,15 +62,15 @@ def _recurrent(fields: Fields, count: int) -> list[bool]:
 
 
 def _delta(fields: Fields) -> MixerConfig:
-    return MixerConfig(
+    sizes = MixerSizes(
         "delta",
         heads=fields.count("linear_num_value_heads"),
         key_heads=fields.count("linear_num_key_heads"),
         key_dim=fields.count("linear_key_head_dim"),
         value_dim=fields.count("linear_value_head_dim"),
         width=fields.count("linear_conv_kernel_dim", default=4),
-        eps=fields.positive("rms_norm_eps"),
     )
+    return MixerConfig(sizes, eps=fields.positive("rms_norm_eps"))
 
 
 def _mamba2(fields: Fields) -> MixerConfig | None:
@@ -96,16 +79,15 @@ def _mamba2(fields: Fields) -> MixerConfig | None:
     limits = fields.values.get("time_step_limit") or [0.001, 100.0]
     if not isinstance(limits, list) or len(limits) != 2 or not all(_is_step(limit) for limit in limits):
         raise CheckpointError(f"config.json: time_step_limit must be two numbers, not {limits!r:.60}")
-    return MixerConfig(
+    sizes = MixerSizes(
         "ssm",
         heads=fields.count("mamba_n_heads"),
         key_heads=fields.count("mamba_n_groups", default=1),
         key_dim=fields.count("mamba_d_state"),
         value_dim=fields.count("mamba_d_head"),
         width=fields.count("mamba_d_conv", default=4),
-        eps=fields.positive("rms_norm_eps"),
-        steps=(float(limits[0]), float(limits[1])),
     )
+    return MixerConfig(sizes, eps=fields.positive("rms_norm_eps"), steps=(float(limits[0]), float(limits[1])))
 
 
 def _is_step(limit: object) -> bool:
@@ -115,7 +97,7 @@ def _is_step(limit: object) -> bool:
 
 def _short_convolution(fields: Fields) -> MixerConfig:
     width = fields.count("hidden_size")
-    return MixerConfig("conv", 1, 0, 0, width, fields.count("conv_L_cache"), fields.positive("norm_eps"))
+    return MixerConfig(MixerSizes("conv", 1, 0, 0, width, fields.count("conv_L_cache")), fields.positive("norm_eps"))
 
 
 _READERS: dict[str, Callable[[Fields], MixerConfig | None]] = {

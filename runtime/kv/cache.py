@@ -179,7 +179,7 @@ class KVShape:
     @property
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of a sequence."""
-        return 4 * sum(mixer.state_size for mixer in self.mixers)
+        return 4 * sum(mixer.sizes.state for mixer in self.mixers)
 
     @property
     def row_bytes(self) -> int:

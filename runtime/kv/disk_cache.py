@@ -78,7 +78,7 @@ def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> boo
 
 def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[tuple[int, int]]) -> PrefixNode | None:
     """Copy a stored block into blocks of the pool, and add them to `used`. None for sizes of another pool."""
-    sizes, count = [mixer.state_size for mixer in pool.storage.shape.mixers], len(pool.groups)
+    sizes, count = [mixer.sizes.state for mixer in pool.storage.shape.mixers], len(pool.groups)
     kv, states = block.groups[:count], block.groups[count:]
     entries = [_entries(pool, group, stored, len(block.tokens)) for group, stored in enumerate(kv)]
     if len(entries) != count or len(states) != bool(sizes):

@@ -30,7 +30,7 @@ class PagedArrays:
 
     def fresh_states(self) -> list[mx.array]:
         """Return the recurrent state of a sequence without entries, one array a layer that has some."""
-        return [mx.zeros((mixer.state_size,), mx.float32) for mixer in self.shape.mixers]
+        return [mx.zeros((mixer.sizes.state,), mx.float32) for mixer in self.shape.mixers]
 
     @property
     def windows(self) -> list[int | None]:

@@ -12,13 +12,13 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.ops import native, reference
 from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import (
     AttentionSpec,
     LatentWeights,
     LayersNode,
     LayerWeights,
-    MixerSpec,
     Mixture,
     Projections,
     Rope,
@@ -34,6 +34,7 @@ __all__ = [
     "LatentWeights",
     "LayerWeights",
     "LayersNode",
+    "MixerSizes",
     "MixerSpec",
     "Mixture",
     "Ops",

@@ -12,6 +12,7 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
+from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.native_plans import (
     PreparedWeight,
     attention_plan,
@@ -32,7 +33,6 @@ from headrace.runtime.ops.weights import (
     AttentionSpec,
     LayersNode,
     LayerWeights,
-    MixerSpec,
     Mixture,
     Projections,
     Rope,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.passes import Pass
-from headrace.runtime.ops.weights import AttentionSpec, LayerWeights, MixerSpec, Mixture, Rope, Weight
+from headrace.runtime.ops.weights import AttentionSpec, LayerWeights, Mixture, Rope, Weight
 
 __all__ = [
     "PreparedWeight",
@@ -151,10 +152,10 @@ def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
     """Return the plan of a layer's recurrent mixing. Raises ValueError for shapes that do not fit."""
     key = id(spec)
     if key not in _mixers:
-        sizes = (spec.heads, spec.key_heads, spec.key_dim, spec.value_dim)
+        sizes = (spec.sizes.kind, spec.sizes.heads, spec.sizes.key_heads, spec.sizes.key_dim, spec.sizes.value_dim)
         vectors = (spec.tap_bias, spec.rate, spec.step_bias, spec.skip, spec.norm)
         settings = (spec.norm_first, spec.norm_eps, spec.steps)
-        _mixers[key] = kernels.MixerPlan(spec.kind, *sizes, spec.taps, *vectors, *settings)
+        _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings)
         weakref.finalize(spec, _mixers.pop, key, None)
     return _mixers[key]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.ops.weights import MixerSpec
+from headrace.runtime.ops.mixers import MixerSpec
 
 _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
 
@@ -47,7 +47,7 @@ def mix_pass(
 ) -> tuple[mx.array, list[mx.array]]:
     """Mix the tokens of several sequences: `counts` rows of x (1, N, projected) belong to each, behind its state.
 
-    Returns (y (1, N, Hv * Dv), the new states). Rows and states: see `MixerSpec`.
+    Returns (y (1, N, Hv * Dv), the new states). Rows and states: see `MixerSizes`.
     """
     ys, after, first = [], [], 0
     for state, count in zip(states, counts, strict=True):
@@ -60,9 +60,9 @@ def mix_pass(
 
 def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
     """Mix one sequence's tokens, x (1, T, projected)."""
-    before = spec.taps.shape[0] - 1
-    channels, inner, count = spec.channels, spec.inner, x.shape[1]
-    if spec.kind == "conv":
+    sizes, count = spec.sizes, x.shape[1]
+    channels, inner, before = sizes.channels, sizes.inner, sizes.width - 1
+    if sizes.kind == "conv":
         gate, out_gate, value = mx.split(x, 3, axis=-1)
         mixed = gate * value
     else:
@@ -70,20 +70,20 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     seen = mx.concatenate([state[: before * channels].reshape(1, before, channels), mixed], axis=1)
     taps = seen[:, count:].flatten()  # the newest inputs
     convolved = convolve(seen, spec.taps, spec.tap_bias)  # (1, T, C)
-    if spec.kind == "conv":
+    if sizes.kind == "conv":
         return out_gate * convolved, taps
     convolved = convolved * mx.sigmoid(convolved)
-    keys = spec.key_heads * spec.key_dim
-    q, k = (convolved[..., at : at + keys].reshape(1, count, spec.key_heads, -1) for at in (0, keys))
-    v = convolved[..., 2 * keys :].reshape(1, count, spec.heads, -1)
-    z, *b, a = mx.split(x[..., channels:], [inner, inner + spec.heads][: 2 if spec.kind == "delta" else 1], axis=-1)
+    keys = sizes.key_heads * sizes.key_dim
+    q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
+    v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)
+    z, *b, a = mx.split(x[..., channels:], [inner, inner + sizes.heads][: 2 if sizes.kind == "delta" else 1], axis=-1)
     assert spec.rate is not None
     assert spec.step_bias is not None
     step = mx.logaddexp(a + spec.step_bias, mx.array(0.0))  # softplus, (1, T, Hv)
-    recurrent = state[before * channels :].reshape(1, spec.heads, spec.value_dim, spec.key_dim)
-    if spec.kind == "delta":
+    recurrent = state[before * channels :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
+    if sizes.kind == "delta":
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
-        q = q * spec.key_dim**-0.5
+        q = q * sizes.key_dim**-0.5
         y, recurrent = recurrence(q, k, v, mx.exp(spec.rate * step), mx.sigmoid(b[0]), recurrent)
     else:
         step = mx.clip(step, *spec.steps)

@@ -6,10 +6,11 @@ Shapes use N = output features, K = input features, G = group size, D = head dim
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.passes import Pass, Phase
 
 Projections = mx.array | list[mx.array]
@@ -105,53 +106,6 @@ class AttentionSpec:
     sinks: mx.array | None = None
     norm_last: bool = False
     growth: tuple[float, int] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class MixerSpec:
-    """Recurrent token mixing of one layer, in place of attention. C = convolved channels.
-
-    "delta": gated delta networks (arXiv:2412.06464). "ssm": Mamba-2 (arXiv:2405.21060). "conv": a short convolution
-    (LFM2), with one head of size E. `Ops.mix_pass` has the formulas.
-    The first two have Hv heads with a state (Dv, Dk) each, and Hk heads of queries and keys that divide them. A
-    projected row is [q, k, v | z | b | a]: C = 2 Hk Dk + Hv Dv convolved channels, gates z (Hv * Dv), b (Hv) of
-    "delta", and a (Hv). Of "conv" it is [B | C | x], E each, and C = E.
-    """
-
-    kind: Literal["delta", "ssm", "conv"]
-    heads: int  # Hv
-    key_heads: int  # Hk
-    key_dim: int  # Dk
-    value_dim: int  # Dv
-    taps: mx.array  # (width, C)
-    tap_bias: mx.array | None = None  # (C,)
-    rate: mx.array | None = None  # (Hv,), negative: decay is exp(rate * softplus(a + step_bias))
-    step_bias: mx.array | None = None  # (Hv,)
-    steps: tuple[float, float] = (0.0, float("inf"))  # least and most of softplus, "ssm" only
-    skip: mx.array | None = None  # (Hv,)
-    norm: mx.array | None = None  # (Dv,), or over all heads (Hv * Dv,)
-    norm_first: bool = True  # before the gate; else behind it
-    norm_eps: float = 1e-6
-
-    @property
-    def inner(self) -> int:
-        """Numbers of the result."""
-        return self.heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        return 2 * self.key_heads * self.key_dim + self.inner
-
-    @property
-    def state_size(self) -> int:
-        """Numbers of a sequence's state: (width - 1, C) inputs of the convolution, then (Hv, Dv, Dk)."""
-        taps = (self.taps.shape[0] - 1) * self.channels
-        return taps if self.kind == "conv" else taps + self.inner * self.key_dim
-
-    @property
-    def vectors(self) -> list[mx.array]:
-        every = (self.taps, self.tap_bias, self.rate, self.step_bias, self.skip, self.norm)
-        return [vector for vector in every if vector is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from headrace.runtime.ops import MixerSpec, Rope, native, reference
+from headrace.runtime.ops import MixerSizes, MixerSpec, Rope, native, reference
 from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -122,13 +122,14 @@ def test_other_calls_run_on_stock_mlx() -> None:
 def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
     mx.random.seed(3)
     heads, key_heads, dim, rows = (1, 0, 0, 83) if kind == "conv" else (HV, HK, DK, DV)
-    channels = 2 * key_heads * dim + heads * rows
-    sizes = (kind, heads, key_heads, dim, rows, mx.random.normal((4, channels)), mx.random.normal((channels,)))
+    sizes = MixerSizes(kind, heads, key_heads, dim, rows, 4)
+    convolution = mx.random.normal((4, sizes.channels)), mx.random.normal((sizes.channels,))
     if kind == "conv":
-        return MixerSpec(*sizes)
+        return MixerSpec(sizes, *convolution)
     norms = {"head": mx.random.normal((DV,)), "all": mx.random.normal((HV * DV,)), None: None}
     return MixerSpec(
-        *sizes,
+        sizes,
+        *convolution,
         rate=-mx.random.uniform(0.1, 2.0, (HV,)),
         step_bias=mx.random.normal((HV,)),
         steps=(0.3, 0.9),
@@ -140,8 +141,9 @@ def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
 
 
 def mixer_inputs(spec: MixerSpec, tokens: int) -> mx.array:
-    gates = 0 if spec.kind == "conv" else spec.inner + (2 if spec.kind == "delta" else 1) * spec.heads
-    return mx.random.normal((1, tokens, 3 * spec.inner if spec.kind == "conv" else spec.channels + gates))
+    sizes = spec.sizes
+    gates = sizes.inner + (2 if sizes.kind == "delta" else 1) * sizes.heads
+    return mx.random.normal((1, tokens, 3 * sizes.inner if sizes.kind == "conv" else sizes.channels + gates))
 
 
 MIXERS = [("delta", "head"), ("ssm", "all"), ("ssm", None), ("conv", None)]
@@ -151,7 +153,7 @@ MIXERS = [("delta", "head"), ("ssm", "all"), ("ssm", None), ("conv", None)]
 def test_mixers(kind: str, norm: str | None) -> None:
     spec = mixer(kind, norm=norm)
     counts = [3, 1, 70]
-    x, states = mixer_inputs(spec, sum(counts)), [mx.random.normal((spec.state_size,)) for _ in counts]
+    x, states = mixer_inputs(spec, sum(counts)), [mx.random.normal((spec.sizes.state,)) for _ in counts]
     wanted, ours = (ops.mix_pass(x, states, counts, spec) for ops in (reference, native))
     assert close(ours[0], wanted[0])
     assert all(close(*pair) for pair in zip(ours[1], wanted[1], strict=True))
@@ -161,7 +163,7 @@ def test_mixers(kind: str, norm: str | None) -> None:
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
 def test_a_token_is_mixed_alike_in_any_pass(kind: str, norm: str | None, threads: int) -> None:
     spec = mixer(kind, norm=norm)
-    x, state = mixer_inputs(spec, 40), mx.random.normal((spec.state_size,))
+    x, state = mixer_inputs(spec, 40), mx.random.normal((spec.sizes.state,))
     native.set_threads(2)
     whole, [end] = native.mix_pass(x, [state], [40], spec)
     native.set_threads(threads)
