@@ -16,7 +16,10 @@ from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answer_stream import AnswerStream, require_thread
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.generation import Generation, generation, parsed_value, plain_schema
-from headrace.app.answer.options import AnswerOptions, recommended_options
+from headrace.app.answer.messages import read_messages
+from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
+from headrace.app.answer.tools import read_tools
+from headrace.app.answer.value_types import Whole, read_value
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
@@ -35,8 +38,8 @@ from headrace.runtime.engine.request import CancelFlag, Failed
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.params import SamplingParams
 
-Message = Mapping[str, str]
-"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+Message = Mapping[str, Any]
+"""`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; tool calls as in OpenAI's API."""
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -58,6 +61,15 @@ class OptionKeywords(TypedDict, total=False):
     schema: Any
     regex: str | None
     grammar: str | None
+
+
+class Keywords(OptionKeywords, total=False):
+    """All keywords of an answer: options, tools as in OpenAI's chat API, and the number of best tokens reported."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    logprobs: int | None
 
 
 class Model:
@@ -102,7 +114,7 @@ class Model:
         *,
         sampling: SamplingParams | None = None,
         cancel: CancelFlag | None = None,
-        **options: Unpack[OptionKeywords],
+        **options: Unpack[Keywords],
     ) -> AnswerStream:
         """Answer a conversation with the model's chat template. A text alone is one user message.
 
@@ -110,8 +122,10 @@ class Model:
         stop: a text, or several, that end the answer and are left out of it. max_tokens: None means up to the context
         limit. thinking: on or off, a level, or a budget in tokens, where the model allows it. schema: a JSON schema, as
         an object or text, or a pydantic class; regex, grammar: a regular expression or a Lark grammar instead; the
-        answer fits it, and the stream's `parsed` is its value. Closing the iterator ends the generation, as does
-        `cancel`, which any thread may set, during prefill too.
+        answer fits it, and the stream's `parsed` is its value. tools, tool_choice, parallel_tool_calls: as in OpenAI's
+        chat API; calls come in `calls` of the parts. logprobs: number of best tokens that each step reports; 0: the
+        chosen one alone. Closing the iterator ends the generation, as does `cancel`, which any thread may set, during
+        prefill too.
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
         not fit, CheckpointError for a broken chat template, EngineError for a closed model. Iterating raises
         EngineError while another answer is open or on another thread, and NotEnoughMemoryError.
@@ -124,9 +138,9 @@ class Model:
         *,
         sampling: SamplingParams | None = None,
         cancel: CancelFlag | None = None,
-        **options: Unpack[OptionKeywords],
+        **options: Unpack[Keywords],
     ) -> AnswerStream:
-        """Continue a plain text, without a chat template. Arguments and errors as for `chat`, without `thinking`."""
+        """Continue a plain text, without a chat template. Arguments and errors as for `chat`, without tools."""
         return self._stream(self._prepare(text, sampling, options, cancel), options.get("schema"))
 
     def generate(
@@ -136,7 +150,7 @@ class Model:
         raw: bool = False,
         sampling: SamplingParams | None = None,
         cancel: CancelFlag | None = None,
-        **options: Unpack[OptionKeywords],
+        **options: Unpack[Keywords],
     ) -> Generation:
         """Return the whole answer of `chat`, or with `raw` of `complete`. Arguments and errors as there.
 
@@ -154,7 +168,7 @@ class Model:
         raw: bool = False,
         sampling: SamplingParams | None = None,
         cancel: CancelFlag | None = None,
-        **options: Unpack[OptionKeywords],
+        **options: Unpack[Keywords],
     ) -> list[Generation]:
         """Return the answers to many prompts, in their order; they are decoded together, each as if it were alone.
 
@@ -193,15 +207,20 @@ class Model:
         self,
         prompt: str | Sequence[Message],
         sampling: SamplingParams | None,
-        keywords: OptionKeywords,
+        keywords: Keywords,
         cancel: CancelFlag | None,
     ) -> Answer:
-        options = AnswerOptions.of({**keywords, "schema": plain_schema(keywords.get("schema"))})
-        if isinstance(prompt, str) and options.thinking is not None:
-            raise UsageError("thinking needs a conversation, not a text to continue")
-        encoded: Prompt = self._opened.encode(prompt, thinking=options.thinking)
+        given = {name: value for name, value in keywords.items() if name in OPTIONS}
+        if (unknown := next((name for name in keywords if name not in Keywords.__annotations__), None)) is not None:
+            given[unknown] = None  # refused by name
+        options = AnswerOptions.of({**given, "schema": plain_schema(keywords.get("schema"))})
+        tools = read_tools(keywords.get("tools"), keywords.get("tool_choice"), keywords.get("parallel_tool_calls"))
+        if isinstance(prompt, str) and (options.thinking is not None or tools is not None):
+            raise UsageError(f"{'tools' if tools else 'thinking'} needs a conversation, not a text to continue")
+        logprobs = None if keywords.get("logprobs") is None else read_value(Whole(), "logprobs", keywords["logprobs"])
+        encoded: Prompt = self._opened.encode(prompt, thinking=options.thinking, tools=tools)
         chosen = options.over(AnswerOptions.of_sampling(self.sampling if sampling is None else sampling))
-        return self._opened.prepare(encoded, chosen, cancel=cancel)
+        return self._opened.prepare(encoded, chosen, logprobs=logprobs, cancel=cancel)
 
     def _stream(self, answer: Answer, schema: object = None) -> AnswerStream:
         stream = AnswerStream(self._opened.stream(answer), self._thread, lambda: parsed_value(answer, schema))
@@ -255,7 +274,11 @@ def predict(
 
 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
-    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    """Return a conversation, results with the names of tools. Raises UsageError for a result without a call."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    used = any(isinstance(one, Mapping) and (one.get("role") == "tool" or one.get("tool_calls")) for one in messages)
+    return read_messages([dict(one) for one in messages], strict=True) if used else messages
 
 
 def _prompt(messages: str | Sequence[Message], *, raw: bool) -> str | Sequence[Message]:

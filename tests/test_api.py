@@ -223,6 +223,38 @@ def test_a_batch_answers_in_order_as_each_prompt_alone(model: Model) -> None:
     assert model.generate("one", **told).text == texts[0]
 
 
+def test_tools_are_called_and_their_results_sent_back(model: Model) -> None:
+    clock = {
+        "type": "function",
+        "function": {"name": "time", "parameters": {"properties": {"zone": {"enum": ["UTC"]}}}},
+    }
+    asked: dict[str, Any] = {"tools": [clock], "tool_choice": "required", "max_tokens": 200, "seed": 1}
+    found = model.generate(QUESTION, **asked)
+    assert {call.name for call in found.calls} == {"time"}
+    assert all(json.loads(call.arguments) in ({}, {"zone": "UTC"}) for call in found.calls)
+    streamed = [call for part in model.chat(QUESTION, **asked) for call in part.calls]
+    assert streamed == list(found.calls)
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "12:00"} for call in found.message["tool_calls"]]
+    more = model.generate([*QUESTION, found.message, *results], tools=[clock], max_tokens=3)
+    assert more.calls == ()
+    assert more.summary.prompt_tokens > found.summary.prompt_tokens
+    with pytest.raises(UsageError, match="no call of a tool has the id"):
+        model.generate([*QUESTION, *results], tools=[clock])
+    with pytest.raises(UsageError, match="tools needs a conversation"):
+        model.complete("hi", tools=[clock])
+
+
+def test_tokens_are_reported_with_their_log_probabilities(model: Model) -> None:
+    found = model.generate("hi", max_tokens=5, logprobs=2, sampling=NEVER_ENDING)
+    assert len(found.tokens) == len(found.logprobs) == 5
+    assert all(
+        len(one.top) == 2 and one.top[0][0] == token for token, one in zip(found.tokens, found.logprobs, strict=True)
+    )
+    assert model.generate("hi", max_tokens=5, sampling=NEVER_ENDING).logprobs == []
+    with pytest.raises(UsageError, match="logprobs"):
+        model.generate("hi", logprobs=-1)
+
+
 def test_tasks_run_between_the_steps_of_an_answer(model: Model) -> None:
     told: Any = LIVELY
     order: list[str] = []

@@ -156,6 +156,11 @@ class Answer:
         return ended_by(self.end, self.request)
 
     @property
+    def finish_reason(self) -> str:
+        """The reason of its end as OpenAI names it: stop, length, cancelled or tool_calls."""
+        return "tool_calls" if self.calls and self.end.reason == "stop" else self.end.reason
+
+    @property
     def seed(self) -> int | None:
         """The seed that gives it again; None for greedy decoding."""
         return None if self.request.sampling.greedy else self.request.sampling.seed

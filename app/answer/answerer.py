@@ -9,7 +9,7 @@ that loaded its model.
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions
@@ -31,8 +31,8 @@ from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
-Messages = Sequence[Mapping[str, str]]
-"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+Messages = Sequence[Mapping[str, Any]]
+"""`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; calls: see `app.answer.messages`."""
 
 MAX_RUNNING = 16
 """Sequences served at a time, unless more are asked for."""

@@ -1,12 +1,16 @@
 """A finished answer for programs, and its value under a schema."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
 
 from headrace.app.answer.answer import Answer
+from headrace.app.answer.messages import tool_call
 from headrace.models.text.answer import EndedBy
-from headrace.runtime.engine.request import FinishReason
+from headrace.models.text.tools.call import ToolCall
+from headrace.runtime.engine.request import FinishReason, TokenLogprobs
 from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
@@ -17,7 +21,9 @@ class Generation:
 
     reason: "stop", "length" or "cancelled". ended_by: the same in detail. sampling: as used, with the seed that gives
     the answer again. parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None
-    without a schema.
+    without a schema, and for an answer of tool calls. calls: of tools, in order. message: the answer as a message of a
+    conversation; the result of a call follows it as `{"role": "tool", "tool_call_id": ..., "content": text}`. tokens,
+    logprobs: ids of the answer, and their log probabilities if `logprobs` was given.
     """
 
     text: str
@@ -26,6 +32,10 @@ class Generation:
     sampling: SamplingParams
     summary: Summary
     parsed: Any = None
+    calls: tuple[ToolCall, ...] = ()
+    message: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -34,12 +44,29 @@ class Generation:
 def generation(answer: Answer, schema: object = None) -> Generation:
     """Return a finished answer. schema: the caller's. Raises EngineError for a cut answer with a schema."""
     end, parsed = answer.end, parsed_value(answer, schema)
-    return Generation(answer.text, end.reason, answer.ended_by, answer.request.sampling, end.summary, parsed)
+    return Generation(
+        answer.text,
+        end.reason,
+        answer.ended_by,
+        answer.request.sampling,
+        end.summary,
+        parsed,
+        tuple(answer.calls),
+        _message(answer),
+        [token for step in answer.steps for token in step.tokens],
+        [found for step in answer.steps for found in step.logprobs or ()],
+    )
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    """Return an answer as a message. Ids of calls are new in a conversation."""
+    calls = [tool_call(f"call_{token_hex(12)}", call.name, call.arguments) for call in answer.calls]
+    return {"role": "assistant", "content": answer.text} | ({"tool_calls": calls} if calls else {})
 
 
 def parsed_value(answer: Answer, schema: Any) -> Any:
     """Return the value of an answer with a schema, else None. Raises EngineError for one that is not whole."""
-    if schema is None:
+    if schema is None or answer.calls:
         return None
     answer.check_whole()
     validate = getattr(schema, "model_validate_json", json.loads)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import HeadraceError
 
 Form = Literal["plain", "chat.completion", "text_completion"]
@@ -32,18 +33,33 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A request. prompt: a conversation, or a text to continue as it is.
+class Asked:
+    """The request of a line. prompt: a conversation, or a text to continue as it is.
 
-    number: of the line, from 1. name: its own `id` or `custom_id`.
+    options: the line's own. tools: that the model may call. logprobs: best tokens reported with each token; None: off.
     """
+
+    prompt: Sequence[Mapping[str, Any]] | str
+    options: AnswerOptions
+    tools: ToolUse | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request. number: of the line, from 1. name: its own `id` or `custom_id`. options: over the defaults."""
 
     number: int
     name: str | int | None
     form: Form
-    prompt: Sequence[Mapping[str, str]] | str
+    asked: Asked
     options: AnswerOptions
     digest: str
+
+    @property
+    def prompt(self) -> Sequence[Mapping[str, Any]] | str:
+        """A conversation, or a text to continue as it is."""
+        return self.asked.prompt
 
 
 @dataclass(frozen=True, slots=True)

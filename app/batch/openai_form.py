@@ -3,18 +3,19 @@
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
 
 A body takes the API's names, and top_k, min_p, repetition_penalty, speculate, thinking, regex and grammar. Parameters
-that would change the answer and are not supported (tools, several choices) are refused by name. Source of the shapes:
+that would change the answer and are not supported (several choices) are refused by name. Source of the shapes:
 the API reference of OpenAI, sections Batch, Chat and Completions.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions
+from headrace.app.answer.options import GRAMMARS, OPTIONS
 from headrace.app.answer.response_format import read_response_format
+from headrace.app.answer.token_reports import read_logprobs
 from headrace.app.answer.value_types import shown
-from headrace.app.batch.fields import Conversation, conversation, prompt_text, read_options, refuse_unknown, text
-from headrace.app.batch.line import Defaults, Form
+from headrace.app.batch.fields import TOOLS, conversation, line_tools, prompt_text, read_options, refuse_unknown, text
+from headrace.app.batch.line import Asked, Defaults, Form
 from headrace.runtime.errors import UsageError
 
 PREFIX = "batch_req_"
@@ -26,12 +27,10 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "stream": (False,),
-    "logprobs": (False,),
     "echo": (False,),
-    "tools": ([],),
-    "top_logprobs": (0,),
 }
 _IGNORED = frozenset({"user", "metadata", "store"})
+_CHAT = TOOLS | {"logprobs", "top_logprobs"}
 _BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens", "response_format"}
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
@@ -47,8 +46,8 @@ def form_of(given: Mapping[str, Any]) -> Form:
     return _URLS[url]
 
 
-def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple[Conversation | str, AnswerOptions]:
-    """Return a line's conversation, or its text to continue, and its options. Raises UsageError."""
+def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked:
+    """Return a line's request. Raises UsageError."""
     refuse_unknown(given, _LINE)
     if given.get("method", "POST") != "POST":
         raise UsageError(f"method must be POST, not {shown(given['method'])}")
@@ -56,7 +55,8 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
     if not isinstance(body, dict):
         raise UsageError(f"body must be an object, not {shown(body)}")
     content = _CONTENT[form]
-    refuse_unknown(body, frozenset(_BODY | {content}), " in body")
+    known = _BODY | {content} | (_CHAT if form == "chat.completion" else set())
+    refuse_unknown(body, frozenset(known), " in body")
     body = {key: value for key, value in body.items() if value is not None}
     _check_fixed(body)
     _check_model(body, defaults)
@@ -73,10 +73,11 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> tuple
         raise UsageError(f"a body for this url needs {content}")
     options = read_options(body)
     if form == "chat.completion":
-        return conversation(body["messages"], defaults.system), options
+        logprobs = read_logprobs(body.get("logprobs"), body.get("top_logprobs"))
+        return Asked(conversation(body["messages"], defaults.system), options, line_tools(body), logprobs)
     if options.thinking is not None:
         raise UsageError("thinking needs a conversation, not a text to continue")
-    return prompt_text(body["prompt"]), options
+    return Asked(prompt_text(body["prompt"]), options)
 
 
 def _check_fixed(body: Mapping[str, Any]) -> None:

@@ -63,12 +63,13 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
             name = _name(given, "custom_id")
             if name is None:
                 raise UsageError("a request in the OpenAI batch form needs a custom_id")
-            prompt, own = read_body(given, form, defaults)
+            asked = read_body(given, form, defaults)
         else:
             name = _name(given, "id")
-            prompt, own = read_plain(given, defaults)
+            asked = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
+    own, prompt = asked.options, asked.prompt
     options = own.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
@@ -78,8 +79,12 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
         values = with_recommended
     if isinstance(values.get("schema"), Mapping):  # the order of its properties decides the answer
         values["schema"] = json.dumps(values["schema"])
-    digest = _digest([defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())])
-    return Line(number, name, form, prompt, options, digest)
+    identity: list[Any] = [defaults.model, defaults.identity, form, called, messages, text, sorted(values.items())]
+    if asked.tools is not None:  # their definitions stand in the prompt, in their order
+        identity.append([json.dumps(asked.tools.definitions), asked.tools.choice, asked.tools.parallel])
+    if asked.logprobs is not None:
+        identity.append(asked.logprobs)
+    return Line(number, name, form, asked, options, _digest(identity))
 
 
 def _bad(raw: bytes, number: int, name: str | int | None, form: Form, error: HeadraceError) -> BadLine:

@@ -3,25 +3,26 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.options import OPTIONS
 from headrace.app.batch.fields import (
-    Conversation,
+    TOOLS,
     conversation,
     flag,
+    line_tools,
     prompt_text,
     read_options,
     refuse_unknown,
     system_message,
     text,
 )
-from headrace.app.batch.line import Defaults
+from headrace.app.batch.line import Asked, Defaults
 from headrace.runtime.errors import UsageError
 
-_PLAIN = OPTIONS.keys() | {"id", "prompt", "messages", "system", "raw"}
+_PLAIN = OPTIONS.keys() | TOOLS | {"id", "prompt", "messages", "system", "raw"}
 
 
-def read_plain(given: Mapping[str, Any], defaults: Defaults) -> tuple[Conversation | str, AnswerOptions]:
-    """Return a line's conversation, or its text to continue, and its options. Raises UsageError."""
+def read_plain(given: Mapping[str, Any], defaults: Defaults) -> Asked:
+    """Return a line's request. Raises UsageError."""
     refuse_unknown(given, frozenset(_PLAIN))
     given = {key: value for key, value in given.items() if value is not None}
     options = read_options(given)
@@ -32,13 +33,11 @@ def read_plain(given: Mapping[str, Any], defaults: Defaults) -> tuple[Conversati
     if "messages" in given:
         if system is not None or given.get("raw"):
             raise UsageError("system and raw go with a prompt, not with messages")
-        return conversation(given["messages"], defaults.system), options
+        return Asked(conversation(given["messages"], defaults.system), options, line_tools(given))
     prompt = prompt_text(given["prompt"])
     if raw:
-        if system is not None or options.thinking is not None:
-            raise UsageError("raw excludes a system message and thinking")
-        return prompt, options
-    return [
-        *system_message(defaults.system if system is None else system),
-        {"role": "user", "content": prompt},
-    ], options
+        if system is not None or options.thinking is not None or given.keys() & TOOLS:
+            raise UsageError("raw excludes a system message, thinking and tools")
+        return Asked(prompt, options)
+    first = system_message(defaults.system if system is None else system)
+    return Asked([*first, {"role": "user", "content": prompt}], options, line_tools(given))

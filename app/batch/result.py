@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 from headrace.app.answer.answer import Answer
+from headrace.app.answer.messages import tool_call
+from headrace.app.answer.token_reports import chat_logprobs, token_reports
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.openai_form import PREFIX, response
+from headrace.models.loading.load import LoadedModel
 from headrace.runtime.errors import ContextLimitError, HeadraceError, NotEnoughMemoryError, UsageError
 
 _CODES = {
@@ -20,7 +23,7 @@ _FAILED = ("failed", 500)
 _BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a written result, in either form
 
 
-def result(line: Line, answer: Answer, model: str) -> dict[str, Any]:
+def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     """Return the result of an answered request."""
     summary = answer.end.summary
     usage = {
@@ -30,19 +33,28 @@ def result(line: Line, answer: Answer, model: str) -> dict[str, Any]:
     }
     details = {"ended_by": answer.ended_by, "seed": answer.seed, "sampling": answer.sampling()}
     details["timing"] = answer.timing()
-    reason = answer.end.reason
+    reason = answer.finish_reason
+    calls = [tool_call(f"call_{line.digest[:16]}_{n}", one.name, one.arguments) for n, one in enumerate(answer.calls)]
     if line.form == "plain":
-        request = {"line": line.number, "id": line.name, "request": line.digest, "model": model}
+        request = {"line": line.number, "id": line.name, "request": line.digest, "model": model.name}
         usage |= {"cached_tokens": summary.reused_tokens}
-        return {**request, "text": answer.text, "finish_reason": reason, "usage": usage, **details, "error": None}
+        own = {"tool_calls": calls} if line.asked.tools is not None else {}
+        text = {"text": answer.text, **own, "finish_reason": reason}
+        return {**request, **text, "usage": usage, **details, "error": None}
     chat = line.form == "chat.completion"
-    content = {"message": {"role": "assistant", "content": answer.text}} if chat else {"text": answer.text}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    message |= {"content": answer.text or None, "tool_calls": calls} if calls else {}
+    content: dict[str, Any] = {"message": message} if chat else {"text": answer.text}
+    text_of = model.tokenizer.token_text
+    reports = [report for step in answer.steps for report in token_reports(step, text_of)]
     body = {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{line.digest}",
         "object": line.form,
         "created": int(time.time()),
-        "model": model,
-        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
+        "model": model.name,
+        "choices": [
+            {"index": 0, **content, "logprobs": chat_logprobs(reports) if reports else None, "finish_reason": reason}
+        ],
         "usage": {**usage, "prompt_tokens_details": {"cached_tokens": summary.reused_tokens}},
         **details,
     }

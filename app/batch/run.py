@@ -129,8 +129,9 @@ class Batch:
                 self._fail(line, line.error)
                 continue
             try:
-                prompt = self._answerer.encode(line.prompt, thinking=line.options.thinking)
-                answer = self._answerer.prepare(prompt, line.options.over(DEFAULTS))
+                asked, options = line.asked, line.options.over(DEFAULTS)
+                prompt = self._answerer.encode(asked.prompt, thinking=options.thinking, tools=asked.tools)
+                answer = self._answerer.prepare(prompt, options, logprobs=asked.logprobs)
                 self._answerer.submit(answer)
                 self._running[answer] = line
             except EncodingStoppedError:  # answered when the batch is resumed
@@ -145,7 +146,7 @@ class Batch:
                 tokens += len(event.step.tokens)
             elif isinstance(event, Completed):
                 line = self._running.pop(answer)
-                self._output.write(line, result(line, answer, self._answerer.model.name))
+                self._output.write(line, result(line, answer, self._answerer.model))
                 self.tally.add(answer)
             elif isinstance(event, Failed):
                 self._fail(self._running.pop(answer), event.error)

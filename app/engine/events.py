@@ -15,6 +15,7 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
+    from headrace.app.answer.token_reports import TokenReport
     from headrace.models.text.tools.call import ToolCall
     from headrace.runtime.engine.request import FinishReason
     from headrace.runtime.engine.sequence import State
@@ -117,15 +118,6 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenReport:
-    """A token's text and log probability, and the best tokens of its step in order."""
-
-    text: str
-    logprob: float
-    top: Sequence[tuple[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """Text of an answer, perhaps none, and the records of its steps.
 
@@ -139,7 +131,7 @@ class Delta:
     records: Sequence[StepRecord]
     ttft_s: float | None = None
     steps: Sequence[StepText] = ()
-    tokens: Sequence[TokenReport] = ()
+    tokens: Sequence["TokenReport"] = ()
     calls: Sequence["ToolCall"] = ()
 
 

@@ -12,6 +12,7 @@ from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
+from headrace.app.answer.token_reports import token_reports
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import CountTokens, Generate, ModelSpec, PrefetchPrompt
@@ -23,7 +24,6 @@ from headrace.app.engine.events import (
     PrefixCached,
     PromptCounted,
     Repeats,
-    TokenReport,
     TokensCounted,
 )
 from headrace.app.engine.idle_work import IdleWork
@@ -41,7 +41,7 @@ from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime import ops
 from headrace.runtime.engine import request
-from headrace.runtime.engine.request import CancelFlag, Finished, Step
+from headrace.runtime.engine.request import CancelFlag, Finished
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.engine.step_timer import watch_garbage
 from headrace.runtime.errors import HeadraceError, expected
@@ -197,7 +197,7 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    record, reports = event.step.record, self._reports(event.step)
+                    record, reports = event.step.record, token_reports(event.step, self._loaded.tokenizer.token_text)
                     step = StepText(event.pieces, record.accepted, event.rejected)
                     running.outbox.text_s = self._text_s * max(1, several)
                     running.outbox.add(step, record, reports, event.calls)
@@ -261,14 +261,6 @@ class EngineHost:
             self._reuse.prefetched(prompt, read.reused, read.tokens)
             shared = self._answerer.engine.shared_blocks(prompt)
             send(PrefixCached(read.tokens, read.used_bytes, read.allocated_bytes, reuse, shared))
-
-    def _reports(self, step: Step) -> list[TokenReport]:
-        """Return the step's tokens with their log probabilities, if requested."""
-        text_of = self._loaded.tokenizer.token_text
-        return [
-            TokenReport(text_of(token), found.chosen, [(text_of(other), value) for other, value in found.top])
-            for token, found in zip(step.tokens, step.logprobs or (), strict=False)
-        ]
 
     def _count(self, text: str) -> int:
         return len(self._loaded.tokenizer.encode(text))

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from headrace.app.answer.answer_steps import StepText
+from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.commands import Generate
-from headrace.app.engine.events import Delta, Event, TokenReport
+from headrace.app.engine.events import Delta, Event
 from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
 

@@ -7,14 +7,14 @@ import json
 from secrets import token_hex
 from typing import Any
 
+from headrace.app.answer.messages import MAX_MESSAGES, name_results, tool_call
 from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event, Prefill
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import MAX_MESSAGES, Body, answer_options, choice, flag, items, mapping, refuse, text
+from headrace.app.server.fields import Body, answer_options, choice, flag, items, mapping, refuse, text
 from headrace.app.server.form import named
-from headrace.app.server.messages import name_results, tool_call
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
 from headrace.app.server.tools import message_tools

@@ -70,7 +70,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UsageError):
-        return refused(one_line(str(error), error.hint), str(error).partition(" ")[0])
+        return refused(one_line(str(error), error.hint), str(error).partition(" ")[0].rstrip(":"))
     if isinstance(error, HeadraceError):
         return ApiError(503, one_line(str(error), error.hint), "unavailable", retry_after=5)
     if environment.debug():

@@ -8,7 +8,6 @@ from headrace.app.answer.value_types import Flag, OneOf, Text, ValueType, Whole,
 from headrace.app.server.errors import refused
 
 Body = Mapping[str, Any]
-MAX_MESSAGES = 10_000
 MAX_STOPS = 64
 MAX_BIASES = 4096
 MAX_CHOICES = 16

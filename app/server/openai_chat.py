@@ -4,11 +4,12 @@ Source of the shapes: OpenAI's API reference, sections Chat and Streaming.
 """
 
 import time
-from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
-from headrace.app.engine.events import Delta, Done, Event, TokenReport
+from headrace.app.answer.messages import read_messages
+from headrace.app.answer.token_reports import chat_logprobs, read_logprobs
+from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.engine.telemetry import document
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
@@ -25,13 +26,11 @@ from headrace.app.server.fields import (
     whole,
 )
 from headrace.app.server.form import COMMENT, data
-from headrace.app.server.messages import read_messages
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import format_options
 from headrace.app.server.tools import chat_tools
 from headrace.app.server.usage import openai_usage
 
-MAX_LOGPROBS = 20
 _RENAMED = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
 REFUSED = frozenset({
@@ -49,25 +48,18 @@ def read_call(body: Body) -> Call:
         raise refused("modalities can only be text", "modalities")
     return Call(
         model=text(body, "model"),
-        messages=read_messages(body),
+        messages=read_messages(body.get("messages")),
         options=answer_options(body, _RENAMED, format_options(body)),
         count=whole(body, "n", 1, MAX_CHOICES, 1) or 1,
         stream=flag(body, "stream"),
         include_usage=flag(mapping(body, "stream_options"), "include_usage"),
-        logprobs=_logprobs(body),
+        logprobs=read_logprobs(body.get("logprobs"), body.get("top_logprobs")),
         effort=choice(body, "reasoning_effort", EFFORTS),
         budget=_template_switch(body),
         tools=chat_tools(body),
         explain=flag(mapping(body, "headrace"), "explain"),
         steps=flag(mapping(body, "headrace"), "steps"),
     )
-
-
-def _logprobs(body: Body) -> int | None:
-    wanted, top = flag(body, "logprobs"), whole(body, "top_logprobs", 0, MAX_LOGPROBS)
-    if top and not wanted:
-        raise refused("top_logprobs needs logprobs: true", "top_logprobs")
-    return (top or 0) if wanted else None
 
 
 def _template_switch(body: Body) -> bool | None:
@@ -113,7 +105,7 @@ class ChatForm:
             return b""
         answer = self._answers[choice]
         deltas = [_delta(part) for part in answer.take(event)]
-        reports = _reports(event.tokens) if isinstance(event, Delta) and event.tokens else None
+        reports = chat_logprobs(event.tokens) if isinstance(event, Delta) and event.tokens else None
         chunks = [self._chunk(choice, delta) for delta in deltas or ([{"content": ""}] if reports else [])]
         if reports:
             chunks[0]["choices"][0]["logprobs"] = reports
@@ -168,7 +160,7 @@ def _choice(answer: AnswerParts, index: int, *, with_logprobs: bool) -> dict[str
     return {
         "index": index,
         "message": message,
-        "logprobs": _reports(answer.tokens) if with_logprobs else None,
+        "logprobs": chat_logprobs(answer.tokens) if with_logprobs else None,
         "finish_reason": _finish_reason(answer),
         "seed": answer.done.seed if answer.done is not None else None,
     }
@@ -181,19 +173,3 @@ def _call(call: CallPart) -> dict[str, Any]:
 def _finish_reason(answer: AnswerParts) -> str | None:
     reason = answer.done.reason if answer.done is not None else None
     return "tool_calls" if answer.calls and reason == "stop" else reason
-
-
-def _reports(tokens: Sequence[TokenReport]) -> dict[str, Any]:
-    """Return the `logprobs` object of some tokens."""
-    return {
-        "content": [
-            {**_report(token.text, token.logprob), "top_logprobs": [_report(*pair) for pair in token.top]}
-            for token in tokens
-        ],
-        "refusal": None,
-    }
-
-
-def _report(text: str, logprob: float) -> dict[str, Any]:
-    part = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": part}

@@ -7,8 +7,9 @@ import time
 from secrets import token_hex
 from typing import Any
 
+from headrace.app.answer.token_reports import TokenReport
 from headrace.app.answer.value_types import shown
-from headrace.app.engine.events import Delta, Done, Event, TokenReport
+from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal
 
-from headrace.app.engine.events import Delta, Done, TokenReport
+from headrace.app.answer.token_reports import TokenReport
+from headrace.app.engine.events import Delta, Done
 from headrace.models.text.thinking import CLOSE, OPEN
 
 Kind = Literal["reasoning", "content"]

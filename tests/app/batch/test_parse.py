@@ -52,8 +52,8 @@ def test_a_system_message_of_all_lines_goes_where_there_is_none() -> None:
     assert parsed(body(model=None), defaults).prompt == [system, asked]
 
 
-@pytest.mark.parametrize("role", [["user"], {"a": 1}, 3, None, "tool"])
-def test_a_role_is_one_of_three(role: Any) -> None:
+@pytest.mark.parametrize("role", [["user"], {"a": 1}, 3, None, "function"])
+def test_a_role_is_one_of_a_few(role: Any) -> None:
     assert "role" in refused({"messages": [{"role": role, "content": "x"}]})
 
 
@@ -110,10 +110,13 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({"prompt": "a", "raw": 1}, "raw"),
         ({"prompt": "a", "raw": True, "system": "b"}, "raw"),
         ({"messages": []}, "messages"),
-        ({"messages": ["a"]}, "'a' in message 1"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}, "'tool' in message 2"),
-        ({"messages": [{"role": "user"}]}, "content in message 1"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "'name' in message 1"),
+        ({"messages": ["a"]}, "messages[0] must be an object, not 'a'"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]},
+            "messages[1].tool_call_id",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages[0] needs content"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "unknown key 'name'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
         ({"messages": [{"role": "user", "content": "a"}], "system": "b"}, "system"),
         ({**body(), "priority": 1}, "'priority'"),
@@ -122,16 +125,19 @@ def test_the_openai_form_is_the_same_request_by_other_names() -> None:
         ({**body(), "custom_id": None}, "custom_id"),
         ({"custom_id": "a"}, "body"),
         (body(model="gpt-4o"), "'gpt-4o'"),
-        (body(tools=[{"type": "function"}]), '[], not [{"type": "function"}]'),
-        (body(tool_choice="auto"), "'tool_choice' in body"),
-        (body(top_logprobs=3), "top_logprobs can only be 0"),
+        (body(tools=[{"type": "function"}]), "tools: each needs a function"),
+        (body(tool_choice="required"), "tool_choice needs tools"),
+        (body(top_logprobs=3), "top_logprobs needs logprobs"),
+        (body(logprobs=True, top_logprobs=21), "top_logprobs"),
+        ({"prompt": "a", "raw": True, "tools": [{}]}, "tools"),
+        ({"prompt": "a", "logprobs": True}, "'logprobs'"),
+        ({"custom_id": "a", "body": {"prompt": "a", "tools": []}}, "'tools' in body"),
         (body(stream=True), "false, not true"),
         (body(response_format={"type": "x"}), "text, json_object or json_schema"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": " \n", "raw": True}, "prompt"),
         ({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": ""}}, "prompt"),
-        ({"messages": [{"role": None, "content": "a"}]}, "not null in message 1"),
-        ({"messages": [{"role": "user"}]}, "not null"),
+        ({"messages": [{"role": None, "content": "a"}]}, "not null"),
         (body(n=2), "n "),
         (body(n=True), "n "),
         (body(stream=True), "stream"),

@@ -231,3 +231,39 @@ def test_progress_begins_with_the_most_important(model: LoadedModel) -> None:
     assert said[0] == "0/3 done · 1 running · 2 waiting · 312 tok/s · K/V 37%"
     assert said[-1] == "3/3 done · 1 failed · 0 running · 0 waiting · 312 tok/s · K/V 37% · 0 s left"
     assert any("1 running · 0 waiting · 312 tok/s · K/V 37% · 1 min 00 s left" in line for line in said)
+
+
+CLOCK = {
+    "type": "function",
+    "function": {"name": "time", "parameters": {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}}},
+}
+
+
+def test_calls_of_tools_are_results_in_either_form(model: LoadedModel) -> None:
+    asked = {"messages": [{"role": "user", "content": "Time?"}], "tools": [CLOCK], "max_tokens": 200}
+    lines: list[object] = [
+        {**asked, "tool_choice": "required"},
+        {"custom_id": "b", "body": {**asked, "tool_choice": {"type": "function", "function": {"name": "time"}}}},
+        {**asked, "tool_choice": "none"},
+    ]
+    (plain, api, none), tally = run(model, lines, in_order=True)
+    assert tally.failed == 0, tally.errors
+    message = api["response"]["body"]["choices"][0]["message"]
+    for found in (plain["tool_calls"], message["tool_calls"]):
+        [call] = found
+        assert call["function"]["name"] == "time"
+        assert json.loads(call["function"]["arguments"]) in ({}, {"zone": "UTC"}, {"zone": "CET"})
+    assert plain["finish_reason"] == api["response"]["body"]["choices"][0]["finish_reason"] == "tool_calls"
+    assert (plain["text"], message["content"], none["tool_calls"]) == ("", None, [])
+    answered = [*asked["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "12:00"}]
+    (more,), tally = run(model, [{**asked, "messages": answered, "max_tokens": 3}])
+    assert tally.failed == 0, tally.errors
+    assert more["usage"]["prompt_tokens"] > none["usage"]["prompt_tokens"]
+
+
+def test_log_probabilities_are_reported_in_the_api_form(model: LoadedModel) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "logprobs": True, "top_logprobs": 2}
+    (found,), _ = run(model, [{"custom_id": "a", "body": asked}])
+    reports = found["response"]["body"]["choices"][0]["logprobs"]["content"]
+    assert [len(report["top_logprobs"]) for report in reports] == [2] * 4
+    assert all(report["logprob"] == report["top_logprobs"][0]["logprob"] < 0 for report in reports)

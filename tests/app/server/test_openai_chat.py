@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.engine.events import Delta, Done, Prefill, TokenReport
+from headrace.app.answer.token_reports import TokenReport
+from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.openai_chat import ChatForm, read_call
