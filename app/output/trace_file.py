@@ -85,7 +85,7 @@ def _parts(step: StepRecord, start: int, end: int, memory_gb_s: float | None) ->
         ends = [start]
         for seconds in step.parts.named().values():
             ends.append(min(end, ends[-1] + _ns(seconds)))
-        names = [*step.parts.named(), "other kernels"]
+        names = [*step.parts.named(), "the rest"]
         timed = [(name, *span) for name, span in zip(names, pairwise([*ends, end]), strict=True)]
         return [part for part in timed if part[2] > part[1]]
     if not memory_gb_s or end <= start:

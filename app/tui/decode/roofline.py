@@ -19,6 +19,7 @@ from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.units import format_rate
 
 _MARGIN = 10**0.4  # factor around the points
+_EXPLAINED = 10  # lines from which one says which roof limits the point
 _ROWS_A_TICK, _CELLS_A_TICK = 2, 8
 
 
@@ -39,14 +40,22 @@ class RooflineSection(Section):
         why = limits.why_above(now) if now is not None else ""
         self.set_subtitle(why or _source(limits), warns=bool(why))
         now_text, *others = [
-            Content.assemble((mark, style), (f" {name} {_point_text(at)}", "$quiet")) for at, mark, style, name in marks
+            Content.assemble((mark, style), (f" {name} {flops_text(at.flops)}", "$quiet"))
+            for at, mark, style, name in marks
         ]
         roof_text = f"╱ memory {format_rate(limits.memory)}" + ("  ┈ nominal" if limits.nominal else "")
         legend = [now_text, Content.styled(roof_text, "$text-warning"), *others]
+        texts = [fitting(legend, width)]
+        if now is not None and height >= _EXPLAINED and not why:
+            texts.insert(0, Content.assemble((_NOW[0], _NOW[1]), f" {limits.limit_of(now)}").truncate(width))
         drawn = plot(
-            [(at, mark, style) for at, mark, style, _ in marks], metrics.trail.points, limits, width, height - 1
+            [(at, mark, style) for at, mark, style, _ in marks],
+            metrics.trail.points,
+            limits,
+            width,
+            height - len(texts),
         )
-        return [*drawn, fitting(legend, width)]
+        return [*drawn, *texts]
 
 
 _NOW, _PREFILL = ("◆", "bold $text-accent", "decode"), ("▲", "bold $text-success", "prefill")
@@ -143,11 +152,6 @@ def _source(limits: Roofs) -> str:
     if limits.compute is None:
         return "compute roof not measured yet"
     return "compute roof: the vendor's" if limits.vendors else ""
-
-
-def _point_text(point: Point) -> str:
-    intensity = f"{point.intensity:.0f}" if point.intensity >= 10 else f"{point.intensity:.1f}"
-    return f"{intensity} FLOP/B {flops_text(point.flops)}"
 
 
 def flops_text(value: float) -> str:

@@ -18,7 +18,7 @@ _LOOKS = {  # character and style of each part; the K/V look alike in both bars
     "head": ("▒", "$success"),
     "other weights": ("░", "$foreground 60%"),
     "KV": ("▞", "$accent"),
-    "other kernels": ("▒", "$warning"),
+    "the rest": ("▒", "$warning"),
     "not reading": ("▒", "$warning"),
     "not timed": ("░", "$foreground 60%"),
     "sampling": ("░", "$success"),

@@ -4,6 +4,7 @@ Bytes and FLOPs are computed from shapes, times are measured. A step's time by p
 steps, see `runtime.engine.step_timer`; without such steps it is computed from bytes and bandwidth.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,7 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
             for name, seconds in named.items():
                 shares[name] = shares.get(name, 0.0) + seconds * scale / whole
         other = max(0.0, 1.0 - sum(shares.values()))
-        ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("other kernels", other)]
+        ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("the rest", other)]
         ordered += [(name, shares[name]) for name in ("sampling", "host", "waiting")]
         newest = [step.index for step in timed[-2:]]
         every = newest[1] - newest[0] if len(newest) > 1 else len(steps)
@@ -176,6 +177,15 @@ class Roofs:
         if self.compute is not None and point.flops > self.compute * 1.005:
             return "above measured compute: measured when slower"
         return ""
+
+    def limit_of(self, point: Point) -> str:
+        """Return the roof over a point in words, and the share of it that the point reaches."""
+        memory, compute = (self.memory or 0.0) * point.intensity, self.compute or math.inf
+        roof, limit = ("memory", memory) if memory <= compute else ("arithmetic", compute)
+        corner = f"; arithmetic from {compute / self.memory:.3g} FLOP/B" if self.compute and self.memory else ""
+        if not limit:
+            return ""
+        return f"{roof} limits it, {point.flops / limit:.0%} used{corner if roof == 'memory' else ''}"
 
 
 def roofs(machine: MachineFacts) -> Roofs:
