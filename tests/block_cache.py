@@ -127,13 +127,13 @@ class BlockBackend:
     """Each sequence has blocks of its own, and passes of its own."""
 
     pool = None
-    rolls_back, shares_prefixes = True, False
+    rolls_back, shares_prefixes, copies_to_grow = True, False, False
 
     def __init__(self, network: "WithBlocks", options: KVOptions) -> None:
         self._network, self._options = network, options
         self._last = KeptCache()
 
-    def acquire(self, prompt: Sequence[int]) -> KVCache:
+    def acquire(self, prompt: Sequence[int], _entries: int = 0) -> KVCache:
         return self._last.take(prompt) or self._network.new_cache(self._options.limit)
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:

@@ -80,8 +80,8 @@ class _WatchedBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def acquire(self, prompt: Sequence[int]) -> Any:
-        cache = self._backend.acquire(prompt)
+    def acquire(self, prompt: Sequence[int], entries: int = 0) -> Any:
+        cache = self._backend.acquire(prompt, entries)
         if not any(known() is cache for known in self._known):
             self._known.append(ref(cache))
             self._watched.watch(cache)

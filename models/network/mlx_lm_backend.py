@@ -72,10 +72,10 @@ class MlxLmBackend:
         self._cost = cost
         self._can_batch = can_batch
         self.rolls_back = rolls_back
-        self.shares_prefixes = can_copy
+        self.shares_prefixes, self.copies_to_grow = can_copy, False
         self._prefixes = PrefixCaches(options.limit, options.spare, can_copy=can_copy)
 
-    def acquire(self, prompt: Sequence[int]) -> KVCache:
+    def acquire(self, prompt: Sequence[int], _entries: int = 0) -> KVCache:
         return self._prefixes.take(prompt) or self._new_cache()
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:

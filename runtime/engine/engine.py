@@ -44,6 +44,7 @@ from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Proposer
 from headrace.runtime.speculation.suffixes import RecentAnswers
 
+OUTPUT_RESERVED = 1024  # tokens of output that a cache which is copied to grow gets room for at admission
 CHECKED_WAITING = 64  # waiting sequences whose cancel flags are checked in every step
 
 Delivery = tuple[Sequence, Event]
@@ -106,7 +107,13 @@ class Engine:
         self._budget = KVBudget(held, context_limit, kv_memory)
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
         self._pace = pace or ChunkBudget()
-        self._scheduler = Scheduler(self._budget, self._pace, most_running, shared=self.kv.shares_prefixes)
+        self._scheduler = Scheduler(
+            self._budget,
+            self._pace,
+            most_running,
+            shared=self.kv.shares_prefixes,
+            output=OUTPUT_RESERVED if self.kv.copies_to_grow else 0,
+        )
         self._draft = draft
         self._drafting = Drafting(network.vocab_size, pass_costs, has_head=network.draft_head is not None)
         self._recent = RecentAnswers()
@@ -243,7 +250,8 @@ class Engine:
         try:
             with memory_errors(self._cost.weight_bytes):
                 self._start_work()
-                cache, end = self.kv.acquire(prompt), len(prompt) - 1
+                reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
+                cache, end = self.kv.acquire(prompt, reserved), len(prompt) - 1
                 reused = cache.committed
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
@@ -315,7 +323,7 @@ class Engine:
 
     def _admit(self, sequence: Sequence, events: list[Delivery]) -> None:
         """Acquire a sequence's cache."""
-        sequence.cache = cache = self.kv.acquire(sequence.request.prompt)
+        sequence.cache = cache = self.kv.acquire(sequence.request.prompt, sequence.reserved)
         sequence.marks = cache.needs_marks and self._is_reusable
         if self.kv.rolls_back and not sequence.proposers:
             sequence.proposers = self._proposers(sequence)

@@ -1,9 +1,10 @@
 """Admission, token budgets and preemption. Bookkeeping only: no array, no clock.
 
-Requests are admitted in order of arrival, if a place and K/V memory for their prompt are free; with prefix sharing, not
-while a running prompt with the same beginning is being fed. Every decoding sequence gets one row of every pass; prompts
-get the rest of `ChunkBudget`, the oldest first. If memory is short, the youngest sequence is preempted: its cache is
-released, and it is admitted again before younger ones and fed its tokens again. The oldest is never preempted.
+Requests are admitted in order of arrival, if a place and K/V memory for their prompt are free. Where a cache is copied
+to grow, memory for output is reserved as well, unless it is short. With prefix sharing, a request waits while a running
+prompt with the same beginning is being fed. Every decoding sequence gets one row of every pass; prompts get the rest of
+`ChunkBudget`, the oldest first. If memory is short, the youngest sequence is preempted: its cache is released, and it
+is admitted again before younger ones and fed its tokens again. The oldest is never preempted.
 """
 
 from collections import deque
@@ -42,15 +43,20 @@ class ScheduledChunk:
 
 
 class Scheduler:
-    """All sequences between submission and end."""
+    """All sequences between submission and end.
 
-    def __init__(self, room: KVBudget, pace: ChunkBudget, most_running: int, *, shared: bool = False) -> None:
+    shared: with prefix sharing. output: tokens of output for which memory is reserved at admission, if it is free.
+    """
+
+    def __init__(
+        self, room: KVBudget, pace: ChunkBudget, most_running: int, *, shared: bool = False, output: int = 0
+    ) -> None:
         self.waiting: deque[Sequence] = deque()  # oldest first, preempted ones before all others
         self.running: list[Sequence] = []  # oldest first
         self._budget = room
         self._pace = pace
         self._most_running = most_running
-        self._shared = shared  # with prefix sharing
+        self._shared, self._output = shared, output
         self._preempting: Sequence | None = None  # as soon as no in-flight pass appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -78,7 +84,9 @@ class Scheduler:
             sequence = self.waiting[0]
             if self._shared and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break
-            if not self._budget.reserve(sequence, len(sequence.tokens), spare=len(self.running)):
+            tokens, spare = len(sequence.tokens), len(self.running)
+            whole = max(tokens, len(sequence.request.prompt) + min(sequence.max_output, self._output))
+            if not any(self._budget.reserve(sequence, entries, spare) for entries in (whole, tokens)):
                 break
             self.running.append(self.waiting.popleft())
             sequence.state = "prefill"

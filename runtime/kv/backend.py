@@ -40,13 +40,19 @@ class KVBackend(Protocol):
     shares_prefixes: bool
     """True if a sequence can begin with a running one's entries."""
 
+    copies_to_grow: bool
+    """True if a full cache is copied to grow, so that room for output is reserved with the prompt's."""
+
     @property
     def pool(self) -> BlockPool | None:
         """Blocks shared by sequences; None without prefix sharing."""
         ...
 
-    def acquire(self, prompt: Sequence[int]) -> KVCache:
-        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last."""
+    def acquire(self, prompt: Sequence[int], entries: int = 0, /) -> KVCache:
+        """Return a cache with the longest available prefix of `prompt`, at most all tokens but the last.
+
+        entries: reserved for the sequence; a cache that is copied to grow gets room for all of them at once.
+        """
         ...
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:

@@ -142,21 +142,23 @@ class BufferBackend:
         self._shares_attention = shares_attention and not shape.format.packed
         self._alone = alone
         self._scales = scales
-        self.rolls_back = not alone
+        self.rolls_back, self.copies_to_grow = not alone, True
         self._caches: WeakSet[SlotCache] = WeakSet()
         self.shared: SharedBuffers = WeakValueDictionary()
         self._last = KeptCache()
         self.pool = self._new_pool()
         self.shares_prefixes = self.pool is not None
 
-    def acquire(self, prompt: Sequence[int]) -> SlotCache:
+    def acquire(self, prompt: Sequence[int], entries: int = 0) -> SlotCache:
         pool, keep = self.pool, self._options.keep_prefix
         found = pool.lookup(prompt[:-1], answers=keep).length if pool is not None else 0
         cache = self._last.take(prompt)
         if isinstance(cache, SlotCache) and cache.committed >= found:
+            cache.reserved = entries
             return cache
         del cache  # frees its memory first
         cache = self.new_cache()
+        cache.reserved = entries
         cache.load_prefix(prompt[:-1], answers=keep)
         return cache
 

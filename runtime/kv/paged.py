@@ -101,12 +101,13 @@ class PagedBackend:
     """Block tables of one pool, which is replaced after an error."""
 
     rolls_back = shares_prefixes = True
+    copies_to_grow = False
 
     def __init__(self, shape: KVShape, ops: Ops, options: KVOptions) -> None:
         self._shape, self._ops, self._options = shape, ops, options
         self.pool = self._new_pool()
 
-    def acquire(self, prompt: Sequence[int]) -> BlockTable:
+    def acquire(self, prompt: Sequence[int], _entries: int = 0) -> BlockTable:
         table = BlockTable(self.pool, self._options.limit)
         table.load_prefix(prompt[:-1], answers=self._options.keep_prefix)
         return table

@@ -1,7 +1,8 @@
 """One sequence's K/V in contiguous buffers: its own, or a slot of shared ones (`runtime.kv.slot_buffers`).
 
-Layers of one window share the position of their first row. A full buffer doubles, later it grows by GROWTH rows, one
-layer at a time. Packed formats have three arrays where others have one: codes, scales and offsets.
+Layers of one window share the position of their first row. A full buffer grows to the entries that are reserved for
+the sequence; beyond them it doubles, later it grows by GROWTH rows, one layer at a time. Packed formats have three
+arrays where others have one: codes, scales and offsets.
 
 Stock MLX attends to whole buffers only, so cached prefixes are copied from and to blocks of a pool. A sequence uses
 blocks only within a call, so all of them can be evicted at any time.
@@ -38,8 +39,10 @@ class Span:
     first: int = 0
     capacity: int = 0
 
-    def place(self, end: int, committed: int, limit: int) -> tuple[int, int]:
+    def place(self, end: int, committed: int, limit: int, reserved: int = 0) -> tuple[int, int]:
         """Return (first, capacity) with rows for all positions before `end`, unchanged if there are enough.
+
+        reserved: entries that the sequence is expected to have; more rows are for them, if any are made.
 
         A window's buffer has room for the window, ROLLBACK and as many new entries, or a longer chunk. Then the needed
         `committed` entries move to the front, amortised O(1) times each.
@@ -52,7 +55,8 @@ class Span:
             if end - first > kept + ROLLBACK:
                 first = max(first, (committed - kept) // DROPPED * DROPPED)
             most = min(kept + ROLLBACK, limit - first)
-        wanted = max(end - first, min(2 * self.capacity, self.capacity + GROWTH, most))
+        ahead = max(reserved - first, min(2 * self.capacity, self.capacity + GROWTH))
+        wanted = max(end - first, min(ahead, most))
         return first, -(-wanted // CHUNK) * CHUNK
 
     def shared_capacity(self, limit: int) -> int:
@@ -87,6 +91,7 @@ class SlotCache(ReusableCache):
         self.buffers: object | None = None  # the `SlotBuffers` of `keys` and `values`, if shared
         self.slot = 0
         self.closed = False
+        self.reserved = 0  # entries, in the KV budget
         self._used: list[tuple[int, int]] = []  # (group, block), within `cache_blocks`
         self._newest: mx.array | None = None  # the output of the last layer that appended
         self._before: mx.array | None = None  # the same, of the pass before: it has to append first
@@ -132,7 +137,8 @@ class SlotCache(ReusableCache):
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
         """Make room for `tokens` more entries: grow, or drop entries outside the windows."""
         self.phase = phase
-        placed = [(span, *span.place(self.length + tokens, self.committed, self.limit)) for span in self.spans]
+        end = self.length + tokens
+        placed = [(span, *span.place(end, self.committed, self.limit, self.reserved)) for span in self.spans]
         if all((first, capacity) == (span.first, span.capacity) for span, first, capacity in placed):
             return
         mx.eval(self.arrays)  # copying needs them, in-place writes included
@@ -302,8 +308,8 @@ class SlotCache(ReusableCache):
             numbers.insert(0, number)
             first -= 1
         count = match.length - first * BLOCK
-        span.capacity = -(-count // CHUNK) * CHUNK
         self._set_first(span, first * BLOCK)
+        _, span.capacity = span.place(match.length, match.length, self.limit, self.reserved)
         blocks = [cast(BlockPool, self._pool).storage.read(group, number, BLOCK) for number in numbers]
         for place, layer in enumerate(span.layers):
             for side, buffers in enumerate(self.sides):

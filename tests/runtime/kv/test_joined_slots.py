@@ -363,6 +363,7 @@ def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
 
 def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitted at any time, some cancelled, some with guesses, in memory so short that some step back."""
+    monkeypatch.setattr("headrace.runtime.engine.engine.OUTPUT_RESERVED", 0)
     chance = random.Random(8)
     memory = llama.cost.kv_bytes(5 * CHUNK)
     engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=SteadyPace(CHUNK))

@@ -16,9 +16,11 @@ from headrace.runtime.kv.cache import CHUNK
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
 from headrace.runtime.kv.pool import BlockPool
+from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import BLOCK, reference
 from tests.alone import Alone
 from tests.pooled import feed, say
+from tests.steady import SteadyPace
 from tests.tiny import load_decoder, write_model
 from tests.watched import answer, split
 
@@ -161,3 +163,56 @@ def test_a_cache_grows_without_wired_memory(buffered: Decoder, monkeypatch: pyte
     feed(buffered, slot, CHAT)
     assert inside.count(True) == inside.count(False) >= 1
     assert not cleared
+
+
+def count_moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the entries of each copy of a layer's buffers to larger ones."""
+    moves, move = list[int](), SlotCache._move
+
+    def counted(cache: SlotCache, layer: int, kept: slice, capacity: int) -> None:
+        if kept.stop > kept.start:
+            moves.append(kept.stop - kept.start)
+        move(cache, layer, kept, capacity)
+
+    monkeypatch.setattr(SlotCache, "_move", counted)
+    return moves
+
+
+@pytest.mark.parametrize("max_tokens", [30, None])
+def test_a_prompt_and_its_answer_are_never_copied(
+    max_tokens: int | None, buffered: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = count_moves(monkeypatch)
+    request = Request(CHAT, max_tokens, speculate="off")
+    engine = Engine(buffered, context_limit=len(CHAT) + CHUNK, pace=SteadyPace(64))
+    tokens, _ = split(list(engine.generate(request)))
+    assert (len(tokens), moves) == (max_tokens or CHUNK + 1, [])
+
+
+def test_a_chat_goes_on_without_a_copy(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(buffered, context_limit=4 * len(CHAT), keep_prefix=True, pace=SteadyPace(64))
+    list(engine.generate(Request(CHAT, max_tokens=1, speculate="off")))
+    moves = count_moves(monkeypatch)
+    _, end = split(list(engine.generate(Request([*CHAT, 5, 4], max_tokens=30, speculate="off"))))
+    assert (end.summary.reused_tokens, moves) == (len(CHAT), [])
+
+
+def test_output_grows_where_memory_is_short(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sequence has room for its output, the second one is admitted with its prompt's and grows once."""
+    memory = buffered.cost.kv_bytes(5 * CHUNK)
+    engine = Engine(buffered, context_limit=4 * CHUNK, kv_memory=memory, pace=SteadyPace(64))
+    prompts = [CHAT[first : first + CHUNK - 9] for first in (0, 1)]
+    requests = [
+        Request(prompt, tokens, speculate="off") for prompt, tokens in zip(prompts, (2 * CHUNK, 30), strict=True)
+    ]
+    moves = count_moves(monkeypatch)
+    tokens: dict[Any, list[int]] = {engine.submit(request): [] for request in requests}
+    most = 0
+    while engine.has_work:
+        for sequence, event in engine.step():
+            tokens[sequence] += event.tokens if isinstance(event, Step) else ()
+        most = max(most, engine.load().kv_used_bytes)
+    assert most == memory
+    assert moves == [CHUNK] * buffered.kv_shape.layers
+    for request, ours in zip(requests, tokens.values(), strict=True):
+        assert ours == answer(buffered, request, 4 * CHUNK)[0]
