@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.writers import WRITERS
-from tests.patience import PATIENCE_S
+from tests.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -20,7 +20,7 @@ def test_what_was_promised_is_there(tmp_path: Path, module: str, step: str) -> N
     if module == "io_errors" and shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
     command = [sys.executable, "-m", f"tests.faults.{module}", str(tmp_path), step]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(WRITERS), done.stderr
     for kind in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 )
 def test_a_command_ends_with_0_only_if_its_result_is_whole(tmp_path: Path, step: str, names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.faults.io_commands", str(tmp_path), step, *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(names), done.stderr
     for kind in found:

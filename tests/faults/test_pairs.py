@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAIRS = 11
@@ -16,7 +16,7 @@ PAIRS = 11
 @pytest.mark.skipif(sys.platform == "win32", reason="needs forks")
 def test_commands_at_the_same_time_do_what_they_do_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.faults.pairs", str(tmp_path), "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == PAIRS, done.stderr
     assert [pair for pair in found if pair["wrong"]] == []

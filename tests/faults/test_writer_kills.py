@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.faults.writer_kills import in_order
-from tests.patience import PATIENCE_S
+from tests.patience import CAMPAIGN_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_killing_chats_that_write(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.faults.writer_kills", str(tmp_path / "sessions.db"), "1", "30"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     assert done.returncode == 0, done.stderr
     promises, answers = map(int, done.stdout.split())
     assert promises > 100
@@ -30,5 +30,5 @@ def test_what_is_lost_or_doubled_is_seen(answer: str) -> None:
 
 def test_no_kill_doubles_or_loses_a_piece(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.faults.fold_kills", str(tmp_path / "sessions.db"), "16", "25"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAMPAIGN_S, check=False)
     assert re.fullmatch(r"25 kills, \d+ while folding, 0 answers wrong\n", done.stdout), done.stdout + done.stderr
