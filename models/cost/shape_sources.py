@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
@@ -114,21 +116,27 @@ def shape_of_gguf(file: Path) -> StepShape:
     metadata = Metadata(container.metadata)
     config = header_config(container, metadata)
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
-    sizes: dict[str, int] = {}
+    tensors: dict[str, TensorInfo] = {}
     settings: dict[str, tuple[int, int, str]] = {}
     for target in targets(metadata.architecture, config, shapes):
         tensor = container.tensors[target.source]
-        sizes[target.module] = sizes.get(target.module, 0) + stored_bytes(tensor)
+        whole = is_quantized(tensor) and target.plain
+        nbytes = 4 * prod(tensor.shape) if whole else stored_bytes(tensor)
+        if target.rows is not None:  # some of a fused tensor's
+            nbytes = nbytes * len(target.rows) // tensor.shape[target.axis]
+        shape = target.stored or target.shape
+        tensors[target.name] = TensorInfo("U8", shape, file, nbytes * len(target.sources))
         if is_quantized(tensor) and not target.plain:
             settings[target.module] = stored_groups(tensor)
     kinds = sorted({tensor.type for tensor in container.tensors.values() if len(tensor.shape) == 2})
-    source = f"GGUF headers, {', '.join(kinds)}"
+    config = normalized(config | quantization_section(settings), tensors)
     try:
-        return _build(_decoder(text_config(normalized(config))), lambda module, *_: sizes.get(module, 0), source)
+        found = shape_of_checkpoint(Checkpoint(file, config, [], tensors))
     except UnsupportedModelError:
         from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_config
 
-        return replace(shape_of_mlx_lm_config(config | quantization_section(settings)), source=source)
+        found = shape_of_mlx_lm_config(config)
+    return replace(found, source=f"GGUF headers, {', '.join(kinds)}")
 
 
 def shape_of_decoder(

@@ -114,7 +114,9 @@ def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> 
     assert config["num_hidden_layers"] == 2
 
 
-@pytest.mark.parametrize("variant", ["qwen35moe", "gemma4-mixture", "nemotron_h_moe", "deepseek2"])
+@pytest.mark.parametrize(
+    "variant", ["qwen35", "lfm2", "granitehybrid", "qwen35moe", "gemma4-mixture", "nemotron_h_moe", "deepseek2"]
+)
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
     path = write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0")
     shape = shape_of_gguf(path)
@@ -122,8 +124,8 @@ def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
     wide = isinstance(network, MlxLmNetwork)  # loaded in single precision
     assert (2 if wide else 1) * shape.cost.kv_bytes(100) == network.cost.kv_bytes(100)
     assert shape.cost.weight_flops == network.cost.weight_flops
-    # Vectors, routers and odd widths differ in precision: a fifth of so small a model.
-    assert shape.cost.weight_bytes == pytest.approx(network.cost.weight_bytes, rel=0.2 if wide else 0.25)
+    # The kernels fill up rows to 16. mlx-lm's vectors and routers are wide: a fifth of so small a model.
+    assert shape.cost.weight_bytes == pytest.approx(network.cost.weight_bytes, rel=0.2 if wide else 0.03)
 
 
 @pytest.mark.parametrize(
