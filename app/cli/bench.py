@@ -221,6 +221,8 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
     if given.speculate:
         if "mlx-lm" in given.peers:
             raise UsageError("mlx-lm has no prompt lookup decoding: --speculate needs --vs llama.cpp")
+        if "openvino" in given.peers:
+            raise UsageError("openvino is not measured with draft tokens: --speculate needs --vs llama.cpp")
         if no_python:
             raise UsageError("llama-bench has no prompt lookup decoding", "--llama-python PYTHON has it")
         if max(batches) > 1:
@@ -243,12 +245,18 @@ def _peers(given: BenchOptions, kv: str) -> "list[Peer]":
 
     if given.peer_threads and not given.peers:
         raise UsageError("--peer-threads needs --vs")
-    if (given.llama_python or given.llama_model) and "llama.cpp" not in given.peers:
-        raise UsageError("--llama-python and --llama-model go with --vs llama.cpp")
+    if given.llama_python and "llama.cpp" not in given.peers:
+        raise UsageError("--llama-python goes with --vs llama.cpp")
+    if given.llama_model and not {"llama.cpp", "openvino"} & {*given.peers}:
+        raise UsageError("--llama-model goes with --vs llama.cpp or openvino")
     if given.llama_model and not Path(given.llama_model).is_file():
         raise UsageError(f"no such file: {given.llama_model}")
     gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
-    known = {"mlx-lm": Peer("mlx-lm", given.mlx_python), "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv)}
+    known = {
+        "mlx-lm": Peer("mlx-lm", given.mlx_python),
+        "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv),
+        "openvino": Peer("openvino", given.openvino_python, gguf, kv),
+    }
     return [known[name] for name in dict.fromkeys(given.peers)]
 
 

@@ -33,6 +33,7 @@ class BenchOptions:
     llama_python: str | None
     llama_model: str | None
     mlx_python: str | None
+    openvino_python: str | None
     quality: bool
     kv: str | None
     against: tuple[str, ...]
@@ -82,9 +83,9 @@ _OPTIONS = (
         "--vs",
         "peers",
         multiple=True,
-        type=click.Choice(["mlx-lm", "llama.cpp"]),
+        type=click.Choice(["mlx-lm", "llama.cpp", "openvino"]),
         metavar="PEER",
-        help="Peer to compare with: mlx-lm or llama.cpp; repeatable.",
+        help="Peer to compare with: mlx-lm, llama.cpp or openvino; repeatable.",
     ),
     click.option(
         "--llama-python",
@@ -92,9 +93,17 @@ _OPTIONS = (
         shell_complete=files,
         help="Python interpreter that has llama-cpp-python, used instead of llama-bench.",
     ),
-    click.option("--llama-model", metavar="FILE", shell_complete=files, help="GGUF file for llama.cpp [-m]."),
+    click.option(
+        "--llama-model", metavar="FILE", shell_complete=files, help="GGUF file for llama.cpp and openvino [-m]."
+    ),
     click.option(
         "--mlx-python", metavar="PYTHON", shell_complete=files, help="Python interpreter that has mlx-lm [this one]."
+    ),
+    click.option(
+        "--openvino-python",
+        metavar="PYTHON",
+        shell_complete=files,
+        help="Python interpreter that has openvino-genai [this one].",
     ),
     click.option("--quality", is_flag=True, help="Effect of K/V formats on the logits, instead of speed."),
     click.option(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.app.bench.measure.pair import Question
@@ -31,7 +32,9 @@ class ChildProcess:
         threads: int | None = None,
         tunes: bool = False,
         questions: Mapping[str, Question] | None = None,
+        scratch: TemporaryDirectory[str] | None = None,
     ) -> None:
+        self._scratch = scratch  # the child's folder, removed behind it
         self._questions = questions or {}  # workloads by name
         self._tunes = tunes  # sends the whole test once, so that the child finds its fastest settings
         self.engine = engine
@@ -81,13 +84,21 @@ class ChildProcess:
             request |= {"prompt": test.prompt, "depth": test.depth}
         if test.batch > 1:
             request["batch"] = test.batch
+        reply = self.ask(request)
+        if (chosen := reply.pop("chosen", None)) is not None:
+            named = {f"{test.label} with": " ".join(map(str, chosen.values()))}
+            self.setup = replace(self.setup, settings={**self.setup.settings, **named})
+        return Sample(**reply)
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return the reply."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except OSError:
             raise self._ended() from None
-        return Sample(**self._read())
+        return self._read()
 
     def close(self) -> None:
         """Close the pipes, and kill the process if it does not exit."""
@@ -99,6 +110,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -107,7 +120,8 @@ class ChildProcess:
             raise self._ended()
         reply = json.loads(line)
         if not isinstance(reply, dict) or "error" in reply:
-            raise EngineError(f"{self.engine} failed: {reply}")
+            reason = reply["error"] if isinstance(reply, dict) else reply
+            raise EngineError(f"{self.engine} failed: {reason}")
         return reply
 
     def _ended(self) -> EngineError:

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from headrace.app.bench.measure.child import ChildProcess
-from headrace.app.bench.measure.kv_formats import peer_kv_type
+from headrace.app.bench.measure.kv_formats import openvino_kv_types, peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Backend
+from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import EngineError
 
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
 
-Engine = Literal["mlx-lm", "llama.cpp"]
+Engine = Literal["mlx-lm", "llama.cpp", "openvino"]
 _CHILDREN = Path(__file__).parent / "children"
 
 
@@ -27,8 +29,8 @@ _CHILDREN = Path(__file__).parent / "children"
 class Peer:
     """A peer to compare with.
 
-    python: its interpreter (None: ours for mlx-lm, llama-bench for llama.cpp). gguf: llama.cpp's model file. kv: our
-    K/V format, mapped to llama.cpp's.
+    python: its interpreter (None: ours, or llama-bench for llama.cpp). gguf: the model file of llama.cpp and openvino.
+    kv: our K/V format, mapped to theirs.
     """
 
     engine: Engine
@@ -38,9 +40,14 @@ class Peer:
 
 
 def open_peers(
-    peers: Sequence[Peer], loaded: Sequence["LoadedModel"], tests: Sequence[Test], threads: int, stack: ExitStack
+    peers: Sequence[Peer],
+    loaded: Sequence["LoadedModel"],
+    tests: Sequence[Test],
+    threads: int,
+    stack: ExitStack,
+    progress: Progress = silent,
 ) -> tuple[list[Backend], list[str]]:
-    """Return the opened backends and a note about every peer. mlx-lm takes every model, llama.cpp the first.
+    """Return the opened backends and a note about every peer. mlx-lm takes every model, the others the first.
 
     threads: told to every peer for prompts and decoding; its `setup` holds the numbers it uses. `stack` closes the
     backends, also when opening another is interrupted. Raises EngineError if no requested peer opens.
@@ -50,6 +57,7 @@ def open_peers(
     for peer in peers:
         models = loaded if peer.engine == "mlx-lm" else loaded[:1]
         for model in models:
+            progress(f"starting {peer.engine}", 0, None)
             try:
                 backend, note = _open(peer, model, tests, threads)
             except (EngineError, OSError) as error:
@@ -74,7 +82,10 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
     gguf = peer.gguf
     if gguf is None:
         raise EngineError("no GGUF file of the model; give -m FILE.gguf or --llama-model FILE.gguf")
-    same, kind = _same_weights(gguf, model), peer_kv_type(peer.kv)
+    same = _same_weights(gguf, model)
+    if peer.engine == "openvino":
+        return _open_openvino(peer, gguf, model.name, tests, threads), f"OpenVINO GenAI's own reader of GGUF, {same}"
+    kind = peer_kv_type(peer.kv)
     if peer.python is not None:
         script = str(_CHILDREN / "llama_cpp_child.py")
         most = str(max(test.tokens for test in tests))
@@ -89,6 +100,19 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
             "no llama-bench on the PATH; install it, or name a Python that has llama-cpp-python with --llama-python"
         )
     return LlamaBench(model.name, program, gguf, threads, kind), f"llama.cpp through {program}, {same}"
+
+
+def _open_openvino(peer: Peer, gguf: str, model: str, tests: Sequence[Test], threads: int) -> ChildProcess:
+    scratch = TemporaryDirectory(prefix="headrace-openvino-")  # of its converted model
+    try:
+        script, most = str(_CHILDREN / "openvino_child.py"), max(test.tokens for test in tests)
+        numbers = [most, max(test.batch for test in tests), threads]
+        command = [peer.python or sys.executable, script, gguf, scratch.name, *map(str, numbers)]
+        command.append(",".join(openvino_kv_types(peer.kv)))
+        return ChildProcess("openvino", model, command, threads=threads, tunes=True, scratch=scratch)
+    except BaseException:
+        scratch.cleanup()
+        raise
 
 
 def _same_weights(gguf: str, model: "LoadedModel") -> str:

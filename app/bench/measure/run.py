@@ -24,6 +24,7 @@ from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.measure.speculation import identity
 from headrace.app.output.document import Document
+from headrace.app.output.progress import drawn_progress
 from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
@@ -111,7 +112,8 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     for backend in own:
         stack.callback(backend.close)
     threads = options.peer_threads or own[0].setup.threads or host.usable_cores
-    peers, notes = open_peers(options.peers, models, options.tests, threads, stack)
+    with drawn_progress() as progress:
+        peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)
     memory = MemorySpeed(reader) if reader else None
     opened = _Opened(families, [check for _, check in loaded], own, peers, notes, memory)
     check_threads(opened.setups, options.peer_threads)
@@ -230,7 +232,6 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
 
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
     from headrace.app.config.kv_option import kv_choice
-    from headrace.app.output.progress import drawn_progress
     from headrace.models.loading.load import load_resolved
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.models.registry.resolve import resolve
@@ -251,7 +252,6 @@ def _expected(model: "LoadedModel") -> tuple[bool, str]:
 
 
 def _draft(options: Options, model: "LoadedModel") -> "Network | None":
-    from headrace.app.output.progress import drawn_progress
     from headrace.models.loading.draft import load_draft
     from headrace.models.registry.resolve import resolve
 

@@ -115,7 +115,7 @@ class Backend(Protocol):
     """An engine to measure: ours with one model, or a peer with the same weights."""
 
     engine: str
-    """`headrace`, `mlx-lm` or `llama.cpp`."""
+    """`headrace`, `mlx-lm`, `llama.cpp` or `openvino`."""
     model: str
     setup: Setup
     """Threads and settings it reports."""

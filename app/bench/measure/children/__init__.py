@@ -3,5 +3,10 @@
 Protocol, one JSON object per line: once loaded the child prints {"ready": version, "threads": N, "threads_batch": N,
 "settings": {}} with the library's own values (null: unknown). It answers every request {"prompt": P, "generate": N,
 "depth": D} on standard input with clock readings or {"error": text}. A request for several sequences has "batch": B.
-The first request of a test has "tune": true for a child that tunes; it may take its time to find the fastest settings.
+The first request of a test has "tune": true for a child that tunes; it may take its time to find the fastest settings,
+and may name them as "chosen".
+
+For logits, {"context": tokens} drops everything and feeds tokens; the answer is {}. {"feed": tokens, "pieces": N,
+"file": FILE} feeds tokens behind them, N per pass, and writes float32 logits (T, V) to FILE; the answer is {"seconds":
+duration of the passes}.
 """
