@@ -1,7 +1,7 @@
 """One answer: its prompt and request, and the text, steps and times it has so far."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
@@ -75,6 +75,8 @@ class Answer:
         self._text = AnswerText(tokenizer, request, stop, tools)
         self.calls: list[ToolCall] = []
         """Tool calls so far, in order."""
+        self.unchecked_tools: Mapping[str, str] = {}
+        """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
         self._repetition = Repetition()
         self._pieces: list[str] = []
 

@@ -9,6 +9,7 @@ that loaded its model.
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
@@ -101,7 +102,9 @@ class Answerer:
         or grammar that is wrong, or cannot be honoured wholly.
         """
         options = options.resolved(self.model.generation_defaults)
-        form = form_of(self.model.tokenizer, prompt.tools) if prompt.tools is not None else None
+        tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
+        form = form_of(self.model.tokenizer, tools) if tools is not None else None
+        grammar, unchecked = self._grammar(prompt, options, form)
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
@@ -111,11 +114,13 @@ class Answerer:
             cancel=CancelFlag() if cancel is None else cancel,
             speculate=self._speculation(options.speculate),
             section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
-            grammar=self._grammar(prompt, options, form),
+            grammar=grammar,
         )
-        return Answer(
-            prompt, request, self.model.tokenizer, options.stop or (), self._own_processes, _tool_stream(prompt, form)
-        )
+        certain = grammar is not None
+        calls = ToolStream(form.form, form.marks, thinking=prompt.thinking, certain=certain) if form else None
+        answer = Answer(prompt, request, self.model.tokenizer, options.stop or (), self._own_processes, calls)
+        answer.unchecked_tools = unchecked
+        return answer
 
     def stream(self, answer: Answer) -> Generator[Part, None, None]:
         """Generate one answer alone: the text events up to `Completed`. Closing the generator ends the generation.
@@ -167,33 +172,39 @@ class Answerer:
         while self.engine.has_work:
             self.engine.step()
 
-    def _grammar(self, prompt: Prompt, options: AnswerOptions, form: FormOfTools | None) -> Grammar | None:
-        """Return the compiled grammar of an answer, behind the thinking that its prompt leads to."""
-        source, calls = options.grammar_source(), None
+    def prepare_grammars(self) -> None:
+        """Prepare the vocabulary for grammars, which takes up to a second, before the first of them."""
+        with suppress(UsageError):  # raised again by an answer that needs it
+            _ = self._grammars.trie.built
+
+    def _grammar(
+        self, prompt: Prompt, options: AnswerOptions, form: FormOfTools | None
+    ) -> tuple[Grammar | None, dict[str, str]]:
+        """Return the compiled grammar of an answer, behind the thinking that its prompt leads to.
+
+        With it, the tools whose calls it does not check, and the reasons.
+        """
+        source, calls, unchecked = options.grammar_source(), None, dict[str, str]()
         if form is not None and prompt.tools is not None and not prompt.begun:
-            calls = calls_grammar(self._grammars, prompt.tools, form.form)
+            calls, unchecked = calls_grammar(self._grammars, prompt.tools, form.form)
         if source is None and calls is None:
-            return None
+            return None, unchecked
         if source is not None and prompt.tools is not None and calls is None and prompt.tools.callable:
             raise UsageError("this model's tool calls look like text: a schema excludes tools")
         thinks: Thinks = "open" if prompt.thinking else "no"
         if thinks == "no" and prompt.chat and not prompt.begun and self.chat_prompt.may_think(options.thinking):
             thinks = "may"
         try:
-            return self._grammars.compile(source, thinks, prompt.begun, calls)
-        except UsageError:
-            if source is not None or calls is None or calls.forced:
+            return self._grammars.compile(source, thinks, prompt.begun, calls), unchecked
+        except UsageError as error:
+            if source is not None or calls is None or calls.forced or prompt.tools is None:
                 raise
-            return None  # optional calls of tools that are too many for a grammar are still read
+            return None, dict.fromkeys(prompt.tools.tools, str(error))  # too many for a grammar; calls are still read
 
     def _speculation(self, choice: str | None) -> Speculation:
         if self._drafted and choice != "off":
             return "draft"
         return cast(Speculation, choice or "auto")
-
-
-def _tool_stream(prompt: Prompt, form: FormOfTools | None) -> ToolStream | None:
-    return ToolStream(form.form, form.marks, thinking=prompt.thinking) if form is not None else None
 
 
 def _stream(answer: Answer, events: Iterator[Event]) -> Generator[Part, None, None]:

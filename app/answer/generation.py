@@ -23,7 +23,8 @@ class Generation:
     the answer again. parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None
     without a schema, and for an answer of tool calls. calls: of tools, in order. message: the answer as a message of a
     conversation; the result of a call follows it as `{"role": "tool", "tool_call_id": ..., "content": text}`. tokens,
-    logprobs: ids of the answer, and their log probabilities if `logprobs` was given.
+    logprobs: ids of the answer, and their log probabilities if `logprobs` was given. unchecked_tools: tools whose calls
+    may have any arguments, with the reason.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Generation:
     message: Mapping[str, Any] = field(default_factory=dict)
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
+    unchecked_tools: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.text
@@ -55,6 +57,7 @@ def generation(answer: Answer, schema: object = None) -> Generation:
         _message(answer),
         [token for step in answer.steps for token in step.tokens],
         [found for step in answer.steps for found in step.logprobs or ()],
+        answer.unchecked_tools,
     )
 
 

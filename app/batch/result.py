@@ -31,8 +31,9 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
         "completion_tokens": summary.completion_tokens,
         "total_tokens": summary.prompt_tokens + summary.completion_tokens,
     }
-    details = {"ended_by": answer.ended_by, "seed": answer.seed, "sampling": answer.sampling()}
+    details: dict[str, Any] = {"ended_by": answer.ended_by, "seed": answer.seed, "sampling": answer.sampling()}
     details["timing"] = answer.timing()
+    details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
     reason = answer.finish_reason
     calls = [tool_call(f"call_{line.digest[:16]}_{n}", one.name, one.arguments) for n, one in enumerate(answer.calls)]
     if line.form == "plain":

@@ -16,7 +16,7 @@ from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.answer.token_reports import TokenReport
-    from headrace.models.text.tools.call import ToolCall
+    from headrace.models.text.tools.call import CallDelta, ToolCall
     from headrace.runtime.engine.request import FinishReason
     from headrace.runtime.engine.sequence import State
     from headrace.runtime.machine.peaks import Peak
@@ -105,7 +105,7 @@ class Prefill:
     """`done` of `total` tokens are prefilled; `reused` more were cached.
 
     waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took. reuse:
-    of its prompt, in the first of a request's events.
+    of its prompt, in the first of a request's events. unchecked_tools: see `Answer`.
     """
 
     id: int
@@ -115,6 +115,7 @@ class Prefill:
     waited_s: float = 0.0
     tokenize_s: float = 0.0
     reuse: PromptReuse | None = None
+    unchecked_tools: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Delta:
     ttft_s: seconds from the request to the first text; None before that. steps: the text of each step since the last
     one; `text` may begin with text of the chat template. Records may come later than their steps' text. tokens: reports
     of the tokens since the last delta, if requested. calls: of tools, completed since the last delta, behind the text.
+    call_deltas: arguments that have come of calls, those of the completed ones included.
     """
 
     id: int
@@ -133,6 +135,7 @@ class Delta:
     steps: Sequence[StepText] = ()
     tokens: Sequence["TokenReport"] = ()
     calls: Sequence["ToolCall"] = ()
+    call_deltas: Sequence["CallDelta"] = ()
 
 
 @dataclass(frozen=True, slots=True)

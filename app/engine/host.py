@@ -102,6 +102,8 @@ class EngineHost:
         self._file_tokens: dict[str, int] = {}  # of the last prefetch
         self._spare_cpus = spare_cpus(machine())
         self.idle = IdleWork(resolved, self._disk_cache)
+        if spec.serving:  # any request may have a schema
+            self.idle.prepare = self._answerer.prepare_grammars
         self.timed_every = 0
         """One decode step in so many is timed by part; 0: none."""
         watch_garbage()
@@ -200,12 +202,13 @@ class EngineHost:
                     record, reports = event.step.record, token_reports(event.step, self._loaded.tokenizer.token_text)
                     step = StepText(event.pieces, record.accepted, event.rejected)
                     running.outbox.text_s = self._text_s * max(1, several)
-                    running.outbox.add(step, record, reports, event.calls)
+                    running.outbox.add(step, record, reports, event.calls, event.call_deltas)
                     if answer.repeats and not running.repeats:
                         running.repeats = True
                         send(Repeats(running.id))
                 case Completed():
-                    running.outbox.add(StepText((event.text,)), event.finished.stop_record, calls=event.calls)
+                    rest, end = StepText((event.text,)), event.finished
+                    running.outbox.add(rest, end.stop_record, (), event.calls, event.call_deltas)
                     running.outbox.flush()
                     del self._running[answer]
                     self._disk_cache.add(running.sequence.tokens)
@@ -220,7 +223,8 @@ class EngineHost:
                     times = running.waited_s, running.tokenize_s
                     reuse = None if running.explained else self._reuse.explain(answer.prompt.ids, event.reused)
                     running.explained = True
-                    send(Prefill(running.id, event.done, event.total, event.reused, *times, reuse))
+                    unchecked = tuple(answer.unchecked_tools)
+                    send(Prefill(running.id, event.done, event.total, event.reused, *times, reuse, unchecked))
         states = {running.id: running.sequence.state for running in self._running.values()}
         self._batch.step(batch, states, send)
         if not self.busy:

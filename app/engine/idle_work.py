@@ -26,6 +26,7 @@ from headrace.runtime.metrics.telemetry import Summary, mbu
 
 _MEASURE_EVERY_S = 600.0
 _AFTER_ANSWER_S = 60.0  # between two measurements with an answer between them
+_AFTER_S, _PREPARE_AFTER_S = 1.5, 0.2  # without a command, before idle work
 _LOOK_S = 0.01  # between two looks for a command
 
 
@@ -51,6 +52,8 @@ class IdleWork:
         self._answered = self._answered_since = False  # ever, since the latest measurement
         self._reader: threading.Thread | None = None
         self.typing = False
+        self.prepare: Callable[[], None] | None = None
+        """Done once, first."""
 
     def start(self, send: Send) -> None:
         """Check the model's files in the background; sends Damaged if they differ from the installed ones."""
@@ -81,10 +84,19 @@ class IdleWork:
 
     @property
     def due(self) -> bool:
-        return not self._resting and (self._disk_cache.write_due or self._measure_due)
+        return not self._resting and (self.prepare is not None or self._disk_cache.write_due or self._measure_due)
+
+    @property
+    def after_s(self) -> float:
+        """Seconds without a command after which `run` is called."""
+        return _AFTER_S if self.prepare is None else _PREPARE_AFTER_S
 
     def run(self, stop: Callable[[], bool], send: Send) -> None:
-        """Write to the disk cache, or else measure for up to a second, until `stop()`. Errors go to the log."""
+        """Prepare, write to the disk cache, or else measure for up to a second, until `stop()`. Errors are logged."""
+        if self.prepare is not None:
+            prepare, self.prepare = self.prepare, None
+            prepare()
+            return
         if self._disk_cache.write_due:
             self.write_disk_cache(stop)
             return

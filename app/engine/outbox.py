@@ -10,7 +10,7 @@ from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Event
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
 
 TEXT_S = 0.07  # between two deltas; the chat polls less often
@@ -18,6 +18,14 @@ SERVED_TEXT_S = 0.03  # of a server, for up to two answers at a time; longer in 
 _RECORDS_S = 0.4  # between two deltas with step records
 
 Send = Callable[[Event], None]
+
+
+def joined(deltas: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
+    """Return one delta a call."""
+    texts: dict[tuple[int, str], str] = {}
+    for delta in deltas:
+        texts[delta.index, delta.name] = texts.get((delta.index, delta.name), "") + delta.text
+    return tuple(CallDelta(index, name, text) for (index, name), text in texts.items())
 
 
 class Outbox:
@@ -32,6 +40,7 @@ class Outbox:
         self.text_s = text_s
         self._tokens: list[TokenReport] = []
         self._calls: Sequence[ToolCall] = ()
+        self._call_deltas: list[CallDelta] = []
         self._send = send
         self._opening = opening
         self._text: list[str] = []
@@ -46,9 +55,11 @@ class Outbox:
         record: StepRecord | None = None,
         tokens: Sequence[TokenReport] = (),
         calls: Sequence[ToolCall] = (),
+        call_deltas: Sequence[CallDelta] = (),
     ) -> None:
         """Add a step, and send if it is time. record: None for text that was held back until the end."""
         now = time.monotonic()
+        self._call_deltas.extend(call_deltas)
         self._tokens.extend(tokens)
         if record is not None:
             self._records.append(record)
@@ -57,9 +68,9 @@ class Outbox:
         if text:
             self._text.append(self._opening + text)
             self._opening = ""
-            if self.ttft_s is None:
-                self.ttft_s = now - self._command.submitted
-                self._sent = float("-inf")
+        if (text or calls or call_deltas) and self.ttft_s is None:
+            self.ttft_s = now - self._command.submitted
+            self._sent = float("-inf")
         if calls:  # behind the text so far, and before what follows
             self._calls = calls
             self._flush(with_records=False)
@@ -74,10 +85,11 @@ class Outbox:
         records: list[StepRecord] = []
         if with_records:
             records, self._records = self._records, records
-        if self._text or records or self._tokens or self._calls:
+        if self._text or records or self._tokens or self._calls or self._call_deltas:
             text, steps, tokens = "".join(self._text), tuple(self._steps), tuple(self._tokens)
-            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, steps, tokens, self._calls))
-            self._text, self._steps, self._tokens, self._calls = [], [], [], ()
+            calls = self._calls, joined(self._call_deltas)
+            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, steps, tokens, *calls))
+            self._text, self._steps, self._tokens, self._calls, self._call_deltas = [], [], [], (), []
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

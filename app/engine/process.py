@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from headrace.app.engine.host import EngineHost
     from headrace.runtime.engine.request import CancelFlag
 
-_IDLE_S = 1.5  # without a command, before idle work
 _JOINING_S = 0.02  # for requests that join between two steps
 
 
@@ -155,7 +154,7 @@ class Server:
 
     def _await_command(self) -> None:
         idle = self._host.idle if self._host is not None else None
-        command = self._inbox.next(_IDLE_S if idle is not None and idle.due else None)
+        command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)
         if command is not None:
             if idle is not None:
                 idle.rest() if isinstance(command, Rest) else idle.resume()

@@ -206,7 +206,10 @@ class MessageForm:
         """Return the events of a part, in a block of its kind."""
         if isinstance(part, CallPart):
             delta = {"type": "input_json_delta", "partial_json": part.arguments}
-            return self._close() + self._open_block("tool_use", {**_tool_use(part), "input": {}}) + self._delta(delta)
+            opened = b""
+            if part.first:
+                opened = self._close() + self._open_block("tool_use", {**_tool_use(part), "input": {}})
+            return opened + self._delta(delta)
         kind = "text" if part.kind == "content" else "thinking"
         opened = b""
         if not self._open or self._blocks[-1] != kind:

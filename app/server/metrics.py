@@ -1,6 +1,13 @@
 """`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engine's events."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured
 from headrace.app.server.engine import ServedEngine
@@ -14,6 +21,7 @@ class Metrics:
     """The figures of one server. `take` is a listener of the engine."""
 
     def __init__(self, engine: ServedEngine) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # times at which the server started, again and again
         self._registry = registry = CollectorRegistry()
         self._engine = engine
         self.requests = Counter(

@@ -146,7 +146,8 @@ class ChatForm:
 def _delta(part: Part) -> dict[str, Any]:
     """Return the `delta` of a part."""
     if isinstance(part, CallPart):
-        return {"tool_calls": [{"index": part.index, **_call(part)}]}
+        more = _call(part) if part.first else {"function": {"arguments": part.arguments}}
+        return {"tool_calls": [{"index": part.index, **more}]}
     return {"content" if part.kind == "content" else "reasoning_content": part.text}
 
 

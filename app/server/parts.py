@@ -4,6 +4,7 @@ Thinking is separated as by `models.text.thinking.split_thinking`, which takes w
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal
@@ -25,12 +26,16 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A whole tool call. arguments: JSON text of an object. index: among the answer's calls."""
+    """A tool call, or a part of one. arguments: JSON text of an object. index: among the answer's calls.
+
+    first: the part begins the call.
+    """
 
     id: str
     index: int
     name: str
     arguments: str
+    first: bool = True
 
     @property
     def value(self) -> Any:
@@ -51,6 +56,7 @@ class AnswerParts:
         self.tokens: list[TokenReport] = []
         self._splitter = PartSplitter(thinks=thinks)
         self._texts: dict[Kind, list[str]] = {"content": [], "reasoning": []}
+        self._ids: dict[int, str] = {}  # of the calls that have begun
 
     def take(self, event: Delta | Done) -> list[Part]:
         """Add an event, and return its parts in order."""
@@ -62,12 +68,21 @@ class AnswerParts:
             parts = self._splitter.feed(event.text)
         for part in parts:
             self._texts[part.kind].append(part.text)
-        calls = [
-            CallPart(f"call_{token_hex(12)}", len(self.calls) + place, call.name, call.arguments)
-            for place, call in enumerate(event.calls if isinstance(event, Delta) else ())
-        ]
-        self.calls += calls
-        return [*parts, *calls]
+        return [*parts, *self._call_parts(event)] if isinstance(event, Delta) else [*parts]
+
+    def _call_parts(self, event: Delta) -> Iterator[CallPart]:
+        """Yield the parts of calls in order: arguments that have come, or a whole call where none came before."""
+        deltas, done = {delta.index: delta for delta in event.call_deltas}, len(self.calls)
+        calls = dict(enumerate(event.calls, done))
+        for index in sorted(deltas.keys() | calls.keys()):
+            first = index not in self._ids
+            identifier = self._ids.setdefault(index, f"call_{token_hex(12)}")
+            if (call := calls.get(index)) is not None:
+                self.calls.append(CallPart(identifier, index, call.name, call.arguments))
+            if (delta := deltas.get(index)) is not None:
+                yield CallPart(identifier, index, delta.name, delta.text, first=first)
+            elif first:
+                yield self.calls[index]
 
     @property
     def content(self) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.engine.events import Event
+from headrace.app.engine.events import Event, Prefill
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.call import Call
 from headrace.app.server.engine import Answering, ServedEngine
@@ -19,6 +19,8 @@ from headrace.app.server.form import Form, json_bytes
 
 WRITE_S = 30.0  # for a client to take a piece
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_LONGEST_HEADER = 4000
 
 T = TypeVar("T")
 
@@ -68,16 +70,24 @@ async def answer(
     form = form_of(card)
     answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices)
     try:
+        first = await answering.next(keep_alive_s if call.stream else None)
+        headers = _unchecked(first)
         if not call.stream:
-            while not answering.over:
-                if (arrived := await answering.next()) is not None:
-                    form.take(*arrived)
-            return DocumentResponse(form.document())
-        first = await answering.next(keep_alive_s)
+            while first is not None:
+                form.take(*first)
+                first = None if answering.over else await answering.next()
+            return DocumentResponse(form.document(), headers=headers)
     except BaseException:
         answering.leave()
         raise
-    return StreamResponse(_pieces(answering, form, first, keep_alive_s), answering.leave)
+    return StreamResponse(_pieces(answering, form, first, keep_alive_s), answering.leave, headers)
+
+
+def _unchecked(first: tuple[int, Event] | None) -> dict[str, str]:
+    """Return the header that names tools whose calls may have any arguments."""
+    event = first[1] if first is not None else None
+    names = event.unchecked_tools if isinstance(event, Prefill) else ()
+    return {"Headrace-Unchecked-Tools": ", ".join(names)[:_LONGEST_HEADER]} if names else {}
 
 
 async def _pieces(
@@ -104,8 +114,13 @@ async def _pieces(
 class StreamResponse(Response):
     """A stream of server-sent events. leave: called when it ends, or when the client has left."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], leave: Callable[[], None] = lambda: None) -> None:
-        super().__init__(headers=_HEADERS)
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        leave: Callable[[], None] = lambda: None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
         self._pieces, self._leave = pieces, leave
 

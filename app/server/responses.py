@@ -177,7 +177,7 @@ class ResponseForm:
     def _part(self, part: Part) -> bytes:
         """Return the events of a part, in an item of its kind."""
         if isinstance(part, CallPart):
-            return self._close() + self._call_item(part)
+            return self._call_part(part)
         kind, name = ("message", "output_text") if part.kind == "content" else ("reasoning", "reasoning_text")
         opened = b""
         if not self._open or self._output[-1]["type"] != kind:
@@ -196,22 +196,18 @@ class ResponseForm:
         self._output.append({**item, "content": [dict(part)]})
         return added + self._event("response.content_part.added", **self._place(), part=part)
 
-    def _call_item(self, part: CallPart) -> bytes:
-        item = {
-            "id": f"fc_{part.id.removeprefix('call_')}",
-            "type": "function_call",
-            "status": "completed",
-            "call_id": part.id,
-            "name": part.name,
-            "arguments": part.arguments,
-        }
-        place = {"item_id": item["id"], "output_index": len(self._output)}
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        events = self._event("response.output_item.added", output_index=place["output_index"], item=begun)
-        events += self._event("response.function_call_arguments.delta", **place, delta=part.arguments)
-        events += self._event("response.function_call_arguments.done", **place, arguments=part.arguments)
-        self._output.append(item)
-        return events + self._event("response.output_item.done", output_index=place["output_index"], item=item)
+    def _call_part(self, part: CallPart) -> bytes:
+        """Return the events of a call, or of more of its arguments."""
+        events = b""
+        if part.first:
+            events = self._close()
+            item = {"id": f"fc_{part.id.removeprefix('call_')}", "type": "function_call", "status": "in_progress"}
+            item |= {"call_id": part.id, "name": part.name, "arguments": ""}
+            events += self._event("response.output_item.added", output_index=len(self._output), item=item)
+            self._output.append(dict(item))
+            self._open = True
+        self._output[-1]["arguments"] += part.arguments
+        return events + self._event("response.function_call_arguments.delta", **self._place(), delta=part.arguments)
 
     def _close(self) -> bytes:
         """Return the events that end the open item."""
@@ -219,16 +215,22 @@ class ResponseForm:
             return b""
         self._open = False
         item = self._output[-1]
-        item["status"] = "completed"
-        part, place = item["content"][0], self._place()
-        return (
-            self._event(f"response.{part['type']}.done", **place, text=part["text"], logprobs=[])
-            + self._event("response.content_part.done", **place, part=part)
-            + self._event("response.output_item.done", output_index=place["output_index"], item=item)
-        )
+        done = self._answer.done
+        item["status"] = "incomplete" if done is not None and done.reason == "length" else "completed"
+        events, place = b"", self._place()
+        if item["type"] == "function_call":
+            events = self._event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+        else:
+            part = item["content"][0]
+            events = self._event(f"response.{part['type']}.done", **place, text=part["text"], logprobs=[])
+            events += self._event("response.content_part.done", **place, part=part)
+        return events + self._event("response.output_item.done", output_index=place["output_index"], item=item)
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1, "content_index": 0}
+        """Return the place of the last item, and of its content if it has parts."""
+        item = self._output[-1]
+        content = {"content_index": 0} if "content" in item else {}
+        return {"item_id": item["id"], "output_index": len(self._output) - 1, **content}
 
     def _event(self, name: str, **fields: Any) -> bytes:
         document = {"type": name, "sequence_number": self._number, **fields}

@@ -9,7 +9,7 @@ from typing import Literal
 
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.stream import ToolStream
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 
@@ -20,7 +20,7 @@ class TextChunk:
 
     step: without the tokens after a stop string. pieces: the text that each of its tokens completed; they join to
     `text`. rejected: the texts of its rejected draft tokens. calls: tool calls that it completed; their markup is not
-    in the text.
+    in the text. call_deltas: arguments of calls, where they can be told before a call is complete.
     """
 
     text: str
@@ -28,6 +28,7 @@ class TextChunk:
     pieces: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    call_deltas: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Completed:
     text: str
     finished: Finished
     calls: tuple[ToolCall, ...] = ()
+    call_deltas: tuple[CallDelta, ...] = ()
 
 
 Part = PrefillProgress | TextChunk | Completed
@@ -91,7 +93,8 @@ class AnswerText:
                 certain, self._stopped = self._matcher.feed(text)
                 held, at_end = self._matcher.flush()
                 rest, self._stopped = certain + held, self._stopped or at_end
-            return Completed(rest, replace(event, reason="stop", stop_id=None) if self._stopped else event, calls)
+            finished = replace(event, reason="stop", stop_id=None) if self._stopped else event
+            return Completed(rest, finished, calls, self._call_deltas())
         if isinstance(event, Failed):
             raise event.error
         return event
@@ -113,7 +116,10 @@ class AnswerText:
 
     def _chunk(self, pieces: Sequence[str], step: Step, calls: Sequence[ToolCall]) -> TextChunk:
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)
-        return TextChunk("".join(pieces), step, tuple(pieces), rejected, tuple(calls))
+        return TextChunk("".join(pieces), step, tuple(pieces), rejected, tuple(calls), self._call_deltas())
+
+    def _call_deltas(self) -> tuple[CallDelta, ...]:
+        return self._tools.take_deltas() if self._tools is not None else ()
 
 
 def _truncated(step: Step, used: int) -> Step:

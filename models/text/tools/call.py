@@ -15,6 +15,18 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """Arguments that have come of a call that is not complete. index: among the calls of the answer.
+
+    text: joined, those of one call are its arguments as JSON text, written as the model writes it.
+    """
+
+    index: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. parameters: a JSON schema of an object. strict: it has to be honoured.
 

@@ -40,6 +40,9 @@ class DeepSeek(ToolForm):
         self.begins = (self._begin, f"<{tag}function_calls>", f"<{tag}tool_calls>")
         self._fenced, self._tagged, self._tools = fenced, tagged, tools
         self.rule_begin = f"<{MARKUP[-1]}function_calls>" if tagged else MARKUP[0]
+        call, separator = re.escape(self._call), re.escape(self._separator)
+        plain = f"{call}(?:function{separator})?([\\w.:/-]+)(?:{separator}|\\n{_FENCE}json\\n)(?={{)"
+        self.head = None if tagged else re.compile(plain)
         name = re.escape(tag)
         self._tagged_end = re.compile(f"</{name}{_SECTION}>")
         self._invoke = re.compile(f'<{name}invoke name="([^"]+)">(.*?)</{name}invoke>', re.DOTALL)

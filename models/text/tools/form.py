@@ -42,12 +42,14 @@ class ToolForm(ABC):
     """A family's tool calls.
 
     begins: texts that begin calls, anywhere in an answer. rule_begin: the markup, as the model writes it, from which a
-    call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup.
+    call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup. head: text
+    before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are not JSON.
     """
 
     begins: Sequence[str] = ()
     rule_begin: str = ""
     bare: bool = False
+    head: re.Pattern[str] | None = None
 
     @abstractmethod
     def read(self, text: str, *, final: bool) -> Reading | None:
@@ -67,6 +69,11 @@ class ToolForm(ABC):
     def separator(self) -> str | None:
         """The text between `rest` and the next `rule_begin`; None if an answer has one `rest`."""
         return None
+
+
+def json_head(key: str = "arguments") -> re.Pattern[str]:
+    """Return the `head` of calls that are JSON objects."""
+    return re.compile(f'\\{{"name": "([^"]+)", "{key}": ')
 
 
 def arguments_rule(number: int, tool: Tool) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, calls_of
-from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import ended, json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
@@ -17,6 +17,8 @@ _OPENINGS = ("```json", "```tool_call", "```tool_code", "```")
 
 class Generic(ToolForm):
     """See `ToolForm`. names: of the tools; the JSON has to name one of them."""
+
+    head = json_head()
 
     begins: Sequence[str] = ()
     bare = True

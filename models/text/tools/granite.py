@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
-from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import json_rules, read_json
 
 MARKUP = ("<|tool_call|>",)
@@ -14,6 +14,8 @@ MARKUP = ("<|tool_call|>",)
 
 class Granite(ToolForm):
     """See `ToolForm`."""
+
+    head = json_head()
 
     def __init__(self, marks: Marks) -> None:
         [self.rule_begin] = MARKUP

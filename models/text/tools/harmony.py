@@ -6,6 +6,7 @@ The detokenizer of thinking (`models.text.thinking_forms`) writes the head of su
 no text contains.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
@@ -21,6 +22,7 @@ class Harmony(ToolForm):
 
     begins = (CALL_BEGIN,)
     rule_begin = "<|channel|>"
+    head = re.compile(f"{re.escape(CALL_BEGIN + _RECIPIENT)}([^{CALL_MESSAGE}]+){CALL_MESSAGE}")
 
     def __init__(self, _marks: Marks) -> None:
         pass

@@ -8,7 +8,7 @@
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, calls_of
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
 MARKUP = ("<tool_call>", "</tool_call>")
@@ -16,6 +16,8 @@ MARKUP = ("<tool_call>", "</tool_call>")
 
 class Hermes(ToolForm):
     """See `ToolForm`."""
+
+    head = json_head()
 
     def __init__(self, marks: Marks) -> None:
         self.rule_begin, self._rule_end = MARKUP

@@ -28,18 +28,40 @@ def leading_value(text: str, start: int = 0) -> tuple[Any, int]:
 
 def _closing(text: str, start: int) -> int:
     """Return the place behind the bracket that closes the one at `start`. Raises UnfinishedError before it has come."""
-    depth, quoted, escaped = 0, False, False
-    for place in range(start, len(text)):
-        char = text[place]
-        if quoted:
-            quoted = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif char == '"':
-            quoted = True
-        elif char in "{[":
-            depth += 1
-        elif char in "}]":
-            depth -= 1
-            if not depth:
-                return place + 1
-    raise UnfinishedError
+    brackets = Brackets(start)
+    brackets.scan(text)
+    if not brackets.closed:
+        raise UnfinishedError
+    return brackets.place
+
+
+class Brackets:
+    """Search for the end of the object or list that begins at `place`, in a text that grows.
+
+    place: behind the closing bracket if `closed`, else the end of the text so far.
+    """
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.closed = False
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def scan(self, text: str) -> None:
+        """Search on to the end of the text."""
+        depth, quoted, escaped = self._depth, self._quoted, self._escaped
+        for place in range(self.place, len(text) if not self.closed else 0):
+            char = text[place]
+            if quoted:
+                quoted = escaped or char != '"'
+                escaped = char == "\\" and not escaped
+            elif char == '"':
+                quoted = True
+            elif char in "{[":
+                depth += 1
+            elif char in "}]":
+                depth -= 1
+                if not depth:
+                    self.place, self.closed = place + 1, True
+                    return
+        self.place = len(text) if not self.closed else self.place
+        self._depth, self._quoted, self._escaped = depth, quoted, escaped

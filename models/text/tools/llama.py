@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
-from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
@@ -15,6 +15,8 @@ MARKUP = ("<|python_tag|>",)
 
 class Llama(ToolForm):
     """See `ToolForm`. names: of the tools; JSON without markup has to name one of them."""
+
+    head = json_head("parameters")
 
     bare = True
     rule_begin = ""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool, calls_of
-from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.hermes import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
@@ -30,6 +30,9 @@ class Mistral(ToolForm):
         self._begin, self._arguments, self._id = map(marks, MARKUP)
         self.begins = (self._begin,)
         self._lists = MARKUP[1] not in marks.ids
+        self.head = (
+            json_head() if self._lists else re.compile(f"{re.escape(self._begin)}{_NAME}{re.escape(self._arguments)}")
+        )
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")

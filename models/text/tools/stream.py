@@ -7,7 +7,8 @@ is: calls begin behind it.
 from collections.abc import Mapping, Sequence
 
 from headrace.models.text.thinking import CLOSE, OPEN
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import CallDelta, ToolCall
+from headrace.models.text.tools.call_deltas import CallDeltas
 from headrace.models.text.tools.form import Marks, ToolForm
 
 
@@ -17,7 +18,8 @@ class ToolStream:
     marks: by id, the texts of control tokens that `feed` takes.
     """
 
-    def __init__(self, form: ToolForm, marks: Marks, *, thinking: bool = False) -> None:
+    def __init__(self, form: ToolForm, marks: Marks, *, thinking: bool = False, certain: bool = False) -> None:
+        """certain: a grammar has every beginning of a call become one, so its arguments are given before its end."""
         self._form = form
         self._marks = marks
         self.marks: Mapping[int, str] = marks.character_of
@@ -26,6 +28,11 @@ class ToolStream:
         self._thinks = thinking  # within the section
         self._at_start = True  # only spaces so far, behind any thinking
         self._after_call = False  # spaces between calls are no text
+        self._deltas: CallDeltas | None = CallDeltas(form.head) if certain and form.head is not None else None
+
+    def take_deltas(self) -> tuple[CallDelta, ...]:
+        """Return the arguments that have come since the last time, of calls that are not complete."""
+        return self._deltas.take() if self._deltas is not None else ()
 
     def feed(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Return the text that is no call, and the calls that it completes."""
@@ -72,11 +79,13 @@ class ToolStream:
             self._release(released, len(self._held) if final else begins)
             return False
         if at and self._at_start and not self._held[:at].strip():
-            self._held = self._held[at:]  # spaces before a call are no text
+            self._drop(at)  # spaces before a call are no text
             return True
         if at:
             self._release(released, at)
             return bool(self._held)
+        if self._deltas is not None and not self._deltas.read(self._held) and not final:
+            return False
         reading = self._form.read(self._held, final=final)
         if reading is None and not final:
             return False
@@ -85,7 +94,9 @@ class ToolStream:
             self._release(released, max(1, reading.length if reading is not None else len(self._held)))
             return bool(self._held)
         calls += reading.calls
-        self._held = self._held[reading.length :]
+        if self._deltas is not None:
+            self._deltas.completed(len(reading.calls))
+        self._drop(reading.length)
         self._after_call, self._at_start = True, False
         return True
 
@@ -118,9 +129,16 @@ class ToolStream:
         self._release(released, len(self._held) - (0 if final else half))
         return False
 
+    def _drop(self, length: int) -> str:
+        """Remove the first characters of the held text, and return them."""
+        text, self._held = self._held[:length], self._held[length:]
+        if self._deltas is not None:
+            self._deltas.dropped(length)
+        return text
+
     def _release(self, released: list[str], length: int) -> None:
         """Release the first characters of the held text; spaces behind a call are dropped."""
-        text, self._held = self._held[:length], self._held[length:]
+        text = self._drop(length)
         if self._after_call:
             text = text.lstrip() if text.strip() else ""
             self._after_call = not text

@@ -178,7 +178,9 @@ def test_a_forced_tool_has_to_be_honoured(answerer: Answerer) -> None:
     odd = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}
     with pytest.raises(UsageError, match=r"odd.*uniqueItems"):
         _answer(answerer, ToolUse([odd], "required"))
-    _answer(answerer, ToolUse([odd]), max_tokens=3)
+    answer, _ = _answer(answerer, ToolUse([odd, CLOCK]), max_tokens=3)
+    assert list(answer.unchecked_tools) == ["odd"]
+    assert "uniqueItems" in answer.unchecked_tools["odd"]
 
 
 class _Pieces:

@@ -65,6 +65,16 @@ def test_nothing_is_measured_before_the_first_answer(work: IdleWork) -> None:
     assert work.due
 
 
+def test_grammars_are_prepared_once_and_first(work: IdleWork) -> None:
+    prepared: list[bool] = []
+    later = work.after_s
+    work.prepare = lambda: prepared.append(True)
+    assert work.due
+    assert work.after_s < later
+    work.run(lambda: False, print)
+    assert (prepared, work.due, work.after_s) == ([True], False, later)
+
+
 def test_nothing_is_measured_while_a_message_is_written(work: IdleWork) -> None:
     answered(work)
     work.typing = True

@@ -1,6 +1,7 @@
 """Bodies of Anthropic's messages as calls, events as events and messages; no HTTP."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.server.anthropic import MessageForm, read_call
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import CallDelta, ToolCall
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -179,14 +180,24 @@ def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
     assert (form.document()["stop_reason"], form.document()["stop_sequence"]) == (reason, sequence)
 
 
-def test_calls_of_tools_in_a_stream_and_a_message() -> None:
-    given = [Delta(1, "So: ", ()), Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)), done()]
+WHOLE = (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
+IN_PARTS = (
+    Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),)),
+    Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),), call_deltas=(CallDelta(0, "count", '": 1}'),)),
+)
+
+
+@pytest.mark.parametrize("made", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
+def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None:
+    given = [Delta(1, "So: ", ()), *made, done()]
     form, whole = MessageForm(call(stream=True), "tiny", thinks=False), MessageForm(call(), "tiny", thinks=False)
     found = events(b"".join(form.take(0, event) for event in given))
     (start,) = (one for one in found if one.get("content_block", {}).get("type") == "tool_use")
-    (delta,) = (one["delta"] for one in found if one.get("delta", {}).get("type") == "input_json_delta")
+    deltas = [one["delta"]["partial_json"] for one in found if one.get("delta", {}).get("type") == "input_json_delta"]
     assert (start["content_block"]["name"], start["content_block"]["input"]) == ("count", {})
-    assert json.loads(delta["partial_json"]) == {"n": 1}
+    assert len(deltas) == len(made)
+    assert json.loads("".join(deltas)) == {"n": 1}
+    assert [one["type"] for one in found[-3:]] == ["content_block_delta", "content_block_stop", "message_delta"]
     assert found[-1]["delta"]["stop_reason"] == "tool_use"
     for event in given:
         whole.take(0, event)

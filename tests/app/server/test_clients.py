@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx2 as httpx
 import jsonschema
 import openai
 import pytest
@@ -14,6 +15,7 @@ from tests.tiny_chat import IM_END
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 LETTERS = {str(ord(letter) - 33): 100 for letter in "abcdefghijklmnopqrstuvwxyz"}  # greedy letters
+HEADER = "Headrace-Unchecked-Tools"
 ENDLESS: Any = {"temperature": 1, "logit_bias": {str(IM_END): -100}}
 
 
@@ -185,9 +187,11 @@ def test_tools_of_openai(openai_client: openai.OpenAI) -> None:
     assert json.loads(made.function.arguments)["city"] in ("Oslo", "Rome")
     stream = openai_client.chat.completions.create(**options, messages=HELLO, parallel_tool_calls=False, stream=True)
     chunks = [chunk.choices[0] for chunk in stream]
-    (streamed,) = (call for chunk in chunks for call in chunk.delta.tool_calls or ())
-    assert streamed.function is not None
-    assert (streamed.function.name, streamed.function.arguments) == ("weather", made.function.arguments)
+    streamed = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    functions = [call.function for call in streamed if call.function is not None]
+    assert [function.name for function in functions] == ["weather", *[None] * (len(functions) - 1)]
+    assert "".join(function.arguments or "" for function in functions) == made.function.arguments
+    assert {call.index for call in streamed} == {0}
     assert chunks[-1].finish_reason == "tool_calls"
     result: Any = {"role": "tool", "tool_call_id": made.id, "content": "rain"}
     after = [*HELLO, choice.message.model_dump(exclude_none=True), result]
@@ -202,6 +206,14 @@ def test_tools_of_openai(openai_client: openai.OpenAI) -> None:
     (item,) = response.output
     assert item.type == "function_call"
     assert json.loads(item.arguments)["city"] in ("Oslo", "Rome")
+
+
+def test_a_tool_that_cannot_be_checked_is_named(client: httpx.Client) -> None:
+    odd = {"name": "odd", "parameters": {"properties": {"a": {"uniqueItems": True}}}}
+    body = {"messages": HELLO, "tools": [{"type": "function", "function": odd}], "max_tokens": 2}
+    for stream in (False, True):
+        assert client.post("/v1/chat/completions", json={**body, "stream": stream}).headers.get(HEADER) == "odd"
+        assert HEADER not in client.post("/v1/chat/completions", json={**body, "tools": [], "stream": stream}).headers
 
 
 def test_tools_of_anthropic(anthropic_client: anthropic.Anthropic) -> None:

@@ -30,6 +30,7 @@ def samples(client: httpx.Client) -> dict[str, float]:
 
 
 def test_metrics_count_answers(client: httpx.Client) -> None:
+    assert "_created" not in client.get("/metrics").text
     before, usage = samples(client), ask(client)["usage"]
     after = samples(client)
 

@@ -11,7 +11,7 @@ from headrace.app.engine.events import Delta, Done, Prefill
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.openai_chat import ChatForm, read_call
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import CallDelta, ToolCall
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -168,6 +168,19 @@ def test_tools_and_their_messages() -> None:
 )
 def test_tools_that_are_none_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     assert named in refusal(**fields).message
+
+
+def test_arguments_of_calls_come_in_parts() -> None:
+    calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
+    first = Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),))
+    rest = Delta(1, "", (), calls=calls, call_deltas=(CallDelta(0, "count", '": 1}'), CallDelta(1, "count", "{}")))
+    parted = form(stream=True, tools=TOOLS)
+    found = [one["choices"][0]["delta"] for one in chunks(parted.take(0, first) + parted.take(0, rest))]
+    made = [call for delta in found for call in delta["tool_calls"]]
+    assert [(call["index"], "id" in call, call["function"].get("name")) for call in made] == [
+        (0, True, "count"), (0, False, None), (1, True, "count"),
+    ]  # fmt: skip
+    assert [call["function"]["arguments"] for call in made] == ['{"n', '": 1}', "{}"]
 
 
 def test_calls_of_tools_in_a_stream_and_a_document() -> None:

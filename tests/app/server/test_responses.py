@@ -1,6 +1,7 @@
 """Bodies of the Responses API as calls, events as events and responses; no HTTP."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from headrace.app.engine.events import Delta, Done
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.responses import ResponseForm, read_call
-from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.call import CallDelta, ToolCall
 from tests.summaries import make_summary
 
 
@@ -88,21 +89,37 @@ def test_tools_and_their_items() -> None:
     assert call(tools=[{"type": "web_search"}], tool_choice="required").tools is None
 
 
-def test_calls_of_tools_are_items() -> None:
-    given = [Delta(1, "So: ", ()), Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)), done()]
+WHOLE = (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
+IN_PARTS = (
+    Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),)),
+    Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),), call_deltas=(CallDelta(0, "count", '": 1}'),)),
+)
+
+
+@pytest.mark.parametrize("calls", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
+def test_calls_of_tools_are_items(calls: Sequence[Delta]) -> None:
+    given = [Delta(1, "So: ", ()), *calls, done()]
     form = ResponseForm(call(stream=True), "tiny", thinks=False)
     found = events(form.begin() + b"".join(form.take(0, event) for event in given) + form.end())
     names = [one["type"].removeprefix("response.") for one in found]
-    assert names[-5:] == [
-        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
-        "completed",
+    assert names[-4 - len(calls) :] == [
+        "output_item.added", *["function_call_arguments.delta"] * len(calls), "function_call_arguments.done",
+        "output_item.done", "completed",
     ]  # fmt: skip
+    assert {one["output_index"] for one in found if "function_call" in one["type"]} == {1}
     message, made = found[-1]["response"]["output"]
     assert message["content"][0]["text"] == "So: "
     assert (made["type"], made["name"], made["arguments"], made["status"]) == (
         "function_call", "count", '{"n": 1}', "completed",
     )  # fmt: skip
     assert found[-2]["item"] == made
+
+
+def test_a_cut_call_is_incomplete() -> None:
+    form = ResponseForm(call(stream=True), "tiny", thinks=False)
+    sent = form.begin() + b"".join(form.take(0, event) for event in (IN_PARTS[0], done("length"))) + form.end()
+    (made,) = events(sent)[-1]["response"]["output"]
+    assert (made["status"], made["arguments"]) == ("incomplete", '{"n')
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,46 @@ def test_calls_are_read_character_by_character(name: str, answer: str, text: str
     assert (found, [(call.name, json.loads(call.arguments)) for call in read]) == (text, _expected(calls))
 
 
+IN_PARTS = sorted(RECORDED.keys() - {"qwen coder", "gemma", "function gemma", "glm", "deepseek tagged"})
+"""Forms whose arguments are JSON."""
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+@given(data=st.data())
+def test_arguments_come_before_a_call_is_complete(name: str, data: st.DataObject) -> None:
+    """In pieces of any size the parts join to the arguments, and none comes behind its call."""
+    answer, _, calls = data.draw(st.sampled_from([one for one in RECORDED[name] if one[2] and "<think>" not in one[0]]))
+    special = data.draw(st.booleans())
+    plain, marks = _stream(name, special)
+    stream = ToolStream(plain._form, marks, certain=True)
+    answer = marks(answer) if special else answer
+    cuts = sorted({0, len(answer), *data.draw(st.lists(st.integers(0, len(answer)), max_size=30))})
+    texts, complete = dict[int, str](), 0
+    for a, b in pairwise(cuts):
+        _, done = stream.feed(answer[a:b])
+        for delta in stream.take_deltas():
+            assert delta.index >= complete
+            assert delta.name == calls[delta.index][0]
+            texts[delta.index] = texts.get(delta.index, "") + delta.text
+        complete += len(done)
+    assert complete + len(stream.finish()[1]) == len(calls)
+    for index, text in texts.items():
+        assert json.loads(text) == _expected(calls)[index][1]
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_each_character_of_arguments_is_a_part(name: str) -> None:
+    answer = next(answer for answer, _, calls in RECORDED[name] if any(value != {} for _, value in calls))
+    plain, marks = _stream(name, special=False)
+    stream = ToolStream(plain._form, marks, certain=True)
+    deltas = list[str]()
+    for char in answer:
+        stream.feed(char)
+        deltas += [delta.text for delta in stream.take_deltas()]
+    assert len(deltas) > 10
+    assert set(map(len, deltas)) == {1}
+
+
 @pytest.mark.parametrize("name", RECORDED)
 @given(text=st.text(st.sampled_from('<>|[]{}"\\ntool_calfunction=`json:,▁｜ A1é'), max_size=60))
 def test_text_without_calls_comes_out_whole(name: str, text: str) -> None:
@@ -335,7 +376,7 @@ def test_forced_calls_fit_the_tool(
     for choice in ("required", "get_weather"):
         use = ToolUse([WEATHER, CLOCK], choice)
         form = form_of(tokenizer, use)
-        rules = calls_grammar(grammars, use, form.form)
+        rules, _ = calls_grammar(grammars, use, form.form)
         assert rules is not None
         for _ in range(4):
             stream, detokenizer = ToolStream(form.form, form.marks), tokenizer.answer_stream(form.marks.character_of)
@@ -359,7 +400,7 @@ def test_an_optional_call_is_constrained_from_its_markup_on(
     monkeypatch.setattr(tokenizer, "template_source", "".join(FORMS[name][0]))
     grammars = Grammars(tokenizer, tokenizer.vocab_size)
     form = form_of(tokenizer, TOOLS)
-    constraint = grammars.compile(None, "no", "", calls_grammar(grammars, TOOLS, form.form)).start()
+    constraint = grammars.compile(None, "no", "", calls_grammar(grammars, TOOLS, form.form)[0]).start()
     if name != "harmony":  # whose text has a channel
         constraint.accept(grammars.trie("I {look}: "))
         assert constraint.masks([]).tolist()[0][grammars.trie.ends[0]]
@@ -374,7 +415,7 @@ def test_a_tool_that_cannot_be_honoured_is_free_unless_it_is_forced(tokenizer: T
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     use = ToolUse([{"type": "function", "function": odd}])
     form = FORMS["hermes"][1](form_of(tokenizer, use).marks, use.tools, "")
-    assert calls_grammar(grammars, use, form) is not None
+    assert calls_grammar(grammars, use, form)[0] is not None
     for forced in (
         ToolUse([{"type": "function", "function": odd}], "odd"),
         ToolUse([{"type": "function", "function": {**odd, "strict": True}}]),
