@@ -111,6 +111,7 @@ class LayerPlan:
         experts: ExpertsPlan | None = None,
         mixer: MixerPlan | None = None,
         gate: Matrix | None = None,
+        down_gate: Matrix | None = None,
     ) -> None: ...
 
 class Packings:

@@ -65,6 +65,14 @@ _GRANITE_HYBRID = {
     "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_n_groups": 2, "mamba_conv_bias": True,
     "position_embedding_type": "nope",
 }  # fmt: skip
+_SHARED_GATE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 32,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+_LFM2_MOE = {
+    **_LFM2, "model_type": "lfm2_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+    "norm_topk_prob": True, "use_expert_bias": True, "num_dense_layers": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -110,11 +118,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "lfm2-biased": {**_LFM2, "conv_bias": True, "block_auto_adjust_ff_dim": True},
     "granite-hybrid": _GRANITE_HYBRID,
     "granite-hybrid-rope": {**_GRANITE_HYBRID, "position_embedding_type": "rope", "tie_word_embeddings": False},
+    "qwen3.5-moe": {**_QWEN35, **_SHARED_GATE, "model_type": "qwen3_5_moe"},
+    "qwen3-next": {
+        **_QWEN35, **_SHARED_GATE, "model_type": "qwen3_next", "mlp_only_layers": [1], "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+    },
+    "lfm2-moe": _LFM2_MOE,
+    "lfm2-moe-plain": {**_LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+    "granite-hybrid-moe": {
+        **_GRANITE_HYBRID, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64,
+    },
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
 }  # fmt: skip
 
 
-RECURRENT = ("qwen3_5", "lfm2", "granitemoehybrid")  # model_type
+RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid")  # model_type
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -19,35 +19,50 @@ _MIXTURE = {
     "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
 }  # fmt: skip
+_LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 16, "moe_layer_freq": 1, "attention_bias": False,
+}  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "full_attention_interval": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_GATED = {
+    "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 24, "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "glm4_moe": {
-        **_BASE, **_MIXTURE, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True,
-        "use_qk_norm": True, "rope_scaling": None,
-    },
-    "deepseek_v3": {
-        **_BASE, **_MIXTURE, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 16, "v_head_dim": 16, "moe_layer_freq": 1, "attention_bias": False,
-    },
-    "mimo": {**_BASE, "num_nextn_predict_layers": 1},
-    "qwen3_5": {
-        **_BASE, "head_dim": 16, "full_attention_interval": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-        "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1,
+        **_BASE,
+        **_MIXTURE,
+        "head_dim": 16,
         "partial_rotary_factor": 0.5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "rope_scaling": None,
     },
-}  # fmt: skip
+    "glm4_moe_lite": {**_BASE, **_MIXTURE, **_LATENT, "rope_scaling": None},
+    "deepseek_v3": {**_BASE, **_MIXTURE, **_LATENT},
+    "mimo": {**_BASE, "num_nextn_predict_layers": 1},
+    "qwen3_5": {**_BASE, **_DELTA},
+    "qwen3_5_moe": {**_BASE, **_DELTA, **_GATED},
+    "qwen3_next": {**_BASE, **_DELTA, **_GATED},
+}
 # Prefix of the head's tensors, and the names of its two norms, projection and last norm.
-PREFIX = {
-    "glm4_moe": "model.layers.2.", "deepseek_v3": "model.layers.2.", "mimo": "model.mtp_layers.0.", "qwen3_5": "mtp.",
-}  # fmt: skip
-LAYER = {"glm4_moe": "", "deepseek_v3": "", "mimo": "", "qwen3_5": "layers.0."}
-BODY = {kind: "model.language_model." if kind == "qwen3_5" else "model." for kind in CONFIGS}
+_LAYERED = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+_QWEN = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+_NESTED = ("qwen3_5", "qwen3_5_moe")
+PREFIX = {**dict.fromkeys(_LAYERED, "model.layers.2."), "mimo": "model.mtp_layers.0.", **dict.fromkeys(_QWEN, "mtp.")}
+LAYER = {**dict.fromkeys((*_LAYERED, "mimo"), ""), **dict.fromkeys(_QWEN, "layers.0.")}
+BODY = {kind: "model.language_model." if kind in _NESTED else "model." for kind in CONFIGS}
 _DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 ENDS = {
-    "glm4_moe": _DEEPSEEK, "deepseek_v3": _DEEPSEEK,
+    **dict.fromkeys(_LAYERED, _DEEPSEEK),
     "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
-    "qwen3_5": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
-}  # fmt: skip
+    **dict.fromkeys(_QWEN, ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
+}
 
 
 def write_model(directory: Path, kind: str, seed: int = 0, head: bool = True) -> dict[str, Array]:
@@ -60,7 +75,7 @@ def write_model(directory: Path, kind: str, seed: int = 0, head: bool = True) ->
     }
     prefixes = [f"{BODY[kind]}layers.{i}." for i in range(config["num_hidden_layers"])]
     for number, prefix in enumerate([*prefixes, PREFIX[kind] + LAYER[kind]] if head else prefixes):
-        sparse = "n_routed_experts" in config and number >= config["first_k_dense_replace"]
+        sparse = "num_experts_per_tok" in config and number >= config.get("first_k_dense_replace", 0)
         linear = "linear_conv_kernel_dim" in config and number % 2 == 0 and number < config["num_hidden_layers"]
         layer = _layer(kind, config, sparse=sparse, linear=linear)
         shapes |= {prefix + name: shape for name, shape in layer.items()}
@@ -76,14 +91,14 @@ def write_model(directory: Path, kind: str, seed: int = 0, head: bool = True) ->
     for name, shape in shapes.items():
         noise = random.normal(size=shape)
         scale = 1.0 if "embed" in name else shape[-1] ** -0.5
-        centre = 0 if kind == "qwen3_5" and "linear_attn" not in name else 1
+        centre = 0 if kind in _QWEN and "linear_attn" not in name else 1
         values = centre + 0.2 * noise if "norm" in name else 0.2 * noise if name.endswith("bias") else scale * noise
         tensors[name] = values.astype(np.float32).astype(np.float64)
     directory.mkdir(parents=True, exist_ok=True)
     arrays = {name: mx.array(values.astype(np.float32)) for name, values in tensors.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, metadata={"format": "pt"})
-    nested = {"text_config": {**config, "model_type": "qwen3_5_text"}}
-    stated = {"model_type": kind} | (nested if kind == "qwen3_5" else config)
+    nested = {"text_config": {**config, "model_type": f"{kind}_text"}}
+    stated = {"model_type": kind} | (nested if kind in _NESTED else config)
     (directory / "config.json").write_text(json.dumps(stated))
     return tensors
 
@@ -98,13 +113,14 @@ def _layer(kind: str, config: dict[str, Any], *, sparse: bool, linear: bool) -> 
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         mixed = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
         gates = config["linear_num_value_heads"]
+        rows = {"qkv": mixed, "z": values, "b": gates, "a": gates}
+        rows = {"qkvz": mixed + values, "ba": 2 * gates} if kind == "qwen3_next" else rows
         attention: dict[str, tuple[int, ...]] = {
-            "in_proj_qkv.weight": (mixed, width), "in_proj_z.weight": (values, width),
-            "in_proj_b.weight": (gates, width), "in_proj_a.weight": (gates, width), "conv1d.weight": (mixed, 1, 4),
-            "A_log": (gates,), "dt_bias": (gates,), "norm.weight": (config["linear_value_head_dim"],),
-            "out_proj.weight": (width, values),
+            **{f"in_proj_{name}.weight": (count, width) for name, count in rows.items()},
+            "conv1d.weight": (mixed, 1, 4), "A_log": (gates,), "dt_bias": (gates,), "out_proj.weight": (width, values),
+            "norm.weight": (config["linear_value_head_dim"],),
         }  # fmt: skip
-    elif kind == "deepseek_v3":
+    elif "kv_lora_rank" in config:
         rank, q_rank, rope = config["kv_lora_rank"], config["q_lora_rank"], config["qk_rope_head_dim"]
         nope, v_dim = config["qk_nope_head_dim"], config["v_head_dim"]
         attention = {
@@ -115,7 +131,7 @@ def _layer(kind: str, config: dict[str, Any], *, sparse: bool, linear: bool) -> 
         }  # fmt: skip
     else:
         dim = config.get("head_dim", width // heads)
-        gated = 2 if kind == "qwen3_5" else 1
+        gated = 2 if kind in _QWEN else 1
         sizes = {"q_proj": gated * heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         attention = {f"{name}.weight": (rows, width) for name, rows in sizes.items()}
         attention |= {f"{name}.bias": (rows,) for name, rows in sizes.items() if gated == 1}
@@ -132,22 +148,25 @@ def _layer(kind: str, config: dict[str, Any], *, sparse: bool, linear: bool) -> 
         return shapes | mlp("mlp", INNER)
     for expert in range(EXPERTS):
         shapes |= mlp(f"mlp.experts.{expert}", config["moe_intermediate_size"])
-    shapes |= mlp("mlp.shared_experts", config["moe_intermediate_size"])
-    shapes["mlp.gate.weight"], shapes["mlp.gate.e_score_correction_bias"] = (EXPERTS, width), (EXPERTS,)
-    return shapes
+    shapes["mlp.gate.weight"] = (EXPERTS, width)
+    if kind in _QWEN:
+        shapes["mlp.shared_expert_gate.weight"] = (1, width)
+        return shapes | mlp("mlp.shared_expert", config["shared_expert_intermediate_size"])
+    shapes["mlp.gate.e_score_correction_bias"] = (EXPERTS,)
+    return shapes | mlp("mlp.shared_experts", config["moe_intermediate_size"])
 
 
 def head_logits(kind: str, tensors: dict[str, Array], tokens: list[int], hidden: Array) -> tuple[Array, Array]:
     """Return hidden states (T, E) and logits (T, V) of a head for hidden states (T, E) and the tokens behind them."""
     config, own = CONFIGS[kind], {
-        name.removeprefix(PREFIX[kind]).removeprefix(LAYER[kind]): values + ("norm" in name and kind == "qwen3_5")
+        name.removeprefix(PREFIX[kind]).removeprefix(LAYER[kind]): values + ("norm" in name and kind in _QWEN)
         for name, values in tensors.items() if name.startswith(PREFIX[kind])
     }  # fmt: skip
     embedding_norm, hidden_norm, projection, norm = (own[f"{name}.weight"] for name in ENDS[kind])
     parts = [_rms(tensors[BODY[kind] + "embed_tokens.weight"][tokens], embedding_norm), _rms(hidden, hidden_norm)]
     x = np.concatenate(parts[::-1] if kind == "mimo" else parts, axis=-1) @ projection.T
     normed = _rms(x, own["input_layernorm.weight"])
-    x = x + (_latent_attention if kind == "deepseek_v3" else _attention)(config, own, normed)
+    x = x + (_latent_attention if "kv_lora_rank" in config else _attention)(config, own, normed)
     normed = _rms(x, own["post_attention_layernorm.weight"])
     x = x + (_experts(config, own, normed) if "mlp.gate.weight" in own else _mlp(own, "mlp", normed))
     x = _rms(x, norm)
@@ -221,11 +240,16 @@ def _mlp(own: dict[str, Array], prefix: str, x: Array) -> Array:
 
 
 def _experts(config: dict[str, Any], own: dict[str, Array], x: Array) -> Array:
-    scores = 1 / (1 + np.exp(-x @ own["mlp.gate.weight"].T))
-    out = _mlp(own, "mlp.shared_experts", x)
+    logits = x @ own["mlp.gate.weight"].T
+    if "mlp.shared_expert_gate.weight" in own:
+        gate = 1 / (1 + np.exp(-x @ own["mlp.shared_expert_gate.weight"].T))
+        scores, out = np.exp(logits), gate * _mlp(own, "mlp.shared_expert", x)
+    else:
+        scores, out = 1 / (1 + np.exp(-logits)), _mlp(own, "mlp.shared_experts", x)
     for row, score in enumerate(scores):
-        order = np.argsort(-(score + own["mlp.gate.e_score_correction_bias"]))[: config["num_experts_per_tok"]]
-        shares = score[order] / score[order].sum() * config["routed_scaling_factor"]
+        ranks = score + own.get("mlp.gate.e_score_correction_bias", 0.0)
+        order = np.argsort(-ranks)[: config["num_experts_per_tok"]]
+        shares = score[order] / score[order].sum() * config.get("routed_scaling_factor", 1.0)
         for expert, share in zip(order, shares, strict=True):
             out[row] += share * _mlp(own, f"mlp.experts.{expert}", x[row : row + 1])[0]
     return out

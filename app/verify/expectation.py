@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from headrace.models.checkpoint.quantization import weighs_experts
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
@@ -60,7 +61,7 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
     tied = not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
     for name, info in checkpoint.tensors.items():
         module, _, part = name.rpartition(".")
-        if part != "weight" or len(info.shape) < 2 or module.endswith((".router", ".mlp.gate")):
+        if part != "weight" or len(info.shape) < 2 or weighs_experts(module):
             continue
         if module.endswith("embed_tokens") and not tied:
             continue

@@ -92,3 +92,8 @@ def is_known(section: Mapping[str, Any] | None) -> bool:
         return True
     entries = [section, *(entry for entry in section.values() if isinstance(entry, Mapping))]
     return all(entry.get("mode", "affine") in ("affine", *FLOAT_MODES) for entry in entries)
+
+
+def weighs_experts(module: str) -> bool:
+    """Return whether a projection's outputs select or scale whole experts, so that it needs at least 8 bits."""
+    return module.endswith((".gate", ".router", ".router.layer", ".shared_expert_gate"))

@@ -16,7 +16,7 @@ from headrace.models.checkpoint.tensor_info import TensorInfo
 _NESTING = (
     "gemma3", "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava",
     "video_llava", "video_llama_3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lfm2_vl", "internvl", "idefics2", "idefics3",
-    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5", "qwen3_5",
+    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5", "qwen3_5", "qwen3_5_moe",
 )  # fmt: skip
 # model_type of the text part -> family with the same layers. Text positions are equal on all axes of multimodal
 # rotation, so it equals ordinary rotation.
@@ -24,9 +24,19 @@ _FAMILIES = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2", "qwen2_vl_tex
 # Prefixes of the layers, the most specific first, and of the output projection.
 BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
+_DELTA = (
+    (".linear_attn.", ".mixer."), (".experts.gate_up_proj", ".switch_mlp.input_linear.weight"),
+    (".experts.down_proj", ".switch_mlp.down_proj.weight"),
+)  # fmt: skip
+_LFM2 = (
+    (".conv.conv.", ".mixer.conv1d."), (".conv.", ".mixer."), (".self_attn.out_proj", ".self_attn.o_proj"),
+    ("_layernorm.", "_norm."), (".operator_norm.", ".input_layernorm."), (".ffn_norm.", ".post_attention_layernorm."),
+    (".feed_forward.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."),
+    ("model.embedding_norm", "model.norm"),
+)  # fmt: skip
 # Parts of module names by model_type of the text part, and what they are called here.
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
-    "qwen3_5": ((".linear_attn.", ".mixer."),),
+    "qwen3_5": _DELTA, "qwen3_5_moe": _DELTA, "qwen3_next": _DELTA, "lfm2": _LFM2, "lfm2_moe": _LFM2,
     "hunyuan_v1_dense": ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
     "minimax": (
         (".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
@@ -34,13 +44,8 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "granitemoehybrid": (
         (".mamba.", ".mixer."), (".shared_mlp.input_linear", ".mlp.gate_up_proj"),
         (".shared_mlp.output_linear", ".mlp.down_proj"),
-    ),
-    "lfm2": (
-        (".conv.conv.", ".mixer.conv1d."), (".conv.", ".mixer."), (".self_attn.out_proj", ".self_attn.o_proj"),
-        ("_layernorm.", "_norm."), (".operator_norm.", ".input_layernorm."), 
-        (".ffn_norm.", ".post_attention_layernorm."),
-        (".feed_forward.w1", ".mlp.gate_proj"), (".feed_forward.w3", ".mlp.up_proj"),
-        (".feed_forward.w2", ".mlp.down_proj"), ("model.embedding_norm", "model.norm"),
+        (".block_sparse_moe.input_linear.", ".mlp.switch_mlp.input_linear."),
+        (".block_sparse_moe.output_linear.", ".mlp.switch_mlp.down_proj."), (".block_sparse_moe.", ".mlp."),
     ),
 }  # fmt: skip
 _NOT_READ = "mtp."  # prefix of layers that draft tokens

@@ -26,9 +26,9 @@ from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers, state_bytes
 from headrace.models.network.experts_config import ExpertsConfig
-from headrace.models.network.gpt_oss import stacks_of
 from headrace.models.network.latent_config import projections_of
 from headrace.models.network.mixer_config import projections_into
+from headrace.models.network.stacks import stacks_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
@@ -182,7 +182,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         add(name, f"self_attn.{name}", attends, rows, columns)
     for mixer in {layer.mixer for layer in config.layers if layer.mixer}:
         layers = [i for i in every if config.layers[i].mixer == mixer]
-        for name, rows in projections_into(mixer.sizes).items():
+        for name, rows in projections_into(mixer).items():
             add(name, f"mixer.{name}", layers, rows, width)
         add("out_proj", "mixer.out_proj", layers, width, mixer.sizes.inner)
     add_feed_forward("", "mlp", dense, config.intermediate_size)
@@ -192,7 +192,9 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         at = f"mlp.{experts.stacked}"
         add_feed_forward("expert ", at, layers, experts.size, experts.count, experts.active)
         if experts.shared:
-            add_feed_forward("shared ", "mlp.shared_experts", layers, experts.shared)
+            add_feed_forward("shared ", f"mlp.{experts.beside}".rstrip("."), layers, experts.shared)
+        if experts.beside_gate:
+            add("shared gate", f"mlp.{experts.beside_gate}", layers, 1, width)
     head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
     head_bytes = size_of(head, config.vocab_size, width)
     matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True))
@@ -230,16 +232,16 @@ def _attention_matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 def _unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
     """Wrap `size_of` for projections that Phi-3 stores stacked with others of the same input."""
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
-    wholes = {"q_proj": ("qkv_proj", qkv), "k_proj": ("qkv_proj", qkv), "v_proj": ("qkv_proj", qkv)}
-    wholes |= dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj", 2 * config.intermediate_size))
+    wholes = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
+    wholes |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
 
     def size(module: str, rows: int, columns: int) -> int:
         owner, _, name = module.rpartition(".")
         found = size_of(module, rows, columns)
         if found or name not in wholes:
             return found
-        whole, stacked = wholes[name]
-        return size_of(f"{owner}.{whole}", stacked, columns) * rows // stacked
+        stacked = qkv if wholes[name] == "qkv_proj" else 2 * rows
+        return size_of(f"{owner}.{wholes[name]}", stacked, columns) * rows // stacked
 
     return size
 
@@ -265,12 +267,8 @@ def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     count, active = config.get("num_local_experts"), config.get("num_experts_per_tok")
     if not all(isinstance(value, int) and value > 0 for value in (count, active)):
         raise CheckpointError("config.json: a mixture must state its experts: how many, how many active")
-    experts = experts_config(int(count or 1), int(active or 1), decoder.intermediate_size)
+    experts = ExpertsConfig(int(count or 1), int(active or 1), decoder.intermediate_size, normalized=True)
     return replace(decoder, layers=tuple(replace(layer, experts=experts) for layer in decoder.layers))
-
-
-def experts_config(count: int, active: int, size: int) -> ExpertsConfig:
-    return ExpertsConfig(count, active, size, normalized=True, router="gate", stacked="switch_mlp", each="experts.{}")
 
 
 def _biased_modules(config: Mapping[str, Any]) -> set[str]:

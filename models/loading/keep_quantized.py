@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.quantization import Quantization, weighs_experts
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_part
@@ -87,8 +87,8 @@ def _kept(checkpoint: Checkpoint) -> set[str]:
 
 
 def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:
-    router = name.endswith((".mlp.gate.weight", ".mlp.router.weight"))  # stays plain: few bits select whole experts
-    return name.endswith(".weight") and len(info.shape) >= 2 and kind.fits(info.shape[-1]) and not router
+    module, _, part = name.rpartition(".")
+    return part == "weight" and len(info.shape) >= 2 and kind.fits(info.shape[-1]) and not weighs_experts(module)
 
 
 def _quantized(name: str, array: mx.array, kind: Quantization) -> dict[str, mx.array]:

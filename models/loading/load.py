@@ -45,7 +45,8 @@ KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
 _Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
-WITH_HEADS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5")  # of the decoder, whose checkpoints may have heads
+# Architectures of the decoder whose checkpoints may have heads.
+WITH_HEADS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
 
 

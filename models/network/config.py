@@ -16,6 +16,8 @@ from headrace.models.network.latent_config import LATENT, LatentConfig, latent_c
 from headrace.models.network.mixer_config import MixerConfig, mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+_MILLION = ("gemma3_text", "lfm2", "lfm2_moe")  # their default rope_theta
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeConfig:
@@ -125,7 +127,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         attention_scale=scale if latent is None else latent_scale(fields, latent),
         latent=latent,
         sinks=harmony,
-        norm_weight_offset=1.0 if gemma or architecture == "qwen3_5" else 0.0,
+        norm_weight_offset=1.0 if gemma or family.gated else 0.0,
         embedding_scale=(hidden**0.5 if gemma else embedding) / residual,
         logit_scale=_logit_scale(fields, architecture),
         embedding_scale_in_bfloat16=architecture == "gemma3_text",
@@ -144,10 +146,10 @@ def _runs(fields: Fields, architecture: str, family: Family, rope: RopeConfig) -
         return False
     if rope.share != 1 and family.rotated is None:
         return False
-    if architecture == "minimax" and config.get("num_experts_per_tok") == 1:  # its weight is 1 whatever its score
+    single = config.get("num_experts_per_tok") == 1
+    if architecture in ("minimax", "lfm2_moe") and single:  # the expert's weight is 1 whatever its score
         return False
-    mixed = config.get("num_experts" if architecture == "qwen3_5" else "num_local_experts")
-    return not (family.recurrent and mixed) and (mixer is None or mixer.fits)
+    return mixer is None or mixer.fits
 
 
 def _query_growth(fields: Fields) -> tuple[float, int] | None:
@@ -160,7 +162,8 @@ def _query_growth(fields: Fields) -> tuple[float, int] | None:
 
 def _intermediate_size(fields: Fields) -> int:
     if fields.values["model_type"] != "lfm2":
-        return fields.count("intermediate_size")
+        only_experts = fields.values["model_type"] == "qwen3_5_moe"
+        return fields.count("intermediate_size", default=1 if only_experts else None)
     size, multiple = fields.count("block_ff_dim"), fields.count("block_multiple_of", default=256)
     if not fields.values.get("block_auto_adjust_ff_dim"):
         return size
@@ -194,7 +197,7 @@ def _ropes(fields: Fields, architecture: str, family: Family) -> tuple[RopeConfi
         nested = Fields(nested).section("full_attention")
     scaling = fields.section("rope_scaling") or nested
     source = nested if "rope_theta" in nested else fields.values
-    theta = Fields(source).positive("rope_theta", default=1e6 if architecture == "gemma3_text" else 1e4)
+    theta = Fields(source).positive("rope_theta", default=1e6 if architecture in _MILLION else 1e4)
     if architecture == "hunyuan_v1_dense" and scaling.get("alpha"):
         dims = fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
         theta, scaling = theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2)), {}

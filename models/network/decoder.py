@@ -208,6 +208,8 @@ class Decoder:
         if layer.mixture is not None:
             assert layer.mlp_norm is not None
             shared = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
+            if shared is not None and layer.down_gate is not None:
+                shared = shared * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
             x = ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.family.activation)
             return x if shared is None or layer.down is None else ops.linear_add(shared, layer.down, x)
         assert layer.down is not None

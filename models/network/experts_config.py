@@ -1,52 +1,53 @@
 """Mixtures of experts in a config.json."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from headrace.models.network.config_fields import Fields
 from headrace.runtime.errors import CheckpointError
 
-_SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax")
+Layers = list["ExpertsConfig | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """A feed-forward of `count` experts of `size`, `active` of them per token; see `runtime.ops.Mixture`.
 
-    router, stacked, each: modules below the feed-forward: the router, the stacks of experts, and a single stored
-    expert, with `{}` for its number. correction: tensor below the feed-forward, None without. shared: size of the
-    expert that all tokens use, 0 without.
+    Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
+    its number), beside (the expert that all tokens use, of size `shared`; 0 without), beside_gate (see
+    `LayerWeights.down_gate`). correction: tensor there.
     """
 
     count: int
     active: int
     size: int
     normalized: bool
-    router: str
-    stacked: str
-    each: str
+    router: str = "gate"
+    stacked: str = "switch_mlp"
+    each: str = "experts.{}"
     sigmoid: bool = False
     correction: str | None = None
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
     shared: int = 0
+    beside: str = "shared_experts"
+    beside_gate: str | None = None
 
 
 def expert_layers(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
     """Return every layer's experts, None for dense layers. Raises CheckpointError for contradictory values."""
-    architecture = fields.values["model_type"]
-    if architecture in _SIGMOID:
-        return _sigmoid(fields, layers)
-    if architecture not in ("qwen3_moe", "gpt_oss"):
-        return [None] * layers
-    harmony = architecture == "gpt_oss"
+    reader = _READERS.get(fields.values["model_type"])
+    return [None] * layers if reader is None else reader(fields, layers)
+
+
+def _qwen3(fields: Fields, layers: int) -> Layers:
     experts = ExpertsConfig(
-        *_counts(fields, "num_local_experts" if harmony else "num_experts"),
-        size=fields.count("intermediate_size" if harmony else "moe_intermediate_size"),
-        normalized=harmony or bool(fields.values.get("norm_topk_prob")),
-        router="router" if harmony else "gate",
-        stacked="experts" if harmony else "switch_mlp",
-        each="experts.{}",
+        *_counts(fields, "num_experts"),
+        size=fields.count("moe_intermediate_size"),
+        normalized=bool(fields.values.get("norm_topk_prob")),
     )
+    if fields.values["model_type"] == "qwen3_next":
+        experts = _with_gated(fields, experts)
     step = fields.count("decoder_sparse_step", default=1)
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -54,26 +55,67 @@ def expert_layers(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
     return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
 
 
-def _sigmoid(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
-    glm = fields.values["model_type"] != "minimax"
-    size = fields.count("moe_intermediate_size" if glm else "intermediate_size")
+def _qwen3_5(fields: Fields, layers: int) -> Layers:
+    if not fields.values.get("num_experts"):
+        return [None] * layers
+    counts, size = _counts(fields, "num_experts"), fields.count("moe_intermediate_size")
+    normalized = bool(fields.values.get("norm_topk_prob", True))
+    return [_with_gated(fields, ExpertsConfig(*counts, size, normalized))] * layers
+
+
+def _with_gated(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    shared = fields.count("shared_expert_intermediate_size")
+    return replace(experts, shared=shared, beside="shared_expert", beside_gate="shared_expert_gate")
+
+
+def _gpt_oss(fields: Fields, layers: int) -> Layers:
+    counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, router="router", stacked="experts")] * layers
+
+
+def _granite(fields: Fields, layers: int) -> Layers:
+    """Return experts beside a dense feed-forward, which has the modules of layers without experts."""
+    if not fields.values.get("num_local_experts"):
+        return [None] * layers
+    counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
+    shared = fields.count("shared_intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer", shared=shared, beside="")] * layers
+
+
+def _lfm2(fields: Fields, layers: int) -> Layers:
     experts = ExpertsConfig(
-        *_counts(fields, "n_routed_experts" if glm else "num_local_experts"),
-        size=size,
-        normalized=not glm or bool(fields.values.get("norm_topk_prob")),
-        router="gate",
-        stacked="switch_mlp",
-        each="experts.{}",
+        *_counts(fields, "num_experts"),
+        size=fields.count("moe_intermediate_size"),
+        normalized=bool(fields.values.get("norm_topk_prob")),
         sigmoid=True,
-        correction="gate.e_score_correction_bias" if glm else "e_score_correction_bias",
-        scale=fields.positive("routed_scaling_factor", default=1.0) if glm else 1.0,
-        groups=_groups(fields) if glm else (1, 1),
-        shared=size * fields.count("n_shared_experts", default=1) if glm else 0,
+        correction="expert_bias" if fields.values.get("use_expert_bias") else None,
+        scale=fields.positive("routed_scaling_factor", default=1.0),
+    )
+    dense = fields.count("num_dense_layers") if fields.values.get("num_dense_layers") != 0 else 0
+    return [None if i < dense else experts for i in range(layers)]
+
+
+def _minimax(fields: Fields, layers: int) -> Layers:
+    counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
+
+
+def _deepseek(fields: Fields, layers: int) -> Layers:
+    size = fields.count("moe_intermediate_size")
+    experts = ExpertsConfig(
+        *_counts(fields, "n_routed_experts"),
+        size=size,
+        normalized=bool(fields.values.get("norm_topk_prob")),
+        sigmoid=True,
+        correction="gate.e_score_correction_bias",
+        scale=fields.positive("routed_scaling_factor", default=1.0),
+        groups=_groups(fields),
+        shared=size * fields.count("n_shared_experts", default=1),
     )
     dense, step = 0, fields.count("moe_layer_freq", default=1)
     if fields.values.get("first_k_dense_replace"):
         dense = fields.count("first_k_dense_replace")
-    return [None if glm and (i < dense or i % step) else experts for i in range(layers)]
+    return [None if i < dense or i % step else experts for i in range(layers)]
 
 
 def _groups(fields: Fields) -> tuple[int, int]:
@@ -90,3 +132,10 @@ def _counts(fields: Fields, key: str) -> tuple[int, int]:
     if active > count:
         raise CheckpointError(f"config.json: a token cannot be given to {active} of {count} experts")
     return count, active
+
+
+_READERS: dict[str, Callable[[Fields, int], Layers]] = {
+    "qwen3_moe": _qwen3, "qwen3_next": _qwen3, "qwen3_5": _qwen3_5, "qwen3_5_moe": _qwen3_5, "gpt_oss": _gpt_oss,
+    "granitemoehybrid": _granite, "lfm2_moe": _lfm2, "minimax": _minimax, "glm4_moe": _deepseek,
+    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek,
+}  # fmt: skip

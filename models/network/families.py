@@ -40,7 +40,6 @@ class Family:
     sliding: Literal["all", "even", "period", "tail"] | None = None
     period: int = 0  # default of `sliding_window_pattern`: every such layer has no window
     position_free: Literal["listed", "full"] | None = None  # layers without RoPE
-    recurrent: bool = False  # some layers have recurrent state in place of attention
     norm_last: bool = False  # queries and keys are normalized behind the rotation
     gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
 
@@ -51,6 +50,8 @@ _AROUND = NormNames(
 )
 _GLM = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _SHARED = NormNames("input_layernorm", None, "input_layernorm", None)
+_QWEN35 = Family(qk_norm="head", rotated=0.25, gated=True)
+_LFM2 = Family(qk_norm="head", tied=True, eps="norm_eps")
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(tied=True),
@@ -80,7 +81,6 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe_lite": Family(rotated=1.0, interleaved=True),
     "deepseek_v3": Family(rotated=1.0, interleaved=True),
     "minimax": Family(qk_norm="heads", rotated=0.5),
-    "qwen3_5": Family(qk_norm="head", rotated=0.25, recurrent=True, gated=True),
-    "lfm2": Family(qk_norm="head", tied=True, eps="norm_eps", recurrent=True),
-    "granitemoehybrid": Family(tied=True, recurrent=True),
+    "qwen3_5": _QWEN35, "qwen3_5_moe": _QWEN35, "qwen3_next": _QWEN35, "lfm2": _LFM2, "lfm2_moe": _LFM2,
+    "granitemoehybrid": Family(tied=True),
 }  # fmt: skip

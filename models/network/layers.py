@@ -38,7 +38,7 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
-    names, gate, attention, mixer, latent = config.family.norms, None, None, None, None
+    names, gate, down_gate, attention, mixer, latent = config.family.norms, None, None, None, None, None
     if layer.mixer is not None:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
     elif config.latent is not None:
@@ -56,7 +56,9 @@ def _layer(
     gate_up, down, mixture = list[Weight](), None, None
     if layer.experts is not None:
         mixture = _mixture(config, parameters, mlp, layer.experts)
-        mlp, inner = f"{mlp}.shared_experts", layer.experts.shared
+        if layer.experts.beside_gate:
+            down_gate = parameters.router(f"{mlp}.{layer.experts.beside_gate}", 1, width)
+        mlp, inner = f"{mlp}.{layer.experts.beside}".rstrip("."), layer.experts.shared
     if inner:
         halves = [(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)]
         gate_up = parameters.fused(halves, width, f"{mlp}.gate_up_proj")
@@ -74,6 +76,7 @@ def _layer(
         mixture=mixture,
         mixer=mixer,
         gate=gate,
+        down_gate=down_gate,
         latent=latent,
     )
 

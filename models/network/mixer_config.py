@@ -13,11 +13,15 @@ _RECURRENT = ("linear_attention", "mamba", "conv")  # in `layer_types`
 
 @dataclass(frozen=True, slots=True)
 class MixerConfig:
-    """A layer's mixer; see `runtime.ops.MixerSpec`. eps: of its own norm. steps: least and most step size."""
+    """A layer's mixer; see `runtime.ops.MixerSpec`. eps: of its own norm. steps: least and most step size.
+
+    by_key_head: "delta" has its projections joined, with the rows of each key head together (Qwen3-Next).
+    """
 
     sizes: MixerSizes
     eps: float
     steps: tuple[float, float] = (0.0, float("inf"))
+    by_key_head: bool = False
 
     @property
     def fits(self) -> bool:
@@ -27,8 +31,11 @@ class MixerConfig:
         return sizes.width <= 16 and (sizes.kind == "conv" or recurs)
 
 
-def projections_into(sizes: MixerSizes) -> dict[str, int]:
+def projections_into(mixer: MixerConfig) -> dict[str, int]:
     """Return the stored projections into a mixer and the rows of each."""
+    sizes = mixer.sizes
+    if mixer.by_key_head:
+        return {"in_proj_qkvz": sizes.channels + sizes.inner, "in_proj_ba": 2 * sizes.heads}
     if sizes.kind == "delta":
         rows = {"qkv": sizes.channels, "z": sizes.inner, "b": sizes.heads, "a": sizes.heads}
         return {f"in_proj_{name}": count for name, count in rows.items()}
@@ -53,7 +60,7 @@ def _recurrent(fields: Fields, count: int) -> list[bool]:
     kinds, listed = fields.values.get("layer_types"), fields.values.get("full_attn_idxs")
     if isinstance(listed, list):
         return [i not in listed for i in range(count)]
-    if kinds is None and fields.values["model_type"] == "qwen3_5":
+    if kinds is None and _READERS[fields.values["model_type"]] is _delta:
         interval = fields.count("full_attention_interval", default=4)
         return [(i + 1) % interval != 0 for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
@@ -70,7 +77,8 @@ def _delta(fields: Fields) -> MixerConfig:
         value_dim=fields.count("linear_value_head_dim"),
         width=fields.count("linear_conv_kernel_dim", default=4),
     )
-    return MixerConfig(sizes, eps=fields.positive("rms_norm_eps"))
+    joined = fields.values["model_type"] == "qwen3_next"
+    return MixerConfig(sizes, eps=fields.positive("rms_norm_eps"), by_key_head=joined)
 
 
 def _mamba2(fields: Fields) -> MixerConfig | None:
@@ -101,7 +109,6 @@ def _short_convolution(fields: Fields) -> MixerConfig:
 
 
 _READERS: dict[str, Callable[[Fields], MixerConfig | None]] = {
-    "qwen3_5": _delta,
-    "granitemoehybrid": _mamba2,
-    "lfm2": _short_convolution,
-}
+    "qwen3_5": _delta, "qwen3_5_moe": _delta, "qwen3_next": _delta, "granitemoehybrid": _mamba2,
+    "lfm2": _short_convolution, "lfm2_moe": _short_convolution,
+}  # fmt: skip

@@ -14,7 +14,7 @@ def read_mixer(
     """Return a layer's mixer, the projections into it, and the one out of it."""
     width, at, sizes = config.hidden_size, f"{prefix}.mixer", mixer.sizes
     output = parameters.matrix(f"{at}.out_proj", width, sizes.inner)
-    stored = [(f"{at}.{name}", rows) for name, rows in projections_into(sizes).items()]
+    stored = [(f"{at}.{name}", rows) for name, rows in projections_into(mixer).items()]
     taps, bias = parameters.taps(f"{at}.conv1d", sizes.channels, sizes.width)
     if sizes.kind == "conv":
         spec = MixerSpec(sizes, taps=taps, tap_bias=bias)
@@ -24,7 +24,8 @@ def read_mixer(
     if sizes.kind == "delta":
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
         spec = MixerSpec(sizes, taps, bias, rate, step_bias, norm=norm, norm_eps=mixer.eps)
-        return spec, parameters.fused(stored, width, f"{at}.in_proj"), output
+        order = _by_key_head(sizes) if mixer.by_key_head else None
+        return spec, parameters.fused(stored, width, f"{at}.in_proj", order), output
     order = _as_queries(sizes)
     spec = MixerSpec(
         sizes,
@@ -47,3 +48,12 @@ def _as_queries(sizes: MixerSizes) -> mx.array:
     """Return the stored channel of each of [C, B, x], which are queries, keys and values; stored are [x, B, C]."""
     keys, inner = sizes.key_heads * sizes.key_dim, sizes.inner
     return mx.concatenate([mx.arange(inner + keys, inner + 2 * keys), mx.arange(inner, inner + keys), mx.arange(inner)])
+
+
+def _by_key_head(sizes: MixerSizes) -> mx.array:
+    """Return the stored row of each of [q, k, v | z | b | a]; stored are q, k, v, z of each key head, then b, a."""
+    key, value = sizes.key_dim, sizes.inner // sizes.key_heads
+    wide = mx.arange(sizes.channels + sizes.inner).reshape(sizes.key_heads, -1)
+    narrow = wide.size + mx.arange(2 * sizes.heads).reshape(sizes.key_heads, -1)
+    parts = [*mx.split(wide, [key, 2 * key, 2 * key + value], axis=1), *mx.split(narrow, 2, axis=1)]
+    return mx.concatenate([part.flatten() for part in parts])

@@ -104,13 +104,16 @@ class CatalogEntry:
     @property
     def step_shape(self) -> "StepShape":
         """Return the shape of a decode step from the catalog's facts alone."""
-        from headrace.models.cost.shape_sources import experts_config, shape_of_decoder
+        from headrace.models.cost.shape_sources import shape_of_decoder
         from headrace.models.cost.step_shape import Matrix
         from headrace.models.network.config import DecoderConfig, LayerConfig
+        from headrace.models.network.experts_config import ExpertsConfig
         from headrace.runtime.metrics.cost import quantized_bytes
 
         shape, quantization = self.shape, self.quantization.upper()
-        mixture = experts_config(shape.experts, shape.active_experts, shape.ffn) if shape.experts > 1 else None
+        mixture = None
+        if shape.experts > 1:
+            mixture = ExpertsConfig(shape.experts, shape.active_experts, shape.ffn, normalized=True)
         config = DecoderConfig(
             architecture="catalog", hidden_size=shape.hidden, intermediate_size=shape.ffn, heads=shape.heads,
             kv_heads=shape.kv_heads, head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=self.context,

@@ -76,13 +76,15 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     feed_forward = [*layer.gate_up, *([] if layer.down is None else [layer.down])]
     weights = [*layer.qkv, layer.output, *feed_forward]
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
-    gate = layer.gate.matrix if isinstance(layer.gate, PreparedWeight) else None
+    gates = [gate.matrix if isinstance(gate, PreparedWeight) else None for gate in (layer.gate, layer.down_gate)]
     experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
     if None in matrices or layer.mlp_post_norm is not None or layer.input_norm is None or layer.mlp_norm is None:
         return None
     if len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2) or layer.latent is not None:
         return None
-    if (layer.mixture is None) != (experts is None) or (layer.gate is None) != (gate is None):
+    if (layer.mixture is None) != (experts is None):
+        return None
+    if [gate is None for gate in gates] != [layer.gate is None, layer.down_gate is None]:
         return None
     plan = None if layer.attention is None else attention_plan(layer.attention)
     if layer.attention is not None and (plan is None or norms_all_heads(layer.attention)):
@@ -90,7 +92,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     mixer = None if layer.mixer is None else mixer_plan(layer.mixer)
     qkv, output, gate_up, down = (*matrices, None, None)[:4]
     return kernels.LayerPlan(
-        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts, mixer, gate
+        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts, mixer, *gates
     )
 
 

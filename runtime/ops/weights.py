@@ -166,8 +166,8 @@ class LayerWeights:
 
     `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
     has none. A `mixture` of experts replaces `gate_up` and `down`, or has them as a shared expert beside the others. A
-    `mixer` replaces attention. A `gate` (H * D, E)
-    multiplies what attention returns by the sigmoid of its product with the layer's input.
+    `mixer` replaces attention. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with
+    the layer's input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's.
     """
 
     attention: AttentionSpec | None
@@ -182,16 +182,17 @@ class LayerWeights:
     mixture: Mixture | None = None
     mixer: MixerSpec | None = None
     gate: Weight | None = None
+    down_gate: Weight | None = None
     latent: LatentWeights | None = None
 
     @property
     def matrices(self) -> list[Weight]:
         """Weights that every token reads whole."""
         feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
-        gate = [] if self.gate is None else [self.gate]
+        gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
         router = [self.mixture.router] if self.mixture else []
         latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
-        return [*self.qkv, *gate, *(part for part in latent if part), self.output, *router, *feed_forward]
+        return [*self.qkv, *gates, *(part for part in latent if part), self.output, *router, *feed_forward]
 
 
 class LayersNode(Protocol):

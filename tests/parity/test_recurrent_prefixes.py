@@ -8,7 +8,7 @@ import pytest
 
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
-from headrace.runtime.kv.backend import KVOptions, one_pass
+from headrace.runtime.kv.backend import KVOptions, PassRow, one_pass
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.pool import BlockPool
 from headrace.runtime.ops import BLOCK, native
@@ -19,7 +19,7 @@ from tests.watched import split
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(150)]  # two blocks
-NAMES = ["qwen3.5", "lfm2", "granite-hybrid"]
+NAMES = ["qwen3.5", "lfm2", "granite-hybrid", "qwen3-next", "lfm2-moe", "granite-hybrid-moe"]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -61,6 +61,28 @@ def test_sequences_share_a_running_ones_prefix(network: Any) -> None:
         for sequence, event in together.step():
             events[sequence].append(event)
     assert [split(events[sequence])[0] for sequence in sequences] == expected
+
+
+def test_rows_have_the_same_bits_together_and_alone(network: Any) -> None:
+    kv = network.kv_backend(KVOptions(400))
+
+    def logits(caches: list[Any], tokens: list[list[int]], phase: Any) -> list[mx.array]:
+        rows = [PassRow(cache, len(own), phase) for cache, own in zip(caches, tokens, strict=True)]
+        [kv_pass] = kv.make_passes(rows)
+        ids = [token for own in tokens for token in own]
+        x = network.all_logits(network.layers(network.embed(mx.array([ids])), kv_pass))
+        kv_pass.advance()
+        mx.eval(x, kv_pass.arrays)
+        for cache, own in zip(caches, tokens, strict=True):
+            cache.commit(len(own))
+        return mx.split(x, [len(tokens[0])], axis=1) if len(tokens) == 2 else [x]
+
+    prompts = [PROMPT[:37], PROMPT[40:43]]
+    together, *alone = ([kv.acquire(()) for _ in range(2)], *([kv.acquire(())] for _ in range(2)))
+    for tokens, phase in ((prompts, "prefill"), ([[5], [7]], "decode"), ([[6, 1, 2], [9]], "decode")):
+        both = logits(together, tokens, phase)
+        for one, own, expected in zip(alone, tokens, both, strict=True):
+            assert mx.array_equal(logits(one, [own], phase)[0], expected)
 
 
 def test_a_rollback_leaves_the_state_of_the_tokens_before(network: Any) -> None:

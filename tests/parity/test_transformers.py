@@ -11,6 +11,7 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.runtime.ops import native
 from tests.alone import new_cache
 from tests.foreign import write_tensors
 from tests.parity.record_transformers import LENGTHS, RECORDED, TOKENS, weight
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.peer
 # What headrace has a decoder of its own for.
 OWN = {"phi3", "phi3-longrope", "phi3-window", "phi4-mini", "llama-longrope", "llama-yarn", "gemma3_text", "ministral"}
 OWN |= {"gemma3-nested", "mistral3-nested", "pixtral-nested", "qwen3_vl-nested", "qwen2_5_vl-nested"}
+if native.status().available:
+    OWN |= {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_5_moe-nested", "qwen3_next", "lfm2_moe", "granite-hybrid"}
 CASES: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
 
 

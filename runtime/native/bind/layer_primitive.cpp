@@ -2,6 +2,7 @@
 #include "layer_primitive.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -88,6 +89,23 @@ void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv
   if (plan.gate != nullptr) run_gated(pool, kernels, gate.out, heads, qkv.rows * plan.gate->view().n, Act::sigmoid, heads);
 }
 
+// Multiplies each row of the feed-forward, (rows, F), by its gate: down(g * x) is g * down(x).
+void run_down_gate(const LayerPlan& plan, int64_t rows, const float* x, float* inner) {
+  Pool& pool = Pool::shared();
+  const Kernels& kernels = best_kernels();
+  float* gates = scratch(Slot::logits, rows);
+  LinearCall call = projection(x, rows, *plan.down_gate, gates);
+  call.norm = plan.mlp_norm;
+  call.eps = plan.eps;
+  run_linear(pool, kernels, call);
+  const int64_t width = plan.down->view().k;
+  pool.run(rows, [&](Tasks& tasks) {
+    while (tasks.next()) {
+      kernels.rescale(inner + tasks.index() * width, 1.0f / (1.0f + std::exp(-gates[tasks.index()])), width);
+    }
+  }, rows > 1);
+}
+
 // The calls of a layer, in order; `out` may be `x`. `after` is the next layer, or nullptr.
 void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory& memory, int64_t rows, const float* x, float* out) {
   Pool& pool = Pool::shared();
@@ -119,6 +137,7 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   down.next = next;
   run_linear(pool, kernels, output);
   run_linear(pool, kernels, gate_up);
+  if (plan.down_gate != nullptr) run_down_gate(plan, rows, out, wide);
   if (plan.experts != nullptr) run_experts_half(plan, nullptr, rows, out);  // beside the shared one, of the same input
   run_linear(pool, kernels, down);
 }
@@ -192,7 +211,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
                      std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const mx::array& mlp,
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
                      const std::string& activation, std::shared_ptr<ExpertsPlan> experts_, std::shared_ptr<MixerPlan> mixer_,
-                     std::shared_ptr<MatrixHandle> gate_)
+                     std::shared_ptr<MatrixHandle> gate_, std::shared_ptr<MatrixHandle> down_gate_)
     : attention(std::move(attention_)),
       qkv(std::move(qkv_)),
       output(std::move(output_)),
@@ -201,6 +220,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
       experts(std::move(experts_)),
       mixer(std::move(mixer_)),
       gate(std::move(gate_)),
+      down_gate(std::move(down_gate_)),
       eps(eps_),
       act(activation_of(activation)),
       norms_{norm_of(input, qkv->view().k), norm_of(mlp, qkv->view().k)} {
@@ -217,6 +237,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
   }
   require(qkv->view().n == projected && output->view().k == inner && output->view().n == width, "the projections do not fit");
   require(gate == nullptr || (mixer == nullptr && gate->view().n == inner && gate->view().k == width), "the gate does not fit");
+  require(down_gate == nullptr || (down != nullptr && down_gate->view().n == 1 && down_gate->view().k == width), "the gate does not fit");
   if (experts != nullptr) require(experts->call().router.k == width, "the experts do not fit");
   require((gate_up != nullptr) == (down != nullptr) && (down != nullptr || experts != nullptr), "a layer has a feed-forward");
   if (down != nullptr) {

@@ -86,14 +86,14 @@ NB_MODULE(_native, m) {
                        const hr::mx::array& mlp_norm, std::shared_ptr<hr::MatrixHandle> gate_up,
                        std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
                        std::shared_ptr<hr::ExpertsPlan> experts, std::shared_ptr<hr::MixerPlan> mixer,
-                       std::shared_ptr<hr::MatrixHandle> gate) {
+                       std::shared_ptr<hr::MatrixHandle> gate, std::shared_ptr<hr::MatrixHandle> down_gate) {
              return std::make_shared<hr::LayerPlan>(std::move(attention), input_norm, std::move(qkv), std::move(output), mlp_norm,
                                                     std::move(gate_up), std::move(down), eps, activation, std::move(experts),
-                                                    std::move(mixer), std::move(gate));
+                                                    std::move(mixer), std::move(gate), std::move(down_gate));
            }),
            "attention"_a.none(), "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
            "eps"_a, "activation"_a, "experts"_a.none() = nb::none(), "mixer"_a.none() = nb::none(),
-           "gate"_a.none() = nb::none());
+           "gate"_a.none() = nb::none(), "down_gate"_a.none() = nb::none());
 
   nb::class_<hr::MixerPlan>(m, "MixerPlan")
       .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,

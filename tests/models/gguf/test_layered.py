@@ -115,7 +115,8 @@ def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "variant", ["qwen35", "lfm2", "granitehybrid", "qwen35moe", "gemma4-mixture", "nemotron_h_moe", "deepseek2"]
+    "variant",
+    ["qwen35", "lfm2", "granitehybrid", "qwen35moe", "lfm2moe", "gemma4-mixture", "nemotron_h_moe", "deepseek2"],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
     path = write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0")

@@ -13,7 +13,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.keep_quantized import keep_quantized
-from headrace.models.loading.load import _sized
+from headrace.models.loading.load import WITH_HEADS, _sized
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mtp import head_tensors
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.peer
 KINDS = sorted(CONFIGS)
 # Those that our decoder runs, with recurrent state on the kernels alone.
 OWN = [
-    *[(kind, None) for kind in ("deepseek_v3", "glm4_moe")],
-    *[(kind, native) for kind in ("deepseek_v3", "glm4_moe", "qwen3_5") if native.status().available],
+    *[(kind, None) for kind in WITH_HEADS if not kind.startswith("qwen3")],
+    *[(kind, native) for kind in WITH_HEADS if native.status().available],
 ]
 BACKENDS: list[Ops | None] = [None, *([native] if native.status().available else [])]
 SAYS = 24

@@ -1,4 +1,4 @@
-"""GPT-OSS as transformers stores it, against the same weights as MLX's conversions have them."""
+"""Experts as publishers store them, against the same weights as MLX's conversions have them."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,10 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.runtime.errors import UnsupportedModelError
+from headrace.runtime.ops import native
 from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of
+from tests.mlx_lm_models import config_of, write_mlx_lm_model
 from tests.tiny import VOCAB, load_decoder, quantize_model, write_model
 
 TOKENS = [(5 * i * i + 2) % VOCAB for i in range(21)]
@@ -97,3 +99,32 @@ def test_another_limit_of_its_activation_is_refused(tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps({**config, "swiglu_limit": 5.0}))
     with pytest.raises(UnsupportedModelError, match="swiglu_limit"):
         load_decoder(directory)
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+@pytest.mark.parametrize(
+    ("name", "apart", "joined", "down"),
+    [
+        ("qwen3.5-moe", "mlp.switch_mlp", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+        (
+            "granite-hybrid-moe", "block_sparse_moe.switch_mlp", "block_sparse_moe.input_linear.weight",
+            "block_sparse_moe.output_linear.weight",
+        ),
+    ],
+)  # fmt: skip
+def test_joined_halves(tmp_path: Path, name: str, apart: str, joined: str, down: str) -> None:
+    plain = write_mlx_lm_model(tmp_path / "plain", config_of(name))
+    tensors = load(plain)
+    for gate in [key for key in tensors if key.endswith(f"{apart}.gate_proj.weight")]:
+        halves = [tensors.pop(gate), tensors.pop(gate.replace("gate_proj", "up_proj"))]
+        tensors[gate.replace(f"{apart}.gate_proj.weight", joined)] = mx.concatenate(halves, axis=1)
+        moved = tensors.pop(gate.replace("gate_proj", "down_proj"))
+        tensors[gate.replace(f"{apart}.gate_proj.weight", down)] = moved
+    stored = tmp_path / "joined"
+    stored.mkdir()
+    mx.save_safetensors(str(stored / "model.safetensors"), tensors)
+    (stored / "config.json").write_text((plain / "config.json").read_text())
+    assert mx.array_equal(logits(stored, native), logits(plain, native))
+    shapes = [shape_of_checkpoint(open_checkpoint(directory)) for directory in (stored, plain)]
+    assert shapes[0].cost.weight_bytes == shapes[1].cost.weight_bytes == load_decoder(stored).cost.weight_bytes

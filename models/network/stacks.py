@@ -1,8 +1,9 @@
-"""Conversion of GPT-OSS's experts from transformers' layout to that of MLX conversions.
+"""Conversion of stored experts to the layout of MLX conversions: stacks (X, N, ...) of gate, up and down.
 
-Gate and up are stored as one with alternating rows: `gate_up_proj_blocks` (X, 2 F, G, 16) and `_scales`, one byte per
+GPT-OSS has gate and up as one with alternating rows: `gate_up_proj_blocks` (X, 2 F, G, 16) and `_scales`, one byte per
 group of 32 (mxfp4), or plain `gate_up_proj` (X, E, 2 F) with alternating columns; `gate_up_proj_bias` (X, 2 F).
-`down_proj` likewise.
+`down_proj` likewise. Other families have both halves as one, which `models.checkpoint.text_part` calls `input_linear`,
+(X, 2 F, E).
 """
 
 import re
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 
 _STORED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
+_HALVES = ".switch_mlp.input_linear."
 
 
 def stacks_of(name: str) -> list[str]:
-    """Return the tensors that the tensor `name` becomes, in equal parts; empty if it is not in this layout."""
+    """Return the tensors that the tensor `name` becomes, in equal parts; empty if it is in neither layout."""
+    if _HALVES in name:
+        return [name.replace("input_linear", half) for half in ("gate_proj", "up_proj")]
     found = _STORED.fullmatch(name)
     if found is None:
         return []
@@ -26,7 +30,7 @@ def stacks_of(name: str) -> list[str]:
 
 
 def with_stacks(arrays: "dict[str, mx.array]") -> "dict[str, mx.array]":
-    """Return the arrays, lazily, with tensors of this layout as stacks (X, N, ...)."""
+    """Return the arrays, lazily, with tensors of these layouts as stacks (X, N, ...)."""
     import mlx.core as mx  # late: callers of `stacks_of` need no mlx
 
     result: dict[str, mx.array] = {}
@@ -34,6 +38,9 @@ def with_stacks(arrays: "dict[str, mx.array]") -> "dict[str, mx.array]":
         stacks = stacks_of(name)
         if not stacks:
             result[name] = array
+            continue
+        if _HALVES in name:
+            result |= zip(stacks, mx.split(array, 2, axis=1), strict=True)
             continue
         if name.endswith("_blocks"):
             array = array.reshape(*array.shape[:2], -1).view(mx.uint32)
