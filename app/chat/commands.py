@@ -45,6 +45,7 @@ COMMANDS = (
     Command("delete", "remove the last message, for good"),
     Command("copy", "copy the last answer, or its code", "[code]", key="Ctrl+O"),
     Command("links", "open a link of the last answer in the browser"),
+    Command("messages", "select a message; its keys are listed by F1", key="Ctrl+Up"),
     Command("find", "words in this conversation", "[WORDS]", key="Ctrl+F"),
     Command("new", "start a new session", key="Ctrl+N"),
     Command("sessions", "resume, rename, delete, export", key="F4"),

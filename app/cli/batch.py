@@ -13,6 +13,7 @@ import click
 
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.cli.answer_options import answer_options, as_object, kv_option
+from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.say import say
@@ -97,6 +98,7 @@ def batch(arguments: BatchArguments) -> int:
     A line that cannot be answered has a result with an error, and the exit code is 1. With -o, Ctrl-C keeps finished
     results, and the same command resumes the batch; changed lines are answered anew.
     """
+    keep_awake()
     arguments.check()
     # Imported late: `headrace batch --help` needs none of it.
     from headrace.app.batch.output import ResultFile

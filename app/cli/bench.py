@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.bench_forms import print_document
 from headrace.app.cli.bench_options import BenchOptions, bench_options, on_command_line
 from headrace.app.cli.completion import files
@@ -39,6 +40,7 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     """
     if ctx.invoked_subcommand is not None:
         return 0
+    keep_awake()
     given = BenchOptions(**options)
     if given.quality:
         from headrace.app.cli.bench_quality import bench_quality

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.aliases import AliasedGroup
+from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.confirm import confirm
 from headrace.app.cli.gguf_copy import agree_to_copy
@@ -137,6 +138,7 @@ def pull(
     name: str | None, quantize: int | None, group_size: int | None, kept_as: str | None, quiet: bool, as_json: bool
 ) -> None:
     """Fetch or update NAME [the default model]."""
+    keep_awake()
     if kept_as is not None and quantize is None:
         raise UsageError("--as needs --quantize")
     if group_size is not None and quantize is None:

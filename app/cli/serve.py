@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.cli.answer_options import as_object, kv_option
+from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.say import say
@@ -85,6 +86,7 @@ def serve(arguments: ServeArguments) -> int:
 
     Answer options that a request lacks are as for `run`. Ctrl-C stops the server, SIGTERM after the running answers.
     """
+    keep_awake()
     from headrace.app.cli.gguf_copy import agree_to_copy
     from headrace.app.config.settings import chosen_model, load_settings
     from headrace.app.engine.client import EngineClient

@@ -26,6 +26,7 @@ _TITLES = {  # of commands that work without an argument
     "branch": "Go to the next branch",
     "copy": "Copy the last answer",
     "links": "Open a link of the last answer",
+    "messages": "Select a message",
     "find": "Find in this conversation",
     "new": "Start a new session",
     "sessions": "Open another session",

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from headrace.runtime.config.paths import data_dir
 from headrace.runtime.config.sync import sync_file, sync_folder
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.background import run_in_background
+from headrace.runtime.machine.hardware import run_tool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
 _OLD = ".old."  # no model name starts with a dot
@@ -110,7 +112,10 @@ class Store:
             self._sweep()
             staging = self.root / ".partial" / name
             try:
+                new = not staging.parent.exists()
                 staging.mkdir(parents=True)
+                if new and sys.platform == "darwin":
+                    run_tool("/usr/bin/tmutil", "addexclusion", str(self.root))  # models need no backup
                 facts = build(staging)
                 with run_in_background(lambda: _flush(staging)) as flushed:  # overlaps hashing
                     files = checksums(staging, progress=progress) if "files" not in facts else facts["files"]

@@ -25,6 +25,7 @@ class ChatActions:
             "stats": lambda _: self._run("app.decode_view"),
             "quit": lambda _: self._run("app.quit"),
             "restart": lambda _: self._state.restart_engine(),
+            "messages": lambda _: self._run("screen.to_transcript"),
             "find": lambda words: view.find_bar.open(words),
             "think": self._toggle_thinking,
             "guesses": self._toggle_drafts,

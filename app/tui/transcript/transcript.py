@@ -53,12 +53,12 @@ class Transcript(Widget, can_focus=True):
         Binding("n", "act('continue')", "Continue"),
         Binding("left_square_bracket", "act('branch_back')", "Branch ‹", key_display="["),
         Binding("right_square_bracket", "act('branch_on')", "Branch ›", key_display="]"),
-        Binding("home", "to_start", "Top", show=False),
-        Binding("end", "to_end", "End", show=False),
+        Binding("home,g", "to_start", "Top", show=False),
+        Binding("end,G", "to_end", "End", show=False),
         Binding("escape", "leave", "Back to input", show=False),
     ]
 
-    FOCUS_ON_CLICK = False  # the keys stay with the input: only Ctrl+Up takes them here
+    FOCUS_ON_CLICK = False  # the keys stay with the input: only Ctrl+Up and /messages take them here
 
     show_thinking = reactive(False)
     show_summary = reactive(True)

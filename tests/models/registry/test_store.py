@@ -54,6 +54,18 @@ def test_install_get_list_remove(store: Store) -> None:
     assert store.remove(NAME) == 0
 
 
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_a_new_folder_of_models_on_a_mac_is_left_out_of_backups(
+    store: Store, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("headrace.models.registry.store.run_tool", lambda *command: asked.append(command))
+    monkeypatch.setattr(sys, "platform", platform)
+    store.install(NAME, build)
+    store.install("tiny-2", build)
+    assert asked == [("/usr/bin/tmutil", "addexclusion", str(store.root))] * (platform == "darwin")
+
+
 @pytest.mark.parametrize("snapshot", ["x" * 5000, "/" + "x/" * 5000, "\0", 5, ["x"]])
 def test_a_snapshot_that_cannot_be_a_folder_is_a_broken_or_missing_model(store: Store, snapshot: object) -> None:
     entry = store.root / "long"

@@ -1,0 +1,20 @@
+"""A Mac stays awake while a long command runs."""
+
+import os
+import sys
+from typing import Any
+
+_running: list[Any] = []  # kept: a collected one would warn that it still runs
+
+
+def keep_awake() -> None:
+    """Prevent idle sleep of a Mac until this process ends. The display may sleep."""
+    if sys.platform == "darwin":
+        import subprocess
+
+        command = ["/usr/bin/caffeinate", "-i", "-w", str(os.getpid())]
+        nothing = subprocess.DEVNULL
+        try:
+            _running.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
+        except OSError:
+            return
