@@ -20,6 +20,7 @@ void test_pool(bool forks);
 void test_streaming();
 void test_projections(const Kernels& kernels);
 void test_experts(const Kernels& kernels);
+void test_mixers(const Kernels& kernels);
 void test_rows(const Kernels& kernels);
 void test_attention(const Kernels& kernels);
 void test_packed(const Kernels& kernels);

@@ -29,6 +29,7 @@ int main(int count, char** arguments) {
     tests::test_experts(kernels);
     tests::test_attention(kernels);
     tests::test_packed(kernels);
+    tests::test_mixers(kernels);
     tests::test_sampling(kernels);
     std::printf("%s: %s\n", name, tests::failures() == 0 ? "passed" : "FAILED");
     std::fflush(stdout);

@@ -1,0 +1,237 @@
+// Recurrent token mixing against the same recurrence in double precision: every kind and norm, odd sizes, several sequences; and that
+// a token has the same bits however its prompt is cut.
+#include "../core/mixer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "checks.h"
+
+namespace headrace::tests {
+namespace {
+
+constexpr double kBound = 1e-4;  // of the largest number: the recurrence keeps what is rounded
+constexpr float kEps = 1e-3f;
+
+struct Case {
+  MixerKind kind = MixerKind::delta;
+  int64_t heads = 4, key_heads = 2, dim = 16, rows = 37, width = 4;
+  int64_t norm_size = 0;  // 0: none
+  bool biased = true;
+};
+
+// A mixer's vectors, in memory of just their size.
+struct Layer {
+  MixerShape shape;
+  std::vector<Guarded> held;
+
+  explicit Layer(const Case& c) {
+    MixerShape& s = shape;
+    s.kind = c.kind;
+    s.heads = c.heads;
+    s.key_heads = c.key_heads;
+    s.dim = c.dim;
+    s.rows = c.rows;
+    s.width = c.width;
+    s.norm_size = c.norm_size;
+    s.norm_first = c.kind == MixerKind::delta;
+    s.eps = kEps;
+    s.least_step = 0.3f;
+    s.most_step = 0.9f;
+    s.taps = hold(random_floats(c.width * s.channels()));
+    if (c.biased) s.tap_bias = hold(random_floats(s.channels()));
+    if (c.kind == MixerKind::conv) return;
+    auto rates = random_floats(c.heads);
+    for (float& rate : rates) rate = -std::fabs(rate);
+    s.rate = hold(rates);
+    s.step_bias = hold(random_floats(c.heads));
+    if (c.kind == MixerKind::ssm && c.biased) s.skip = hold(random_floats(c.heads));
+    if (c.norm_size > 0) s.norm = hold(random_floats(c.norm_size));
+    if (c.kind != MixerKind::delta) return;
+    const float root = std::sqrt(static_cast<float>(c.dim));
+    s.q_scale = hold(std::vector<float>(static_cast<size_t>(c.dim), 1.0f / static_cast<float>(c.dim)));
+    s.k_scale = hold(std::vector<float>(static_cast<size_t>(c.dim), 1.0f / root));
+  }
+
+  const float* hold(const std::vector<float>& values) {
+    held.push_back(guarded(values));
+    return held.back().as<float>();
+  }
+};
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+// One sequence, its state in double precision.
+struct Sequence {
+  const MixerShape& s;
+  std::vector<double> state;
+
+  // The inputs of the last `width` tokens with this one, convolved.
+  std::vector<double> convolved(const std::vector<double>& input) {
+    const int64_t channels = s.channels(), before = s.width - 1;
+    std::vector<double> out(static_cast<size_t>(channels));
+    for (int64_t c = 0; c < channels; ++c) {
+      double sum = s.tap_bias == nullptr ? 0.0 : s.tap_bias[c];
+      for (int64_t j = 0; j < before; ++j) sum += state[j * channels + c] * s.taps[j * channels + c];
+      out[c] = sum + input[c] * s.taps[before * channels + c];
+      for (int64_t j = 0; j + 1 < before; ++j) state[j * channels + c] = state[(j + 1) * channels + c];
+      if (before > 0) state[(before - 1) * channels + c] = input[c];
+    }
+    return out;
+  }
+
+  void normalize(double* y, int64_t n, const float* weight) const {
+    double squares = 0;
+    for (int64_t i = 0; i < n; ++i) squares += y[i] * y[i];
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + kEps);
+    for (int64_t i = 0; i < n; ++i) y[i] *= factor * weight[i];
+  }
+
+  std::vector<double> token(const float* x) {
+    const int64_t channels = s.channels(), inner = s.inner();
+    std::vector<double> input(x, x + channels), y(static_cast<size_t>(inner));
+    if (s.kind == MixerKind::conv) {
+      for (int64_t c = 0; c < channels; ++c) input[c] *= x[2 * channels + c];
+      const auto out = convolved(input);
+      for (int64_t c = 0; c < channels; ++c) y[c] = out[c] * x[channels + c];
+      return y;
+    }
+    auto mixed = convolved(input);
+    for (double& value : mixed) value *= sigmoid(value);
+    for (int64_t head = 0; head < s.heads; ++head) recur(x, mixed, head, y.data() + head * s.rows);
+    const bool together = s.norm != nullptr && s.norm_size > s.rows;
+    const int64_t part = s.norm == nullptr ? 0 : s.norm_size;
+    for (int64_t at = 0; part > 0 && s.norm_first && at < inner; at += part) normalize(y.data() + at, part, s.norm);
+    for (int64_t i = 0; i < inner; ++i) y[i] *= x[s.gates_at() + i] * sigmoid(x[s.gates_at() + i]);
+    for (int64_t at = 0; part > 0 && !s.norm_first && at < inner; at += part) {
+      normalize(y.data() + at, part, together ? s.norm + at : s.norm);
+    }
+    return y;
+  }
+
+  void recur(const float* x, const std::vector<double>& mixed, int64_t head, double* y) {
+    const int64_t key = head / (s.heads / s.key_heads) * s.dim;
+    std::vector<double> q(mixed.begin() + key, mixed.begin() + key + s.dim), k = q;
+    for (int64_t i = 0; i < s.dim; ++i) k[i] = mixed[s.key_heads * s.dim + key + i];
+    const double* v = mixed.data() + 2 * s.key_heads * s.dim + head * s.rows;
+    const double step = std::log1p(std::exp(static_cast<double>(x[s.steps_at() + head]) + s.step_bias[head]));
+    double taken = step, beta = 0;
+    if (s.kind == MixerKind::delta) {
+      for (auto* vector : {&q, &k}) {
+        double squares = 0;
+        for (const double value : *vector) squares += value * value;
+        for (double& value : *vector) value /= std::sqrt(squares + 1e-6);
+      }
+      for (double& value : q) value /= std::sqrt(static_cast<double>(s.dim));
+      beta = sigmoid(x[s.betas_at() + head]);
+    } else {
+      taken = std::clamp<double>(step, s.least_step, s.most_step);
+    }
+    const double decay = std::exp(s.rate[head] * taken);
+    for (int64_t r = 0; r < s.rows; ++r) {
+      double* own = state.data() + s.taps_floats() + (head * s.rows + r) * s.dim;
+      double seen = 0;
+      for (int64_t i = 0; i < s.dim; ++i) seen += (own[i] *= decay) * k[i];
+      const double delta = s.kind == MixerKind::delta ? beta * (v[r] - seen) : v[r] * taken;
+      y[r] = s.skip == nullptr ? 0 : v[r] * s.skip[head];
+      for (int64_t i = 0; i < s.dim; ++i) y[r] += (own[i] += delta * k[i]) * q[i];
+    }
+  }
+};
+
+void compare(const float* got, const std::vector<double>& wanted, const char* what, const char* where) {
+  double largest = 0;
+  for (const double value : wanted) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!(std::fabs(got[i] - wanted[i]) <= kBound * largest + 1e-30)) return check(false, what, where);
+  }
+}
+
+// Results of the kernels: y of all tokens and the states behind them.
+struct Mixed {
+  Guarded y;
+  std::vector<Guarded> states;
+};
+
+Mixed run(const Kernels& kernels, const MixerShape& shape, const float* x, const std::vector<int64_t>& counts,
+          const std::vector<const float*>& states) {
+  int64_t tokens = 0;
+  for (const int64_t count : counts) tokens += count;
+  Mixed mixed{Guarded(tokens * shape.inner() * 4), {}};
+  std::vector<MixerRows> rows;
+  MixerCall call;
+  call.shape = shape;
+  call.x = x;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    mixed.states.emplace_back(shape.state_floats() * 4);
+    rows.push_back({call.tokens, counts[i], states[i], mixed.states.back().as<float>()});
+    call.tokens += counts[i];
+  }
+  call.sequences = rows.data();
+  call.count = static_cast<int64_t>(rows.size());
+  call.out = mixed.y.as<float>();
+  run_mixer(Pool::shared(), kernels, call);
+  return mixed;
+}
+
+void test_case(const Kernels& kernels, const Case& c, const std::vector<int64_t>& counts) {
+  const Layer layer(c);
+  const MixerShape& s = layer.shape;
+  int64_t tokens = 0;
+  for (const int64_t count : counts) tokens += count;
+  const auto values = random_floats(tokens * s.projected());
+  const Guarded x = guarded(values);
+  std::vector<Guarded> states;
+  std::vector<const float*> before;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    states.push_back(guarded(random_floats(s.state_floats())));
+    before.push_back(states.back().as<float>());
+  }
+  Mixed together = run(kernels, s, x.as<float>(), counts, before);
+  const float *row = values.data(), *y = together.y.as<float>();
+  for (size_t i = 0; i < counts.size(); ++i) {
+    Sequence sequence{s, {before[i], before[i] + s.state_floats()}};
+    std::vector<double> wanted;
+    for (int64_t t = 0; t < counts[i]; ++t) {
+      const auto token = sequence.token(row + t * s.projected());
+      wanted.insert(wanted.end(), token.begin(), token.end());
+    }
+    compare(y, wanted, "a mixer", kernels.name);
+    compare(together.states[i].as<float>(), sequence.state, "a mixer's state", kernels.name);
+
+    const Guarded own = guarded({row, row + counts[i] * s.projected()});
+    Guarded state = guarded({before[i], before[i] + s.state_floats()});
+    for (int64_t t = 0; t < counts[i]; ++t) {  // alone, token by token
+      Mixed alone = run(kernels, s, own.as<float>() + t * s.projected(), {1}, {state.as<float>()});
+      const auto bytes = static_cast<size_t>(s.inner()) * 4;
+      check(std::memcmp(alone.y.as(), y + t * s.inner(), bytes) == 0, "same bits in any pass", kernels.name);
+      std::memcpy(state.as(), alone.states[0].as(), static_cast<size_t>(s.state_floats()) * 4);
+    }
+    const auto bytes = static_cast<size_t>(s.state_floats()) * 4;
+    check(std::memcmp(state.as(), together.states[i].as(), bytes) == 0, "same state in any pass", kernels.name);
+    row += counts[i] * s.projected();
+    y += counts[i] * s.inner();
+  }
+}
+
+}  // namespace
+
+void test_mixers(const Kernels& kernels) {
+  const std::vector<int64_t> counts{3, 1, 9};
+  for (const int64_t width : {1, 2, 4, 16}) {
+    for (const bool biased : {false, true}) {
+      for (const int64_t inner : {1, 67, 300}) {
+        test_case(kernels, {MixerKind::conv, 1, 0, 0, inner, width, 0, biased}, counts);
+      }
+      for (const int64_t rows : {5, 37, 64}) {
+        test_case(kernels, {MixerKind::delta, 4, 2, 16, rows, width, rows, biased}, counts);
+        test_case(kernels, {MixerKind::ssm, 6, 2, 48, rows, width, 6 * rows, biased}, counts);
+        test_case(kernels, {MixerKind::ssm, 3, 1, 16, rows, width, 0, biased}, counts);
+      }
+    }
+  }
+}
+
+}  // namespace headrace::tests
