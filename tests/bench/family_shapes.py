@@ -56,6 +56,10 @@ _QWEN35 = {
     "linear_conv_kernel_dim": 4, "rope_theta": 1e7, "partial_rotary_factor": 0.25,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }  # fmt: skip
+_QWEN35_MOE = {
+    **_QWEN35, "model_type": "qwen3_5_moe", "num_hidden_layers": 16, "vocab_size": 65536, "num_experts": 32,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+}  # fmt: skip
 _LFM2_ATTENDS = (2, 5, 8, 10, 12, 14)
 _LFM2 = {
     "model_type": "lfm2", "hidden_size": 2048, "block_dim": 2048, "block_ff_dim": 8192, "intermediate_size": 8192,
@@ -63,6 +67,13 @@ _LFM2 = {
     "max_position_embeddings": _CONTEXT, "conv_L_cache": 3, "conv_bias": False, "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False, "rope_theta": 1e6, "tie_word_embeddings": True,
     "full_attn_idxs": list(_LFM2_ATTENDS),
+}  # fmt: skip
+_LFM2_MOE = {
+    "model_type": "lfm2_moe", "hidden_size": 1024, "intermediate_size": 3584, "moe_intermediate_size": 896,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 65536, "norm_eps": 1e-5,
+    "max_position_embeddings": _CONTEXT, "conv_L_cache": 3, "conv_bias": False, "rope_theta": 1e6, "num_experts": 16,
+    "num_experts_per_tok": 4, "num_dense_layers": 2, "norm_topk_prob": True, "use_expert_bias": True,
+    "full_attn_idxs": list(_LFM2_ATTENDS), "tie_word_embeddings": True,
 }  # fmt: skip
 _GRANITE_ATTENDS = (5, 15, 25, 35)
 _GRANITE = {
@@ -161,6 +172,26 @@ FAMILIES: dict[str, FamilyShape] = {
             **_common(_LFM2, "norm_eps"), "shortconv.l_cache": 3,
             "attention.head_count_kv": _where(16, _LFM2_ATTENDS, 8), "rope.dimension_count": 64,
         },
+    ),
+    "qwen3.5-moe": FamilyShape(
+        _QWEN35_MOE,
+        "qwen35moe",
+        {
+            **_common(_QWEN35_MOE), **_ssm(4, 2048, 128, 16, 16), "full_attention_interval": 4, "expert_count": 32,
+            "expert_used_count": 4, "expert_feed_forward_length": 512, "expert_shared_feed_forward_length": 512,
+            "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0],
+        },
+        {"language_model.": "", **_STACKS},
+    ),
+    "lfm2-moe": FamilyShape(
+        _LFM2_MOE,
+        "lfm2moe",
+        {
+            **_common(_LFM2_MOE, "norm_eps"), "shortconv.l_cache": 3, "leading_dense_block_count": 2,
+            "attention.head_count_kv": _where(16, _LFM2_ATTENDS, 4), "rope.dimension_count": 64, "expert_count": 16,
+            "expert_used_count": 4, "expert_feed_forward_length": 896, "expert_gating_func": 2,
+        },
+        {".feed_forward.switch_mlp.": ".mlp.experts.", "expert_bias": "expert_bias.bias"},
     ),
     "granite4-h-1b": FamilyShape(
         _GRANITE,

@@ -24,7 +24,7 @@ from tests.bench.family_shapes import FAMILIES, FamilyShape
 from tests.bench.make_model import _add_vocabulary, _tokenizer
 
 _GROUP, _BLOCK = 64, 32
-_ROUTERS = ("gate", "router")
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,12 @@ def _as_llama(tensor: Tensor, name: str, family: FamilyShape) -> npt.NDArray[np.
     array = values(tensor)
     if name.endswith(("ssm_a", "ssm_d")):
         array = -np.exp(array) if name.endswith("ssm_a") else array
-        return array if family.architecture == "qwen35" else array[:, None]
+        return array if family.architecture.startswith("qwen35") else array[:, None]
+    if name.endswith("gate_inp_shexp.weight"):
+        return array[0]
     if "conv" in name and array.ndim == 3:
         return np.ascontiguousarray(array[..., 0])
-    if name.endswith("ssm_norm.weight") and family.architecture != "qwen35":
+    if name.endswith("ssm_norm.weight") and not family.architecture.startswith("qwen35"):
         return array.reshape(family.keys["ssm.group_count"], -1)
     return array
 
