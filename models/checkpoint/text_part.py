@@ -48,7 +48,7 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (".block_sparse_moe.output_linear.", ".mlp.switch_mlp.down_proj."), (".block_sparse_moe.", ".mlp."),
     ),
 }  # fmt: skip
-_NOT_READ = "mtp."  # prefix of layers that draft tokens
+_DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
 # Keys of the outer config that the text part inherits.
 _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization")
 
@@ -82,14 +82,14 @@ class TextPart:
 def text_part(checkpoint: Checkpoint) -> TextPart:
     config = text_config(checkpoint.config)
     if config is checkpoint.config and config.get("model_type") not in _NAMES:
-        same = {name: name for name in checkpoint.tensors}
-        return TextPart(config, checkpoint.tensors, same, {})
+        tensors = {name: info for name, info in checkpoint.tensors.items() if not _drafts(name, config)}
+        return TextPart(config, tensors, {name: name for name in tensors}, {})
     body = next((body for body in BODIES if f"{body}embed_tokens.weight" in checkpoint.tensors), "model.")
     stored: dict[str, str] = {}
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
         ours = text_name(name, body)
-        if ours is None and name.startswith(_NOT_READ):
+        if _drafts(name if ours is None else ours, config):
             continue
         if ours is None:
             ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
@@ -97,6 +97,13 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
             stored[_called_here(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
     return TextPart(config, tensors, stored, dict(ignored))
+
+
+def _drafts(name: str, config: dict[str, Any]) -> bool:
+    """Return whether a tensor is of a layer that drafts tokens, behind those of the network."""
+    number, layers = name.removeprefix("model.layers.").partition(".")[0], config.get("num_hidden_layers")
+    behind = number.isdecimal() and len(number) < 9 and isinstance(layers, int) and int(number) >= layers
+    return name.startswith(_DRAFTS) or behind
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -81,9 +81,7 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
 def _kept(checkpoint: Checkpoint) -> set[str]:
     """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
     kept, head = set(text_part(checkpoint).stored.values()), head_tensors(checkpoint)
-    if head is None:
-        return kept
-    return {name for name in kept if not name.startswith(head.prefix)} | set(head.renamed)
+    return kept if head is None else kept | set(head.renamed)
 
 
 def _is_matrix(info: TensorInfo, name: str, kind: Quantization) -> bool:

@@ -110,12 +110,10 @@ class _Shared(nn.Module):  # type: ignore[misc]
 class HeadTensors:
     """A head's tensors in a checkpoint. renamed: stored names -> names in the model of one layer.
 
-    checkpoint: with the config of that model. prefix: of all stored names, copies of the model's own tensors included.
-    shifts: norms are stored minus one.
+    checkpoint: with the config of that model. shifts: norms are stored minus one.
     """
 
     checkpoint: Checkpoint
-    prefix: str
     renamed: Mapping[str, str]
     hidden_first: bool
     shifts: bool
@@ -197,7 +195,7 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     one = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None
     changed = {**config, "text_config": one} if one else {**config, **_ONE_LAYER}
     raw = any(name.endswith("conv1d.weight") and info.shape[-1] != 1 for name, info in checkpoint.tensors.items())
-    return HeadTensors(replace(checkpoint, config=changed), prefix, renamed, names.hidden_first, names.centred and raw)
+    return HeadTensors(replace(checkpoint, config=changed), renamed, names.hidden_first, names.centred and raw)
 
 
 def without_head(arrays: Mapping[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:

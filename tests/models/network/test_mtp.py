@@ -127,6 +127,16 @@ def test_a_head_is_loaded_whichever_network_runs_the_model(tmp_path: Path, kind:
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("kind", WITH_HEADS)
+def test_a_step_does_not_read_the_head(tmp_path: Path, kind: str) -> None:
+    shapes = []
+    for head in (True, False):
+        write_model(tmp_path / str(head), kind, head=head)
+        shapes.append(shape_to_run(checkpoint := open_checkpoint(tmp_path / str(head)), own_decoder(checkpoint)))
+    assert shapes[0].cost.weight_bytes == shapes[1].cost.weight_bytes
+    assert shapes[0].resident_bytes == shapes[1].resident_bytes
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_answers_as_without_its_head(tmp_path: Path, kind: str) -> None:
     write_model(tmp_path / "with", kind)
