@@ -9,7 +9,8 @@ import mlx.nn as nn
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.runtime.errors import UnsupportedModelError
+from headrace.models.network.ternary import to_affine
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _BIAS = ".e_score_correction_bias"
 
@@ -24,6 +25,12 @@ def fix(model: Any, checkpoint: Checkpoint) -> None:
         _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
     if kind == "hunyuan" and "use_cla" in checkpoint.config and not checkpoint.config["use_cla"]:
         _weigh_experts(model, lambda layer: layer.mlp, normalized=True)
+    if kind == "phi3small":
+        _mask_future(model)
+    if kind == "plamo3":
+        _keep_whole_windows(model)
+    if not mx.metal.is_available():
+        to_affine(model)
     if kind == "falcon_h1":
         _scale_keys(model, checkpoint.config)
     if kind == "minicpm3" and model.args.tie_word_embeddings:  # its class divides only the scores of a head of its own
@@ -61,6 +68,43 @@ def _weighing_class(stock: Any, normalized: bool) -> Any:
             return result + self.shared_mlp(x) if "shared_mlp" in self else result
 
     return Weighing
+
+
+def _mask_future(model: Any) -> None:
+    """Mask later tokens in Phi-3 small's sparse layers: its class adds the mask's truth values to the scores.
+
+    Raises CheckpointError for a vocabulary without the tokens that its class excludes: it writes behind the logits.
+    """
+    least = int(model._dummy_tokenizer_ids.max().item()) + 1
+    if model.args.vocab_size < least:
+        raise CheckpointError(f"config.json: phi3small with a vocab_size below {least} is not supported")
+    for layer in model.layers:
+        layer.self_attn.__class__ = _masking_class(type(layer.self_attn))  # type: ignore[arg-type]
+
+
+@cache
+def _masking_class(stock: Any) -> Any:
+    class Masking(stock):  # type: ignore[misc]
+        def _block_sparse_attention(self, *args: Any, mask: mx.array | None, **options: Any) -> mx.array:
+            if mask is not None and mask.dtype == mx.bool_:
+                mask = mx.where(mask, 0.0, -mx.inf)
+            result: mx.array = super()._block_sparse_attention(*args, mask=mask, **options)
+            return result
+
+    return Masking
+
+
+def _keep_whole_windows(model: Any) -> None:
+    """Keep all entries that PLaMo 3's masks show: its class keeps one fewer, so answers depend on chunks of prompts."""
+    from mlx_lm.models.cache import RotatingKVCache
+
+    class Whole(type(model)):  # type: ignore[misc]
+        def make_cache(self) -> list[Any]:
+            """Return empty caches."""
+            parts = super().make_cache()
+            return [RotatingKVCache(part.max_size + 1) if hasattr(part, "max_size") else part for part in parts]
+
+    model.__class__ = Whole
 
 
 def _scale_keys(model: Any, config: Mapping[str, Any]) -> None:

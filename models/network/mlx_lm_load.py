@@ -7,6 +7,7 @@ represent exactly stay packed, except experts, which classes stack. Groups of 16
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
@@ -97,6 +98,8 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         stated = scaling.get("type") or scaling.get("rope_type")
         if stated not in ("longrope", "su", "linear", "default"):
             raise UnsupportedModelError(f"config.json: phi3 with {stated!r} rope scaling is not supported")
+    if kind == "olmo" and find_spec("hf_olmo") is None:  # its class prints to stdout and exits
+        raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
     if kind in _UNSCALED and isinstance(scaling, Mapping):
         stated = scaling.get("rope_type") or scaling.get("type") or "default"
         if stated != "default":
@@ -129,6 +132,10 @@ def refused(config: Mapping[str, Any], name: str, error: BaseException) -> Check
     if isinstance(error, ValueError) and message.startswith("Model type"):
         kind = config.get("model_type")
         return UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r:.60}")
+    if "No Metal back-end" in message:
+        return UnsupportedModelError(
+            f"mlx-lm's class of {config.get('model_type')} needs the GPU of a Mac", "run it on Apple Silicon"
+        )
     what = message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
     return CheckpointError(f"mlx-lm cannot load {name}: {what[:200]}")
 

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -11,7 +13,11 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network import mlx_lm_load
+from headrace.models.network.ternary import to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests.every_module import VOCAB
+from tests.every_module import config_of as _config
+from tests.mlx_lm_models import write_mlx_lm_model
 
 EXPERTS, CHOSEN = 8, 2
 CONFIG = {
@@ -111,3 +117,57 @@ def test_settings_of_single_layers_that_no_key_expresses_are_refused(entry: dict
     config = {"model_type": "gemma4_text", "layer_types": ["sliding_attention", "sliding_attention"]}
     with pytest.raises(CheckpointError, match="per_layer_config"):
         normalized({**config, "per_layer_config": entry})
+
+
+def random_model(directory: Path, config: dict[str, Any]) -> Path:
+    return write_mlx_lm_model(directory, {**_config("llama"), "sliding_window": None, "layer_types": None, **config})
+
+
+def test_sparse_layers_of_phi3_small_do_not_see_later_tokens(tmp_path: Path) -> None:
+    config = {
+        "model_type": "phi3small", "vocab_size": 100352, "ff_intermediate_size": 96, "layer_norm_epsilon": 1e-5,
+        "dense_attention_every_n_layers": 2, "gegelu_limit": 1.0,
+    }  # fmt: skip
+    model = mlx_lm_load.load(open_checkpoint(random_model(tmp_path / "a", config)), mx.DeviceType.cpu)[0]
+    first, other = (model(mx.array([[3, 1, 4, last]]))[0, :3, :96] for last in (5, 9))
+    assert mx.allclose(first, other, atol=1e-6)
+    short = random_model(tmp_path / "b", {**config, "vocab_size": 96})
+    with pytest.raises(CheckpointError, match="vocab_size"):
+        mlx_lm_load.load(open_checkpoint(short), mx.DeviceType.cpu)
+
+
+def test_windows_of_plamo3_do_not_depend_on_chunks(tmp_path: Path) -> None:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    directory = random_model(tmp_path, _config("plamo3"))
+    model = mlx_lm_load.load(open_checkpoint(directory), mx.DeviceType.cpu)[0]
+    tokens = [(7 * i * i + 3) % VOCAB for i in range(40)]
+    whole = model(mx.array([tokens]), cache=make_prompt_cache(model))[0, -1]
+    cache = make_prompt_cache(model)
+    for chunk in (tokens[:20], *([token] for token in tokens[20:])):
+        logits = model(mx.array([chunk]), cache=cache)
+    assert mx.allclose(logits[0, -1], whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_ternary_layers_are_exact_without_metal(inverted: bool) -> None:
+    from mlx_lm.models.bitlinear_layers import BitLinear
+
+    model = nn.Module()
+    model.layer = BitLinear(64, 8, bias=False, invert_weight_scales=inverted)
+    codes = np.random.default_rng(3).integers(0, 3, (8, 64)).astype(np.uint8)
+    model.layer.weight = mx.array(codes[:2] | codes[2:4] << 2 | codes[4:6] << 4 | codes[6:] << 6)
+    model.layer.weight_scale = mx.array([0.25])
+    to_affine(model)
+    x = mx.random.normal((3, 64))
+    weight = mx.array(codes.astype(np.float32) - 1) * (4.0 if inverted else 0.25)
+    assert mx.allclose(model.layer(x), x @ weight.T, atol=1e-4)
+
+
+def test_classes_that_need_a_mac_or_a_package_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    error = mlx_lm_load.refused({"model_type": "muse_spark"}, "it", RuntimeError("[metal_kernel] No Metal back-end."))
+    assert isinstance(error, UnsupportedModelError)
+    assert error.hint
+    with pytest.raises(UnsupportedModelError, match="ai2-olmo"):
+        mlx_lm_load.of_config({"model_type": "olmo"})
+    assert capfd.readouterr().out == ""
