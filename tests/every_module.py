@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LAYERS, VOCAB = 4, 96
+LAYERS, VOCAB, EXPERTS = 4, 96, 8
 _ALIKE: dict[tuple[str, ...], Any] = {
     ("vocab_size", "num_vocab", "embedding_size", "vocab_size_per_layer_input"): VOCAB,
     ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim", "block_dim", "lru_width"): 64,
@@ -20,7 +20,7 @@ _ALIKE: dict[tuple[str, ...], Any] = {
     ("head_dim", "hidden_size_per_head", "v_head_dim", "qk_nope_head_dim", "kv_lora_rank", "global_head_dim"): 32,
     ("qk_rope_head_dim", "rotary_dim", "kv_channels"): 16,
     ("q_lora_rank",): 48,
-    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): 8,
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"): EXPERTS,
     ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"): 2,
     ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"): 1,
     ("moe_layer_freq", "decoder_sparse_step", "n_group", "topk_group", "num_expert_group"): 1,

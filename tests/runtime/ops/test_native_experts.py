@@ -114,6 +114,24 @@ def test_parts_of_different_formats() -> None:
     assert difference(m, 11) < 5e-4
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+def test_near_tied_experts_do_not_flip(tokens: int) -> None:
+    """Twins among the experts differ in one column, where an activation is too small for 16-bit groups."""
+    data, scales, biases = mx.quantize(mx.random.normal((EXPERTS, 96), key=mx.random.key(2)), 32, 8)
+    half = EXPERTS // 2
+    for part in (data, scales, biases):
+        part[half : 2 * half] = part[:half]
+    data[half : 2 * half, 0] = data[:half, 0] ^ 0x80  # the first column's code, by half its range
+    router = Weight(data, scales, biases, 8, 32)
+    m = mixture(0, 96, 64, router=router, active=1)
+    x = mx.random.normal((1, tokens, 96), key=mx.random.key(5))
+    for small in (3e-5, -3e-5):
+        x[..., 0] = small
+        expected, norm = answers(m, x, reference) - x, mx.linspace(0.5, 1.5, 96)
+        exact = replace(held(m, native), router=native.prepare(m.router, mx.float32, exact=True))
+        assert mx.allclose(native.experts(x, norm, EPS, exact, "silu") - x, expected, atol=1e-3)
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("router_bits", [0, 8])
 @pytest.mark.parametrize("bits", [2, 4, 8])
