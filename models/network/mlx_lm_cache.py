@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from headrace.models.network.cache_marks import Mark, Marks
-from headrace.models.network.mlx_lm_costs import leaves
+from headrace.models.network.touched import leaves
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.metrics.cost import LayerKV

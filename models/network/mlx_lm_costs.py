@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from headrace.models.network.touched import owner, touched_shares
+from headrace.models.network.touched import leaves, owner, touched_shares
 from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
 
 _SHORT, _LONG = 256, 512  # tokens for measuring cache growth: multiples of every architecture's pooling
@@ -108,11 +108,6 @@ def _of_growth(short: Any, long: Any) -> list[LayerKV]:
         elif isinstance(window, int) and window in array.shape:
             layers.append(LayerKV(1, array.nbytes // window, window))
     return layers
-
-
-def leaves(parts: Sequence[Any]) -> list[Any]:
-    """Return the caches, with composite ones (attention and recurrent state) split."""
-    return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
 
 
 def is_matrix(name: str, array: mx.array) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.network.mlx_lm_cache import MlxLmCache
-from headrace.models.network.mlx_lm_costs import leaves
+from headrace.models.network.touched import leaves
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
 from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK

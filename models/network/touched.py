@@ -40,12 +40,17 @@ def _traced(model: Any) -> dict[str, float]:
     parameters = [(name, array) for name, array in tree_flatten(model.parameters()) if isinstance(array, mx.array)]
     names = [name for name, _ in parameters]
     events: list[dict[str, Any]] = []
+    states = _recurrent_states(model)
 
     def step(token: mx.array, *arrays: mx.array) -> mx.array:
         from mlx_lm.models.cache import make_prompt_cache
 
         model.update(tree_unflatten(list(zip(names, arrays, strict=True))))
-        logits: mx.array = model(token, cache=make_prompt_cache(model))
+        parts = make_prompt_cache(model)
+        for part, state in zip(leaves(parts), states, strict=True):
+            if state is not None:
+                part.cache = [mx.zeros(shape, dtype) for shape, dtype in state]
+        logits: mx.array = model(token, cache=parts)
         return logits
 
     try:
@@ -58,6 +63,28 @@ def _traced(model: Any) -> dict[str, float]:
         name: min(1.0, read[value[0]] / array.nbytes) if array.nbytes else 0.0
         for (name, array), value in zip(parameters, inputs[1:], strict=True)
     }
+
+
+def _recurrent_states(model: Any) -> list[list[tuple[tuple[int, ...], mx.Dtype]] | None]:
+    """Return shapes and types of each cache's recurrent state; None for others. Evaluates nothing.
+
+    The first step of a sequence has no state, so it would not read the parameters of its decay.
+    """
+    from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+
+    parts = make_prompt_cache(model)
+    model(mx.array([[0]]), cache=parts)
+    return [
+        [(array.shape, array.dtype) for array in part.cache]
+        if isinstance(part, ArraysCache) and all(isinstance(array, mx.array) for array in part.cache)
+        else None
+        for part in leaves(parts)
+    ]
+
+
+def leaves(parts: Sequence[Any]) -> list[Any]:
+    """Return the caches, with composite ones (attention and recurrent state) split."""
+    return [leaf for part in parts for leaf in (leaves(part.caches) if hasattr(part, "caches") else [part])]
 
 
 def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
@@ -97,15 +124,28 @@ def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
     text = config.get("text_config", config)
-    active = next((text[key] for key in _ACTIVE_EXPERTS if isinstance(text.get(key), int)), None)
+    sections = (text, text.get("ffn_config") or {})
+    active = next((part[key] for part in sections for key in _ACTIVE_EXPERTS if isinstance(part.get(key), int)), None)
     modules: dict[str, Any] = dict(model.named_modules())
     tables = _looked_up(modules, vocab_size)
-    shares = {}
+    shares, listed = {}, _listed_experts(modules)
     for name, array in tree_flatten(model.parameters()):
         path = owner(modules, name)
-        of_experts = active and isinstance(modules[path], QuantizedSwitchLinear | SwitchLinear)
-        shares[name] = 0.0 if path in tables else min(1.0, active / array.shape[0]) if of_experts else 1.0
+        mixture, of_list, _ = path.partition(".experts.")
+        stacked = isinstance(modules[path], QuantizedSwitchLinear | SwitchLinear)
+        count = array.shape[0] if stacked else listed.get(mixture, 0) if of_list else 0
+        shares[name] = 0.0 if path in tables else min(1.0, active / count) if active and count else 1.0
     return shares
+
+
+def _listed_experts(modules: Mapping[str, Any]) -> dict[str, int]:
+    """Return by path of a mixture the number of its experts, if they are a list of modules."""
+    numbers: defaultdict[str, set[str]] = defaultdict(set)
+    for path in modules:
+        mixture, _, rest = path.partition(".experts.")
+        if (number := rest.partition(".")[0]).isdecimal():
+            numbers[mixture].add(number)
+    return {mixture: len(found) for mixture, found in numbers.items()}
 
 
 def _looked_up(modules: Mapping[str, Any], vocab_size: int) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.models.network.cache_marks import MOST, MOST_BYTES, Mark, Marks
 from headrace.models.network.mlx_lm_cache import MlxLmCache
-from headrace.models.network.mlx_lm_costs import leaves
+from headrace.models.network.touched import leaves
 from headrace.runtime.errors import EngineError
 
 pytestmark = pytest.mark.peer

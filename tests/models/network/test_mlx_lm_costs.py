@@ -15,8 +15,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.models.network.mlx_lm_costs import leaves
+from headrace.models.network.touched import leaves
 from tests.alone import new_cache, prefill
+from tests.every_module import config_of
 from tests.models.network.test_mlx_lm_network import CONFIGS, WINDOW, load, write
 
 pytestmark = pytest.mark.peer
@@ -44,6 +45,7 @@ TALKIE: dict[str, Any] = {  # its output projection is no module of its own
 # Two layers where all are alike: every tensor and row takes a step.
 ALIKE = ("olmo2", "gemma", "mixtral", "qwen2_moe", "qwen3_moe")
 ATTENTIVE = {
+    "dbrx": config_of("dbrx"),  # its experts are a list, and its step cannot be traced
     **{name: {**CONFIGS[name], "num_hidden_layers": 2} for name in ALIKE},
     **{name: CONFIGS[name] for name in ("cohere2", "gpt_oss")},
     "gpt2": GPT2,
@@ -119,6 +121,13 @@ class Step:
 @pytest.mark.parametrize("quantized", [False, True])
 def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(directory: Path, quantized: bool) -> None:
     network = load(directory, requantize=Quantization(8, 32) if quantized else None)
+    assert network.cost.weight_bytes == pytest.approx(Step(network, 3).weight_bytes(), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["mamba", "recurrent_gemma"])
+def test_weight_bytes_with_recurrent_state(tmp_path: Path, name: str) -> None:
+    """The first step of a sequence does not read the parameters of its state's decay; all others do."""
+    network = load(write(tmp_path, config_of(name)))
     assert network.cost.weight_bytes == pytest.approx(Step(network, 3).weight_bytes(), rel=0.01)
 
 
