@@ -22,7 +22,6 @@ from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.bench.compare.history import History
-    from headrace.app.bench.measure.peers import Peer
     from headrace.app.bench.measure.plan import Test
     from headrace.app.bench.measure.run import Options
 
@@ -174,6 +173,7 @@ def _run_options(given: BenchOptions) -> "Options":
     """Check the options and plan the run. Raises UsageError."""
     from headrace.app.bench.measure.kv_formats import check_formats
     from headrace.app.bench.measure.run import Options
+    from headrace.app.cli.bench_peers import chosen_peers
     from headrace.app.config.settings import chosen_model, load_settings
 
     tests = _tests(given)
@@ -188,7 +188,7 @@ def _run_options(given: BenchOptions) -> "Options":
         peer_threads=given.peer_threads,
         force=given.force,
         profile=given.profile,
-        peers=_peers(given, formats[0]),
+        peers=chosen_peers(given, formats[0]),
         kv=formats,
         draft=given.draft,
     )
@@ -240,26 +240,6 @@ def _require_peers(document: dict[str, Any], engines: list[str]) -> None:
         if engine not in measured:
             reason = next((note for note in document["notes"] if note.startswith(f"{engine} is left out")), engine)
             raise EngineError(f"not compared with {engine}: {reason.partition(': ')[2]}")
-
-
-def _peers(given: BenchOptions, kv: str) -> "list[Peer]":
-    from headrace.app.bench.measure.peers import Peer
-
-    if given.peer_threads and not given.peers:
-        raise UsageError("--peer-threads needs --vs")
-    if given.llama_python and "llama.cpp" not in given.peers:
-        raise UsageError("--llama-python goes with --vs llama.cpp")
-    if given.llama_model and not {"llama.cpp", "openvino"} & {*given.peers}:
-        raise UsageError("--llama-model goes with --vs llama.cpp or openvino")
-    if given.llama_model and not Path(given.llama_model).is_file():
-        raise UsageError(f"no such file: {given.llama_model}")
-    gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
-    known = {
-        "mlx-lm": Peer("mlx-lm", given.mlx_python),
-        "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv),
-        "openvino": Peer("openvino", given.openvino_python, gguf, kv),
-    }
-    return [known[name] for name in dict.fromkeys(given.peers)]
 
 
 def _print(document: dict[str, Any], form: str | None) -> None:

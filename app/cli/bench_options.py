@@ -105,7 +105,7 @@ _OPTIONS = (
         shell_complete=files,
         help="Python interpreter that has openvino-genai [this one].",
     ),
-    click.option("--quality", is_flag=True, help="Effect of K/V formats on the logits, instead of speed."),
+    click.option("--quality", is_flag=True, help="Effect of K/V formats, weights or engines on the logits."),
     click.option(
         "--kv",
         metavar="FORMAT,...",

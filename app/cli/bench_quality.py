@@ -13,7 +13,10 @@ from headrace.app.cli.bench_options import BenchOptions, on_command_line
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.runtime.errors import UsageError
 
-_ACCEPTED = {"models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"}
+_ACCEPTED = {
+    *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
+    *("peers", "llama_python", "llama_model", "openvino_python"),
+}
 
 
 def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
@@ -22,6 +25,7 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
     from headrace.app.bench.quality.run import run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.bench.quality.variants import Options
+    from headrace.app.cli.bench_peers import chosen_peers
     from headrace.app.config.settings import chosen_model, load_settings
 
     typed = {str(parameter.name): parameter.opts[-1] for parameter in ctx.command.params if parameter.name}
@@ -41,10 +45,12 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
             model=model,
             kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
             against=given.against,
+            peers=chosen_peers(given, "f16"),
             depths=parse_counts(given.depths, "-d") if "depths" in typed else None,
             scored=scored[0],
             text=given.text,
             force=given.force,
+            threads=given.threads,
         )
     )
     _print(found, "json" if given.as_json else given.form)

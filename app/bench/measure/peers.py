@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
 
 Engine = Literal["mlx-lm", "llama.cpp", "openvino"]
-_CHILDREN = Path(__file__).parent / "children"
+CHILDREN = Path(__file__).parent / "children"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def open_peers(
 
 def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int) -> tuple[Backend, str]:
     if peer.engine == "mlx-lm":
-        script = str(_CHILDREN / "mlx_lm_child.py")
+        script = str(CHILDREN / "mlx_lm_child.py")
         command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
         # MLX's only thread setting on a CPU: its linear algebra library's.
         variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
@@ -81,13 +81,16 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
         return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
     gguf = peer.gguf
     if gguf is None:
-        raise EngineError("no GGUF file of the model; give -m FILE.gguf or --llama-model FILE.gguf")
+        raise no_gguf()
     same = _same_weights(gguf, model)
     if peer.engine == "openvino":
-        return _open_openvino(peer, gguf, model.name, tests, threads), f"OpenVINO GenAI's own reader of GGUF, {same}"
+        room = max(test.tokens for test in tests), max(test.batch for test in tests), threads
+        return open_openvino(
+            peer, gguf, model.name, room
+        ), f"OpenVINO GenAI's own reader of GGUF, {same}{rounded(gguf)}"
     kind = peer_kv_type(peer.kv)
     if peer.python is not None:
-        script = str(_CHILDREN / "llama_cpp_child.py")
+        script = str(CHILDREN / "llama_cpp_child.py")
         most = str(max(test.tokens for test in tests))
         command = [peer.python, script, gguf, most, str(threads), kind]
         asked = questions(model, tests)
@@ -102,17 +105,32 @@ def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int)
     return LlamaBench(model.name, program, gguf, threads, kind), f"llama.cpp through {program}, {same}"
 
 
-def _open_openvino(peer: Peer, gguf: str, model: str, tests: Sequence[Test], threads: int) -> ChildProcess:
+def no_gguf() -> EngineError:
+    return EngineError("no GGUF file of the model; give -m FILE.gguf or --llama-model FILE.gguf")
+
+
+def open_openvino(peer: Peer, gguf: str, model: str, numbers: tuple[int, int, int]) -> ChildProcess:
+    """Start OpenVINO's process. numbers: tokens of a sequence, sequences, threads."""
     scratch = TemporaryDirectory(prefix="headrace-openvino-")  # of its converted model
     try:
-        script, most = str(_CHILDREN / "openvino_child.py"), max(test.tokens for test in tests)
-        numbers = [most, max(test.batch for test in tests), threads]
-        command = [peer.python or sys.executable, script, gguf, scratch.name, *map(str, numbers)]
-        command.append(",".join(openvino_kv_types(peer.kv)))
-        return ChildProcess("openvino", model, command, threads=threads, tunes=True, scratch=scratch)
+        script, kinds = str(CHILDREN / "openvino_child.py"), ",".join(openvino_kv_types(peer.kv))
+        command = [peer.python or sys.executable, script, gguf, scratch.name, *map(str, numbers), kinds]
+        return ChildProcess("openvino", model, command, threads=numbers[-1], tunes=True, scratch=scratch)
     except BaseException:
         scratch.cleanup()
         raise
+
+
+def rounded(gguf: str) -> str:
+    """Return a remark if OpenVINO's reader changes weights: it keeps the minimum of a Q4_1 group in whole steps."""
+    from headrace.models.gguf.container import open_container
+    from headrace.runtime.errors import HeadraceError
+
+    try:
+        kinds = {tensor.type for tensor in open_container(Path(gguf)).tensors.values()}
+    except (HeadraceError, OSError):
+        return ""  # the peer says why
+    return "; openvino rounds the minima of Q4_1 groups to whole steps" if "Q4_1" in kinds else ""
 
 
 def _same_weights(gguf: str, model: "LoadedModel") -> str:

@@ -83,7 +83,7 @@ class _Opened:
 def run(options: Options, show: Show) -> Document:
     """Run the benchmark. Raises HeadraceError if a model cannot be loaded; KeyboardInterrupt before any result."""
     if options.threads is not None:
-        _use_threads(options.threads)
+        use_threads(options.threads)
     host = machine()
     busy = _busy(host)
     with ExitStack() as stack:
@@ -297,7 +297,7 @@ def _own_setup(model: "LoadedModel") -> Setup:
     return Setup("headrace", model.name, versions().get("headrace"), threads, threads, settings, threads)
 
 
-def _use_threads(threads: int) -> None:
+def use_threads(threads: int) -> None:
     """Set the CPU threads of headrace's kernels; stock MLX operations are not affected."""
     from headrace.runtime.ops import native
 

@@ -4,6 +4,7 @@
 cache then holds the context again. All networks see the same tokens. T = tokens, V = vocabulary.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ class Forced:
 
     def __init__(self, network: Network, limit: int, tick: Callable[[], None] = lambda: None) -> None:
         self.network = network
+        self.seconds = 0.0  # of scored passes
         self._tick = tick
         self._kv = network.kv_backend(KVOptions(limit))
         self._sizer = ChunkSizer()
@@ -53,7 +55,7 @@ class Forced:
             self._kv.trim()
 
     def _logits(self, tokens: Sequence[int], phase: Phase) -> mx.array:
-        network, cache, count = self.network, self._cache, len(tokens)
+        network, cache, count, began = self.network, self._cache, len(tokens), time.perf_counter()
         assert cache is not None
         kv_pass = one_pass(self._kv, cache, count, phase)
         x = network.layers(network.embed(mx.array([list(tokens)], mx.uint32)), kv_pass)  # (1, T, E)
@@ -61,6 +63,7 @@ class Forced:
         kv_pass.advance()
         mx.eval(logits, kv_pass.arrays)
         cache.commit(count)
+        self.seconds += time.perf_counter() - began
         self._tick()
         return logits
 

@@ -37,6 +37,7 @@ def document(
         "device": device_document(machine(), None),
         "reference": model_document(reference),
         "against": [model_document(other) for other in others],
+        "engines": [variant.peer.setup.document() for variant in variants if variant.peer],
         "text": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
         "scored": options.scored,
         "block": BLOCK,
@@ -48,16 +49,24 @@ def document(
 
 def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
     """Return a variant's entries: all conditions together, then each by itself."""
-    cost, usual = variant.network.cost, reference.network.cost
+    cost, usual = variant.network.cost if variant.network else None, reference.network.cost
     facts = {
         "variant": variant.name,
         "kind": variant.kind,
-        "kv_bytes_per_token": cost.kv_bytes_per_token,
-        "kv_bytes_ratio": cost.kv_bytes_per_token / usual.kv_bytes_per_token,
-        "weight_bytes_per_step": cost.weight_bytes,
+        "kv_bytes_per_token": cost and cost.kv_bytes_per_token,
+        "kv_bytes_ratio": cost and cost.kv_bytes_per_token / usual.kv_bytes_per_token,
+        "weight_bytes_per_step": cost and cost.weight_bytes,
     }
-    every = {**facts, "depth": None, "phase": None, **figures(list(variant.found.values()))}
+    every = {**facts, "depth": None, "phase": None, "tokens_per_second": None}
+    every |= figures(list(variant.found.values()))
     each = [
-        {**facts, "depth": depth, "phase": phase, **figures([found])} for (depth, phase), found in variant.found.items()
+        {
+            **facts,
+            "depth": depth,
+            "phase": phase,
+            "tokens_per_second": variant.speeds.get((depth, phase)),
+            **figures([found]),
+        }
+        for (depth, phase), found in variant.found.items()
     ]
     return [every, *each] if len(each) > 1 else each

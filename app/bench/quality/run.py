@@ -4,12 +4,17 @@ All networks take the text side by side in pieces, so only a piece's logits are 
 phase. After Ctrl-C the finished conditions become the document.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import mlx.core as mx
 
+from headrace.app.bench.measure.peers import rounded
+from headrace.app.bench.measure.run import use_threads
+from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.quality.divergence import Divergence, divergence
 from headrace.app.bench.quality.forcing import Forced
+from headrace.app.bench.quality.peers import PeerLogits, check_peers, open_peer
 from headrace.app.bench.quality.report import document
 from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
@@ -18,7 +23,10 @@ from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
+from headrace.runtime import ops
+from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
+from headrace.runtime.machine.hardware import machine
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat, kv_format
@@ -28,6 +36,9 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 def run(options: Options) -> Document:
     """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
+    check_peers(options.peers)
+    if options.threads is not None:
+        use_threads(options.threads)
     asked_formats = None if options.kv is None else [kv_format(name) for name in dict.fromkeys(options.kv)]
     text = read_text(options.text)
     reference, *others = [_load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
@@ -37,18 +48,53 @@ def run(options: Options) -> Document:
     room = min(model.context_limit for model in (reference, *others))
     found = passages(text, reference.tokenizer, depths, options.scored, room, asked=asked)
     notes: list[str] = []
-    variants = _formats(reference.network, asked_formats, notes) if asked_formats or not options.against else []
+    compared = bool(options.against or options.peers)
+    variants = _formats(reference.network, asked_formats, notes) if asked_formats or not compared else []
     variants += [Variant(other.name, "weights", other.network) for other in others]
-    interrupted = False
-    try:
-        with drawn_progress() as progress:
-            measure(reference.network, variants, found, NumberedStages("passage", progress))
-    except KeyboardInterrupt:
-        interrupted = True
+    interrupted, base = False, reference.network
+    with ExitStack() as stack:
+        if options.peers:
+            base = _exact(options).network
+            variants.insert(0, Variant("headrace", "engine", reference.network))
+            variants += _peers(options, reference, found.values(), stack, notes)
+            notes.append("reference: the same weights in float32 throughout, activations and K/V included")
+        try:
+            with drawn_progress() as progress:
+                measure(base, variants, found, NumberedStages("passage", progress))
+        except KeyboardInterrupt:
+            interrupted = True
     if not variants[0].found:
         raise KeyboardInterrupt
     notes += [f"depth {depth:,} is left out: text or context is too short" for depth in depths if depth not in found]
     return document(reference, others, options, variants, notes, interrupted=interrupted)
+
+
+def _exact(options: Options) -> LoadedModel:
+    """Load the model to compute in float32 throughout."""
+    if ops.select() is not ops.native:
+        raise UsageError(
+            "--quality --vs compares with float32, which takes headrace's own CPU kernels",
+            "`headrace doctor` shows why they are not active",
+        )
+    with environment.computing_exactly():
+        return _load(options.model, options.force)
+
+
+def _peers(
+    options: Options, model: LoadedModel, found: Iterable[Passage], stack: ExitStack, notes: list[str]
+) -> list[Variant]:
+    """Start the peers; add remarks to `notes`."""
+    limit = max(len(passage.context) + len(passage.fed) for passage in found)
+    threads = ops.native.status().threads or machine().usable_cores
+    peers: list[PeerLogits] = []
+    with drawn_progress() as progress:
+        for peer in options.peers:
+            progress(f"starting {peer.engine}", 0, None)
+            if peer.engine == "openvino" and peer.gguf and (remark := rounded(peer.gguf)):
+                notes.append(remark.removeprefix("; "))
+            peers += open_peer(peer, model.name, limit, threads, model.network.vocab_size, stack)
+    check_threads([Setup("headrace", model.name, threads=threads), *(peer.setup for peer in peers)], None)
+    return [Variant(peer.name, "engine", None, peer) for peer in peers]
 
 
 def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
@@ -75,8 +121,8 @@ def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str
 def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages) -> None:
     """Put every passage through all networks in every phase; a variant's `found` holds the finished conditions."""
     limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
-    networks = [reference, *(variant.network for variant in variants)]
-    forced = [Forced(network, limit, stages.tick) for network in networks]
+    forced: list[Forced | PeerLogits] = [Forced(reference, limit, stages.tick)]
+    forced += [variant.peer or Forced(_network_of(variant), limit, stages.tick) for variant in variants]
     for number, (depth, passage) in enumerate(found.items()):
         for at, phase in enumerate(PHASES, start=len(PHASES) * number):
             stages.begin(at + 1, len(PHASES) * len(found), f"{phase} at depth {depth:,}")
@@ -84,16 +130,24 @@ def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Pa
                 for one in forced:
                     one.begin(passage.context)
             done = [Divergence() for _ in variants]
+            before = [one.seconds for one in forced[1:]]
             scored = 0
             for logits, *others in zip(*(one.score(passage.fed, phase) for one in forced), strict=True):
                 targets = mx.array(passage.targets[scored : scored + logits.shape[0]])
                 scored += logits.shape[0]
                 for sums, other in zip(done, others, strict=True):
                     sums += divergence(logits, other, targets)
-            for variant, sums in zip(variants, done, strict=True):
+            for variant, sums, one, began in zip(variants, done, forced[1:], before, strict=True):
                 variant.found[depth, phase] = sums
+                if one.seconds > began:  # else the clock is too coarse
+                    variant.speeds[depth, phase] = scored / (one.seconds - began)
     for one in forced:
         one.end()
+
+
+def _network_of(variant: Variant) -> Network:
+    assert variant.network is not None, "a variant is a network or a peer"
+    return variant.network
 
 
 def _load(name: str | None, force: bool) -> LoadedModel:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.formats import model_line
 from headrace.app.bench.show.intervals import interval
 from headrace.app.output.document import Document
@@ -51,6 +52,7 @@ def circumstances(document: Document) -> list[str]:
     return [
         f"reference: {model_line(document['reference'])}; perplexity {perplexity:.2f}",
         *(f"compared with it: {model_line(model)}" for model in document["against"]),
+        *(setup_line(engine) for engine in document["engines"]),
         f"{document['scored']:,} tokens of {text['file']} (sha256 {text['sha256'][:12]}) scored at every depth, fed as "
         f"prefill chunks and as decode steps, {kernels} kernels; KL(reference || other) in nats; 95 % intervals from "
         f"blocks of {document['block']} tokens",
@@ -72,6 +74,7 @@ def _columns() -> list[tuple[str, int, _Cell]]:
         ("95 %", 6, lambda entry: _interval(entry["top1_agreement"], lambda value: f"{value:.1%}")),
         ("perplexity", 3, lambda entry: f"{entry['perplexity_ratio']['value']:.4f}x"),
         ("95 %", 5, lambda entry: _interval(entry["perplexity_ratio"], lambda value: f"{value:.4f}")),
+        ("tok/s", 9, lambda entry: _speed(entry["tokens_per_second"])),
         ("bytes", 8, _bytes),
     ]
 
@@ -88,8 +91,15 @@ def _interval(figure: Document, form: Callable[[float], str]) -> str:
     return interval(figure, form, "–")
 
 
+def _speed(value: float | None) -> str:
+    """Return the speed of scoring, with logits of every row."""
+    return "" if value is None else f"{value:,.0f}"
+
+
 def _bytes(entry: Document) -> str:
     """Return the saved bytes: of K/V per token, or of weights per step."""
+    if entry["weight_bytes_per_step"] is None:
+        return ""
     if entry["kind"] == "weights":
         return f"{format_bytes(entry['weight_bytes_per_step'])} per step"
     return f"{format_bytes(entry['kv_bytes_per_token'])} per token, {entry['kv_bytes_ratio']:.2f}x"

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from headrace.app.bench.measure.peers import Peer
 from headrace.app.bench.quality.divergence import Divergence
+from headrace.app.bench.quality.peers import PeerLogits
 from headrace.app.bench.quality.text import SCORED
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
@@ -19,23 +21,29 @@ class Options:
     """Options of a run.
 
     kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set. against: models to
-    compare with. depths: None means DEPTHS, as far as text and model go.
+    compare with. peers: engines to compare with; the reference is then the same weights in float32. depths: None means
+    DEPTHS, as far as text and model go. threads: of every engine, None: headrace's choice.
     """
 
     model: str | None
     kv: Sequence[str] | None = None
     against: Sequence[str] = ()
+    peers: Sequence[Peer] = ()
     depths: Sequence[int] | None = None
     scored: int = SCORED
     text: Path | None = None
     force: bool = False
+    threads: int | None = None
 
 
 @dataclass(slots=True)
 class Variant:
-    """A format or model compared with the reference."""
+    """A format, model or engine compared with the reference. It has a network or is a peer."""
 
     name: str
-    kind: Literal["kv", "weights"]
-    network: Network
+    kind: Literal["kv", "weights", "engine"]
+    network: Network | None
+    peer: PeerLogits | None = None
     found: dict[Condition, Divergence] = field(default_factory=dict)
+    speeds: dict[Condition, float] = field(default_factory=dict)
+    """Scored tokens per second."""

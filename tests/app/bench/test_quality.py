@@ -208,7 +208,8 @@ def test_every_form_has_every_condition(plain: Path, quantized: Path, form: str)
     ("arguments", "message"),
     [
         (("--profile",), "--profile"),
-        (("--vs", "mlx-lm"), "--vs"),
+        (("--vs", "mlx-lm"), "mlx-lm"),
+        (("--vs", "llama.cpp"), "llama-bench"),
         (("-n", "1"), "-n"),
         (("-m", "a", "-m", "b"), "-m"),
         (("--text", "/nowhere/text"), "/nowhere/text"),

@@ -24,7 +24,9 @@ class Tensor:
 
 class Compiled:
     def __init__(self, settings): self.settings = settings
-    def get_property(self, name): return min(self.settings[name], int(os.environ.get("FAKE_MOST_THREADS", "1000")))
+    def get_property(self, name):
+        most = int(os.environ.get("FAKE_MOST_THREADS", "1000")) if name == "INFERENCE_NUM_THREADS" else None
+        return self.settings[name] if most is None else min(self.settings[name], most)
     def create_infer_request(self): return self
     def reset_state(self): self.fed = 0
     def infer(self, inputs):
@@ -185,6 +187,8 @@ def test_a_model_it_does_not_read_is_refused_in_its_words(arguments: list[str], 
 def test_wrong_options_are_refused(arguments: list[str]) -> None:
     with pytest.raises(EngineError, match="/nowhere/python"):
         run([*arguments, "--openvino-python", "/nowhere/python"])
+    with pytest.raises(UsageError, match="--openvino-python goes with"):
+        run(["llama.cpp" if word == "openvino" else word for word in arguments])
     lengths = ("-p", "8", "-n", "4", "--no-pg")
     with pytest.raises(UsageError, match="openvino is not measured with draft tokens"):
         run([*(word for word in arguments if word not in lengths), "--speculate"])

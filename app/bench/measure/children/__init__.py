@@ -6,7 +6,7 @@ Protocol, one JSON object per line: once loaded the child prints {"ready": versi
 The first request of a test has "tune": true for a child that tunes; it may take its time to find the fastest settings,
 and may name them as "chosen".
 
-For logits, {"context": tokens} drops everything and feeds tokens; the answer is {}. {"feed": tokens, "pieces": N,
-"file": FILE} feeds tokens behind them, N per pass, and writes float32 logits (T, V) to FILE; the answer is {"seconds":
-duration of the passes}.
+For logits, {"context": tokens} drops everything and feeds tokens; the answer is {"settings": {}}. {"feed": tokens,
+"pieces": N, "file": FILE} feeds tokens behind them, N per pass, and writes float32 logits (T, V) to FILE; the answer is
+{"seconds": duration of the passes}. "exact": true in both asks for float32 throughout.
 """

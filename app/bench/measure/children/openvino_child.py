@@ -3,7 +3,7 @@
 Its GGUF reader converts the model once, into FOLDER. Requests go through its continuous batching pipeline, a token per
 step, with prefix caching; a single sequence also through its pipeline without paged attention, which keeps no prefix.
 Tokens are chosen greedily. Each test uses the fastest value of each of `CHOICES`, found one setting after the other;
-KV_TYPES (comma-separated) limits those of K/V. Logits are those of the converted model at its default settings.
+KV_TYPES (comma-separated) limits those of K/V. Logits are those of the converted model without a pipeline.
 Protocol: `app.bench.measure.children`.
 """
 
@@ -213,13 +213,17 @@ class Tuned:
 
 
 class Logits:
-    """Logits of given tokens by the compiled model, at the default settings."""
+    """Logits of given tokens by the compiled model. exact: float32 throughout, instead of the default settings."""
 
-    def __init__(self, model: Converted) -> None:
+    def __init__(self, model: Converted, *, exact: bool) -> None:
         import numpy
 
         self._numpy = numpy
-        self._request = model.compiled(model.defaults).create_infer_request()
+        way = dict(zip(CHOICES, ("f32", 0, "f32", "SDPA"), strict=True)) if exact else model.defaults
+        compiled = model.compiled(way)
+        used = {name: compiled.get_property(name) for name in model.properties(way) if name != THREADS}
+        self.settings = {name: getattr(value, "to_string", value.__str__)() for name, value in used.items()}
+        self._request = compiled.create_infer_request()
         self._length = 0
 
     def begin(self, context: list[int]) -> None:
@@ -269,7 +273,7 @@ def main() -> None:
         gguf, folder, context, sequences, threads, kinds = sys.argv[1:]
         room = int(context) * (int(sequences) + 1)  # prefixes, and a request beside them
         model = Converted(gguf, folder, room, int(threads), kinds.split(","))
-        peer, logits = Tuned(model), list[Logits]()
+        peer, logits = Tuned(model), dict[bool, Logits]()
         answer({"ready": version("openvino-genai"), **peer.setup()})
     except Exception as error:
         answer({"error": " ".join(str(error).split())[:300]})
@@ -277,13 +281,14 @@ def main() -> None:
     for line in sys.stdin:
         try:
             asked = json.loads(line)
-            if "context" in asked or "feed" in asked:
-                logits = logits or [Logits(model)]
+            exact = asked.pop("exact", False)
             if "context" in asked:
-                logits[0].begin(asked["context"])
-                answer({})
+                if exact not in logits:
+                    logits[exact] = Logits(model, exact=exact)
+                logits[exact].begin(**asked)
+                answer({"settings": logits[exact].settings})
             elif "feed" in asked:
-                answer({"seconds": logits[0].feed(asked["feed"], asked["pieces"], asked["file"])})
+                answer({"seconds": logits[exact].feed(asked["feed"], asked["pieces"], asked["file"])})
             else:
                 answer(peer.measure(**asked))
         except Exception as error:

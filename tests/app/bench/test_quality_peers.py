@@ -1,0 +1,139 @@
+"""`bench --quality --vs`: logits of peers against float32. The fakes give every token the same logit."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.app.cli.bench import bench
+from headrace.runtime import ops
+from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.ops import native
+from tests.app.cli.test_bench_openvino import FAKE, FAKE_GENAI
+from tests.tiny_chat import write_chat_model
+
+VOCAB = 260  # of the tiny chat model
+
+FAKE_LLAMA = """
+import ctypes, os
+from types import SimpleNamespace
+__version__ = "fake"
+WIDTH = int(os.environ["FAKE_VOCABULARY"])
+state = SimpleNamespace(length=0, rows=0)
+
+class Llama:
+    def __init__(self, path, *, n_ctx, n_threads, n_threads_batch, **_options):
+        self._ctx = SimpleNamespace(ctx=(n_threads, n_threads_batch))
+    def n_vocab(self): return WIDTH
+
+def llama_n_threads(ctx): return ctx[0]
+def llama_n_threads_batch(ctx): return ctx[1]
+def llama_get_memory(ctx): return None
+def llama_memory_clear(memory, data): state.length = 0
+def llama_synchronize(ctx): ...
+def llama_batch_init(count, *_):
+    return SimpleNamespace(n_tokens=0, token=[0] * count, pos=[0] * count, n_seq_id=[0] * count,
+                           seq_id=[[9] for _ in range(count)], logits=[0] * count)
+
+def llama_decode(ctx, batch):
+    count = batch.n_tokens
+    right = batch.pos[:count] == list(range(state.length, state.length + count)) and batch.seq_id[0] == [0]
+    state.length += count
+    state.rows = sum(batch.logits[:count])
+    return 0 if right and batch.logits[count - 1] else 1
+
+def llama_get_logits(ctx):
+    return ctypes.cast((ctypes.c_float * (state.rows * WIDTH))(), ctypes.POINTER(ctypes.c_float))
+"""
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="needs the native kernels")
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    fakes = {"llama_cpp": FAKE_LLAMA, "openvino": FAKE, "openvino_genai": FAKE_GENAI}
+    (tmp_path / "fake" / "openvino_genai-9.9.dist-info").mkdir(parents=True)
+    (tmp_path / "fake" / "openvino_genai-9.9.dist-info" / "METADATA").write_text("Name: openvino-genai\nVersion: 9.9\n")
+    for name, text in fakes.items():
+        (tmp_path / "fake" / f"{name}.py").write_text(text)
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    monkeypatch.setenv("FAKE_FOLDERS", str(tmp_path / "folders"))
+    monkeypatch.setenv("FAKE_VOCABULARY", str(VOCAB + 3))  # padded, as some engines do
+    (tmp_path / "some.gguf").write_bytes(b"GGUF")
+    model = write_chat_model(tmp_path / "tiny", context=600)
+    return [
+        "--quality", "-m", str(model), "-d", "0,150", "-n", "40", "--json", "--vs", "llama.cpp", "--vs", "openvino",
+        "--llama-python", sys.executable, "--openvino-python", sys.executable,
+        "--llama-model", str(tmp_path / "some.gguf"),
+    ]  # fmt: skip
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    done = CliRunner().invoke(bench, arguments, catch_exceptions=False, standalone_mode=False)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_engine_is_compared_with_float32(arguments: list[str]) -> None:
+    found = run(arguments)
+    every = {entry["variant"]: entry for entry in found["results"] if entry["depth"] is None}
+    assert list(every) == ["headrace", "llama.cpp", "openvino", "openvino f32"]
+    for peer in ("llama.cpp", "openvino", "openvino f32"):
+        assert every[peer]["perplexity"] == pytest.approx(VOCAB)  # the padding is cut off
+        assert every[peer]["kl_mean"]["value"] > every["headrace"]["kl_mean"]["value"]
+        assert every[peer]["weight_bytes_per_step"] is None
+    assert 0 < every["headrace"]["kl_mean"]["value"] < 1e-3
+    each = [entry for entry in found["results"] if entry["depth"] is not None]
+    assert {(entry["depth"], entry["phase"]) for entry in each} == {
+        (depth, phase) for depth in (0, 150) for phase in ("prefill", "decode")
+    }
+    assert all(entry["tokens_per_second"] > 0 and math.isfinite(entry["tokens_per_second"]) for entry in each[:4])
+    engines = {engine["engine"]: engine for engine in found["engines"]}
+    assert engines["openvino"]["settings"]["KV_CACHE_PRECISION"] == "u8"
+    assert engines["openvino f32"]["settings"]["KV_CACHE_PRECISION"] == "f32"
+    assert engines["llama.cpp"]["threads"] == native.status().threads
+
+
+def test_formats_and_peers_are_compared_together(arguments: list[str]) -> None:
+    rows = run([*arguments[:-2], "--kv", "q8", "-d", "0", *arguments[-2:]])["results"]
+    assert [row["variant"] for row in rows if row["depth"] is None] == [
+        "headrace", "q8", "llama.cpp", "openvino", "openvino f32",
+    ]  # fmt: skip
+
+
+def test_threads_are_those_asked_for(arguments: list[str]) -> None:
+    before = native.status().threads
+    try:
+        assert {engine["threads"] for engine in run([*arguments, "--threads", "1"])["engines"]} == {1}
+    finally:
+        native.set_threads(before or 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"openvino": "mlx-lm", "--openvino-python": "--mlx-python"}, "leave out --mlx-python"),
+        ({"--llama-python": "--text"}, "llama-bench gives no logits"),
+        ({sys.executable: "/nowhere/python"}, "/nowhere/python"),
+    ],
+)
+def test_peers_without_logits_are_refused(arguments: list[str], changes: dict[str, str], message: str) -> None:
+    with pytest.raises((UsageError, EngineError), match=message):
+        run([changes.get(word, word) for word in arguments])
+
+
+def test_a_smaller_vocabulary_is_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VOCABULARY", str(VOCAB - 1))
+    with pytest.raises(EngineError, match=r"llama\.cpp: .* logits a token"):
+        run(arguments)
+
+
+def test_float32_takes_the_native_kernels(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "select", lambda: ops.reference)
+    with pytest.raises(UsageError, match="float32"):
+        run(arguments)
