@@ -22,6 +22,7 @@ def model_list(card: ModelCard) -> dict[str, Any]:
         "has_more": False,
         "first_id": card.name,
         "last_id": card.name,
+        "models": [],  # of Codex's own list: a model in it would need Codex's system prompt
     }
 
 

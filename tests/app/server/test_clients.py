@@ -234,7 +234,7 @@ def test_tools_of_anthropic(anthropic_client: anthropic.Anthropic) -> None:
     assert anthropic_client.messages.create(**options, messages=after).stop_reason in ("max_tokens", "end_turn")
 
 
-def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
+def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, client: httpx.Client) -> None:
     (model,) = openai_client.models.list()
     assert (model.id, model.owned_by) == ("tiny", "headrace")
     assert model.model_extra is not None
@@ -244,6 +244,7 @@ def test_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthro
         openai_client.models.retrieve("other")
     (model_info,) = anthropic_client.models.list()
     assert model_info.id == "tiny"
+    assert client.get("/v1/models").json()["models"] == []  # Codex reads it
 
 
 def test_a_response_and_its_events(openai_client: openai.OpenAI) -> None:
