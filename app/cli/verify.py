@@ -1,6 +1,7 @@
 """`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C."""
 
 import sys
+from functools import partial
 
 import click
 
@@ -16,11 +17,19 @@ from headrace.app.cli.json_output import print_json
 @click.option("--tokens", type=click.IntRange(2, 1 << 20), default=24, metavar="N", help="Tokens per answer [24].")
 @click.option("--sequences", type=click.IntRange(1, 256), default=16, metavar="N", help="Sequences in a batch [16].")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of prompts and joining times [0].")
+@click.option("--server", is_flag=True, help="Compare run, batch, Python API and server instead.")
 @kv_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
 def verify(
-    model: str | None, tokens: int, sequences: int, seed: int, kv: str | None, as_json: bool, force: bool
+    model: str | None,
+    tokens: int,
+    sequences: int,
+    seed: int,
+    server: bool,
+    kv: str | None,
+    as_json: bool,
+    force: bool,
 ) -> int:
     """Check that an answer is the same alone and in a batch, for any prompt chunks or threads.
 
@@ -32,11 +41,14 @@ def verify(
     from headrace.app.verify.checks import Plan
     from headrace.app.verify.report import show
     from headrace.app.verify.run import verify as run_checks
+    from headrace.app.verify.run import verify_interfaces
 
     settings = load_settings()
     resolved = resolved_model(chosen_model(model, settings), quiet=as_json)
-    loaded = load_noted(resolved, context=None, kv=kv or settings.chat.kv, force=force)
-    found = run_checks(loaded, Plan(tokens, sequences, seed))
+    kv = kv or settings.chat.kv
+    load, plan = partial(load_noted, resolved, context=None, kv=kv, force=force), Plan(tokens, sequences, seed)
+    options = [f"--kv={kv}", *(["--force"] if force else [])]
+    found = verify_interfaces(load, plan, resolved.path, options) if server else run_checks(load(), plan)
     if as_json:
         print_json(found)
     else:

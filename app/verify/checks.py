@@ -128,7 +128,10 @@ class Verification:
         for number, check in enumerate(self._checks(alone, crowd, sharers), 1):
             begin(number, len(names), check.name)
             traces, note = check.serve()
-            yield self._judged(check, traces, note)
+            pairs = enumerate(zip(check.expected, traces, strict=True))
+            yield judged(
+                self._expected, check.name, [compare(place, *pair, cut=check.cut) for place, pair in pairs], note
+            )
 
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
         most, seed = self._plan.sequences, self._plan.seed
@@ -168,22 +171,20 @@ class Verification:
         finally:
             native.set_threads(before or 0)
 
-    def _judged(self, check: Check, traces: list[Trace], note: str) -> Row:
-        comparisons = [
-            compare(number, expected, got, cut=check.cut)
-            for number, (expected, got) in enumerate(zip(check.expected, traces, strict=True))
-        ]
-        verdicts = {self._verdict(found) for found in comparisons}
-        worst = next(name for name in ("differs", "near ties", "close", "equal") if name in verdicts)
-        return Row(check.name, worst, note, comparisons)
 
-    def _verdict(self, found: Comparison) -> str:
-        if found.same_bits:
-            return "equal"
-        tolerance = self._expected.tolerance
-        if self._expected.exact or found.missing or found.gap > tolerance:
-            return "differs"
-        if found.flip is None:
-            return "close"
-        near = found.flip.margin is not None and found.flip.margin <= 2 * tolerance
-        return "near ties" if near else "differs"
+def judged(expected: Expectation, name: str, comparisons: list[Comparison], note: str = "") -> Row:
+    """Return the result of a check."""
+    verdicts = {_verdict(expected, found) for found in comparisons}
+    worst = next(verdict for verdict in ("differs", "near ties", "close", "equal") if verdict in verdicts)
+    return Row(name, worst, note, comparisons)
+
+
+def _verdict(expected: Expectation, found: Comparison) -> str:
+    if found.same_bits:
+        return "equal"
+    if expected.exact or found.missing or found.gap > expected.tolerance:
+        return "differs"
+    if found.flip is None:
+        return "close"
+    near = found.flip.margin is not None and found.flip.margin <= 2 * expected.tolerance
+    return "near ties" if near else "differs"

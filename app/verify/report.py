@@ -1,13 +1,14 @@
 """A verification as table and as JSON document."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.verify.checks import Plan, Row
 from headrace.app.verify.expectation import Expectation
 from headrace.app.verify.trace import TOP
-from headrace.models.loading.load import LoadedModel
+from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 
@@ -16,29 +17,40 @@ _FLIPS = 10  # shown in the table's notes
 _STYLES = {"equal": "green", "close": "green", "near ties": "yellow", "differs": "bold red"}
 
 
-def document(
-    loaded: LoadedModel, expected: Expectation, plan: Plan, rows: Sequence[Row], *, interrupted: bool
-) -> Document:
+@dataclass(frozen=True, slots=True)
+class About:
+    """The subject of a verification. between_interfaces: answers are compared with those of `run`."""
+
+    model: str
+    tokenizer: Tokenizer
+    expected: Expectation
+    plan: Plan
+    between_interfaces: bool = False
+
+
+def document(about: About, rows: Sequence[Row], *, interrupted: bool) -> Document:
     """Return the document described in docs/verify.md. Flipped tokens come with their text."""
     from headrace.app.versions import versions
 
     checks = [row.document() for row in rows]
     for check in checks:
         for flip in check["flips"]:
-            flip["expected_text"] = loaded.tokenizer.decode([flip["expected"]], skip_special=False)
-            flip["got_text"] = loaded.tokenizer.decode([flip["got"]], skip_special=False)
+            for name in ("expected", "got"):
+                known = flip[name] >= 0
+                flip[f"{name}_text"] = about.tokenizer.decode([flip[name]], skip_special=False) if known else "?"
     return {
         "schema": SCHEMA,
-        "model": loaded.name,
+        "model": about.model,
         "passed": all(row.passed for row in rows) and not interrupted,
         "interrupted": interrupted,
-        "exact_expected": expected.exact,
-        "tolerance": expected.tolerance,
-        "expectation": expected.reason,
-        "tokens": plan.tokens,
-        "sequences": plan.sequences,
-        "seed": plan.seed,
+        "exact_expected": about.expected.exact,
+        "tolerance": about.expected.tolerance,
+        "expectation": about.expected.reason,
+        "tokens": about.plan.tokens,
+        "sequences": about.plan.sequences,
+        "seed": about.plan.seed,
         "top": TOP,
+        "interfaces": about.between_interfaces,
         "kernels": ops.describe(),
         "threads": native.status().threads,
         "checks": checks,
@@ -68,9 +80,10 @@ def show(found: Document, width: int | None) -> None:
 def summary(found: Document) -> list[str]:
     """Return the summary's lines."""
     checks = found["checks"]
-    compared = f"tokens, all logits, log probabilities of the {found['top']} most likely tokens"
     entries = ", K/V entries" if any(check["kv_entries"] for check in checks) else ""
-    lines = [f"{found['model']}: {found['expectation']}", f"compared with each answer alone: {compared}{entries}"]
+    with_what, logits = ("run", "") if found["interfaces"] else ("each answer alone", "all logits, ")
+    compared = f"tokens, {logits}log probabilities of the {found['top']} most likely tokens{entries}"
+    lines = [f"{found['model']}: {found['expectation']}", f"compared with {with_what}: {compared}"]
     flips = [(check, flip) for check in checks for flip in check["flips"]]
     lines += [_flip_line(check, flip) for check, flip in flips[:_FLIPS]]
     if len(flips) > _FLIPS:

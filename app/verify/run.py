@@ -1,21 +1,40 @@
 """A verification from model to document; Ctrl-C ends it with the finished checks."""
 
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.app.verify.checks import Plan, Row, Verification
 from headrace.app.verify.expectation import expectation
-from headrace.app.verify.report import document
+from headrace.app.verify.interfaces import Interfaces
+from headrace.app.verify.report import About, document
 from headrace.models.loading.load import LoadedModel
 
 
 def verify(loaded: LoadedModel, plan: Plan) -> Document:
     """Run all checks with progress on stderr. Raises UsageError for too short a context, and the engine's errors."""
-    expected, rows, interrupted = expectation(loaded), list[Row](), False
+    expected = expectation(loaded)
+    about = About(loaded.name, loaded.tokenizer, expected, plan)
+    return _document(about, lambda stages: Verification(loaded, expected, plan, stages.tick).run(stages.begin))
+
+
+def verify_interfaces(load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Sequence[str]) -> Document:
+    """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before others load it."""
+    loaded = load()
+    expected = expectation(loaded)
+    about = About(loaded.name, loaded.tokenizer, expected, plan, between_interfaces=True)
+    checks = Interfaces(loaded, expected, plan, path, options)
+    del loaded
+    return _document(about, lambda stages: checks.run(stages.begin))
+
+
+def _document(about: About, run: Callable[[NumberedStages], Iterator[Row]]) -> Document:
+    rows, interrupted = list[Row](), False
     try:
         with drawn_progress() as progress:
-            stages = NumberedStages("check", progress)
-            for row in Verification(loaded, expected, plan, stages.tick).run(stages.begin):
+            for row in run(NumberedStages("check", progress)):
                 rows.append(row)
     except KeyboardInterrupt:
         interrupted = True
-    return document(loaded, expected, plan, rows, interrupted=interrupted)
+    return document(about, rows, interrupted=interrupted)

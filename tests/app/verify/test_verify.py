@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from headrace.app.cli.verify import verify
 from headrace.app.verify.checks import Plan, Verification
 from headrace.app.verify.expectation import expectation
+from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import Trace, compare
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
@@ -145,6 +146,29 @@ def test_other_sums_are_close_where_bits_are_not_promised(plain: Path, monkeypat
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * (1.0 if x.shape[0] < 2 else 0.5))
     assert "differs" in {row.verdict for row in Verification(loaded, expected, Plan(6, 3)).run()}
+
+
+@needs_kernels
+def test_every_interface_gives_the_same_tokens(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    done = invoke("-m", str(model), "--tokens", "6", "--sequences", "2", "--server", "--json")
+    found = json.loads(done.stdout)
+    check(found, sections("verify.md")["The document"])
+    assert {row["result"] for row in found["checks"]} == {"equal"}, done.stdout
+    assert [row["tokens"] for row in found["checks"]] == [found["checks"][0]["tokens"]] * 6
+
+
+@needs_kernels
+def test_an_interface_with_other_logits_is_found(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python API alone runs in this process."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * 1.001)
+    loaded = load(model)
+    rows = Interfaces(loaded, expectation(loaded), Plan(4, 1), model, []).run()
+    row = next(rows)
+    assert (row.name, row.verdict) == ("Python API, alone", "differs")
+    assert row.comparisons[0].gap > 0
 
 
 def test_ctrl_c_shows_what_is_done(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,181 @@
+"""The same requests through `run`, `batch`, the Python API and the server, alone and several at once.
+
+Every command runs as a process of its own. Compared are tokens and their log probabilities, with those of `run`.
+"""
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.app.api import Model
+from headrace.app.engine.http_address import HTTPAddress
+from headrace.app.verify.checks import Begin, Plan, Row, judged
+from headrace.app.verify.expectation import Expectation
+from headrace.app.verify.trace import TOP, Trace, compare
+from headrace.models.loading.load import LoadedModel
+from headrace.runtime.config import environment
+from headrace.runtime.engine.request import TokenLogprobs
+from headrace.runtime.errors import EngineError, UsageError
+
+MOST = 8  # requests
+_TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")
+_WAIT_S = 3600.0  # for one answer
+Way = Callable[[], list[Trace]]
+
+
+class Interfaces:
+    """The checks of one model. Raises UsageError for a model without a chat template."""
+
+    def __init__(
+        self, loaded: LoadedModel, expected: Expectation, plan: Plan, path: Path, options: Sequence[str]
+    ) -> None:
+        """path: the model's directory. options: of the commands, for loading."""
+        if loaded.tokenizer.chat_template is None:
+            raise UsageError(f"{loaded.name} has no chat template, which --server needs")
+        self._expected = expected
+        self._model: Model | None = Model(loaded)
+        self._text_of = loaded.tokenizer.token_text
+        self._load = ["-m", str(path), *options]
+        self._prompts = [f"Write a story about {topic}." for topic in _TOPICS[: min(MOST, plan.sequences)]]
+        # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled.
+        self._options: dict[str, Any] = {
+            "temperature": 0.8 if expected.exact else 0.0,
+            "seed": plan.seed,
+            "max_tokens": plan.tokens,
+            "top_k": 0,
+            "top_p": 0.95,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }
+
+    def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
+        """Run every check; `begin(number, of, name)` is called before each."""
+        begin(0, 6, "Python API")
+        by_api = self._by_api(), self._by_api_at_once()
+        self._close()
+        begin(0, 6, "run, alone")
+        expected = [self._by_run(prompt) for prompt in self._prompts]
+        for number, ((name, how), serve) in enumerate(self._ways(by_api, expected), 1):
+            begin(number, 6, f"{name}, {how}")
+            pairs = enumerate(zip(expected, serve(), strict=True))
+            yield judged(self._expected, f"{name}, {how}", [compare(place, *pair) for place, pair in pairs])
+
+    def _ways(self, by_api: Sequence[list[Trace]], expected: Sequence[Trace]) -> Iterator[tuple[tuple[str, str], Way]]:
+        hows = {"alone": 1, f"{len(expected)} at once": len(expected)}
+        for how, found in zip(hows, by_api, strict=True):
+            yield ("Python API", how), partial(list, found)
+        for how, parallel in hows.items():
+            yield ("batch", how), partial(self._by_batch, expected, parallel)
+        with self._server() as address:
+            for how, parallel in hows.items():
+                yield ("server", how), partial(self._by_server, address, expected, parallel)
+
+    def _close(self) -> None:
+        """Free the model's memory, for the processes that load it."""
+        assert self._model is not None
+        self._model.close()
+        self._model = None
+        gc.collect()
+
+    def _by_api(self) -> list[Trace]:
+        assert self._model is not None
+        found = [self._model.generate(prompt, logprobs=TOP, **self._options) for prompt in self._prompts]
+        return [_trace(one.tokens, one.logprobs) for one in found]
+
+    def _by_api_at_once(self) -> list[Trace]:
+        assert self._model is not None
+        found = self._model.batch(self._prompts, logprobs=TOP, **self._options)
+        return [_trace(one.tokens, one.logprobs) for one in found]
+
+    def _by_run(self, prompt: str) -> Trace:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._options.items()]
+        arguments = ["run", prompt, *self._load, "--system", "", *flags, "--json", f"--logprobs={TOP}"]
+        found = json.loads(_command(arguments))
+        return _trace(found["tokens"], [TokenLogprobs(one["chosen"], one["top"]) for one in found["logprobs"]])
+
+    def _by_batch(self, expected: Sequence[Trace], parallel: int) -> list[Trace]:
+        lines = [{"custom_id": str(place), "body": self._body(prompt)} for place, prompt in enumerate(self._prompts)]
+        arguments = ["batch", *self._load, "--system", "", f"--parallel={parallel}", "--in-order", "-q"]
+        output = _command(arguments, "\n".join(map(json.dumps, lines)))
+        bodies = [json.loads(line)["response"]["body"] for line in output.splitlines()]
+        return [self._reported(*pair) for pair in zip(bodies, expected, strict=True)]
+
+    def _by_server(self, address: HTTPAddress, expected: Sequence[Trace], parallel: int) -> list[Trace]:
+        def ask(prompt: str) -> Any:
+            connection = address.connection(_WAIT_S)
+            try:
+                return json.loads(address.ask(connection, "/v1/chat/completions", self._body(prompt)).read())
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(parallel) as threads:
+            return [self._reported(*pair) for pair in zip(threads.map(ask, self._prompts), expected, strict=True)]
+
+    def _body(self, prompt: str) -> dict[str, Any]:
+        report = {"logprobs": True, "top_logprobs": TOP}
+        return {"messages": [{"role": "user", "content": prompt}], **self._options, **report}
+
+    def _reported(self, body: Any, expected: Trace) -> Trace:
+        """Return the trace of a chat completion, whose tokens are texts; -1 for one that is not among the expected."""
+        try:
+            reports = body["choices"][0]["logprobs"]["content"]
+        except (KeyError, TypeError):
+            raise EngineError(f"an answer failed: {str(body)[:300]}") from None
+        found = Trace()
+        for place, report in enumerate(reports):
+            known = expected.logprobs[place].top if place < len(expected.logprobs) else []
+            ids = {self._text_of(token): token for token, _ in reversed(known)}
+            top = [(ids.get(one["token"], -1), one["logprob"]) for one in report["top_logprobs"]]
+            # Several tokens may have one text: the one in the same place comes first.
+            top = [
+                (other if self._text_of(other) == one["token"] else token, value)
+                for one, (token, value), (other, _) in zip(report["top_logprobs"], top, known, strict=False)
+            ]
+            same = place < len(expected.tokens) and self._text_of(expected.tokens[place]) == report["token"]
+            found.tokens.append(expected.tokens[place] if same else ids.get(report["token"], -1))
+            found.logprobs.append(TokenLogprobs(report["logprob"], top))
+        return found
+
+    @contextmanager
+    def _server(self) -> Iterator[HTTPAddress]:
+        arguments = [sys.executable, "-m", "headrace", "serve", "--port=0", "-q", *self._load]
+        with subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline().split()
+                if not line:
+                    raise EngineError(f"the server did not start: {_last_line(process.communicate()[1])}")
+                yield HTTPAddress(line[-1], environment.api_key())
+            finally:
+                process.terminate()
+                process.communicate()
+
+
+def _trace(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Trace:
+    found = Trace(tokens=list(tokens))
+    found.logprobs = [TokenLogprobs(one.chosen, [(token, value) for token, value in one.top]) for one in logprobs]
+    return found
+
+
+def _command(arguments: Sequence[str], given: str = "") -> str:
+    """Return the standard output of a command. Raises EngineError if it fails."""
+    command = [sys.executable, "-m", "headrace", *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EngineError(f"headrace {arguments[0]} failed: {_last_line(done.stderr)}")
+    return done.stdout
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
