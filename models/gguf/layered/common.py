@@ -1,6 +1,6 @@
 """Config entries and tensors that many layered architectures share."""
 
-from headrace.models.gguf.layered.parts import Config, Contents, Part
+from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, Part
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import rope_scaling
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -10,6 +10,8 @@ POST_NORMS = {
     "attn_norm": Part("input_layernorm", "hidden"),
     "post_attention_norm": Part("post_attention_layernorm", "hidden"),
 }
+
+NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm", "shared_head.norm")
 
 
 def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, rows: bool = False) -> dict[str, Part]:

@@ -19,7 +19,7 @@ from headrace.models.gguf.layered.common import (
     refuse_scaled_rope,
     shared_expert,
 )
-from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Orders, Part, tables
+from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, LayeredArchitecture, Orders, Part, tables
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError
 
@@ -137,14 +137,16 @@ _REST = {
     },
 }  # fmt: skip
 _TABLES = tables()
+_DRAFTS = DraftLayer("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 
 QWEN35 = LayeredArchitecture(
     "Qwen3_5ForConditionalGeneration", _config, _kinds, _sizes, {**_REST, "delta": _delta("heads", "rows", "mixed")},
-    _TABLES, orders=_tiled, wrapped="qwen3_5",
+    _TABLES, orders=_tiled, wrapped="qwen3_5", drafts=_DRAFTS,
 )  # fmt: skip
 QWEN35_MOE = LayeredArchitecture(
     "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
     {**_REST, "delta": _delta("heads", "rows", "mixed")}, _TABLES, orders=_tiled, wrapped="qwen3_5_moe",
+    drafts=_DRAFTS,
 )  # fmt: skip
 QWEN3_NEXT = LayeredArchitecture(
     "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
@@ -157,5 +159,5 @@ QWEN3_NEXT = LayeredArchitecture(
         },
     },
     _TABLES, orders=_by_key_head, wrapped="qwen3_5_moe",
-    otherwise={"delta": ("attn_qkv", "joined_delta")},
+    otherwise={"delta": ("attn_qkv", "joined_delta")}, drafts=_DRAFTS,
 )  # fmt: skip

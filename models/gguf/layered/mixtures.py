@@ -5,6 +5,7 @@ Layers for multi-token prediction are left out.
 
 from headrace.models.gguf.layered.common import (
     NORMS,
+    NUMBERED_DRAFTS,
     POST_NORMS,
     attention,
     attention_sizes,
@@ -91,7 +92,7 @@ GLM4_MOE = LayeredArchitecture(
         },
         "dense": mlp(), "sparse": _GATE,
     },
-    tables(),
+    tables(), drafts=NUMBERED_DRAFTS,
 )  # fmt: skip
 
 
@@ -161,6 +162,7 @@ DEEPSEEK2 = LayeredArchitecture(
     tables(),
     otherwise={"k_b": ("attn_k_b", "kv_b")},
     unused=("attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight"),  # some files have both forms
+    drafts=NUMBERED_DRAFTS,
 )  # fmt: skip
 
 

@@ -58,6 +58,29 @@ Parts = Mapping[str, Part]
 _NO_ORDERS: Orders = MappingProxyType({})
 
 
+class DraftLayer(NamedTuple):
+    """Modules of a layer for multi-token prediction, which follows the others; `{}` is their number.
+
+    at: prefix of all. layer: prefix, below it, of the parts that any layer has.
+    """
+
+    at: str
+    layer: str
+    projection: str
+    embedding_norm: str
+    hidden_norm: str
+    norm: str
+
+    @property
+    def parts(self) -> Parts:
+        return {
+            "nextn.eh_proj.weight": Part(self.projection, "hidden 2*hidden"),
+            "nextn.enorm.weight": Part(self.embedding_norm, "hidden"),
+            "nextn.hnorm.weight": Part(self.hidden_norm, "hidden"),
+            "nextn.shared_head_norm.weight": Part(self.norm, "hidden"),
+        }
+
+
 @dataclass(frozen=True)
 class LayeredArchitecture:
     """Facts of one architecture.
@@ -65,7 +88,7 @@ class LayeredArchitecture:
     config: text part of config.json. kinds: groups of each layer's tensors. orders: of rows and of blocks of columns.
     wrapped: model_type of the multimodal family that has the class; its text part is nested. made: parameters from
     metadata. unused: tensors of layers that the model does not read. otherwise: (a tensor of a group, the group for
-    layers without it).
+    layers without it). drafts: the layer that drafts tokens, in files that have one.
     """
 
     model_class: str
@@ -80,6 +103,7 @@ class LayeredArchitecture:
     made: Callable[[Metadata, Config], dict[str, Vector]] = field(default=lambda *_: {})
     unused: tuple[str, ...] = ()
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    drafts: DraftLayer | None = None
 
     def complete(self, text: Config) -> Config:
         """Return config.json from its text part."""
@@ -112,11 +136,20 @@ class LayeredArchitecture:
                 if not missing:
                     yield target
 
-        yield from wanted(self.tables, "", prefix)
-        for number, kinds in enumerate(self.kinds(config)):
+        def layer(kinds: tuple[str, ...], number: int, at: str) -> Iterator[Target]:
             names = [self._group(kind, number, present) for kind in kinds]
             parts = {key: part for name in names for key, part in self.groups[name].items()}
-            yield from wanted(parts, f"blk.{number}.", f"{prefix}{self.layer.format(number)}.")
+            return wanted(parts, f"blk.{number}.", at)
+
+        yield from wanted(self.tables, "", prefix)
+        for number, kinds in enumerate(self.kinds(config)):
+            yield from layer(kinds, number, f"{prefix}{self.layer.format(number)}.")
+        count, drafts = config["num_hidden_layers"], self.drafts
+        if drafts is not None and all(f"blk.{count}.{key}" in present for key in drafts.parts):
+            at, types = drafts.at.format(count), [*config.get("layer_types", []), "full_attention"]
+            kinds = self.kinds({**config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
+            yield from layer(kinds, count, at + drafts.layer)
+            yield from wanted(drafts.parts, f"blk.{count}.", at)
 
     def _group(self, kind: str, number: int, present: Shapes) -> str:
         key, other = self.otherwise.get(kind, ("", kind))

@@ -114,6 +114,42 @@ def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> 
     assert config["num_hidden_layers"] == 2
 
 
+@pytest.mark.parametrize("variant", ["qwen35", "qwen35moe", "qwen3next", "deepseek2"])
+def test_a_layer_for_multi_token_prediction_is_kept(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own parts in their places, and all others as in the layer before, of which they are copies here."""
+    architecture, keys, shapes = LAYERED[variant]
+    layers = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blk."))
+    before, own = f"blk.{layers - 1}.", f"blk.{layers}.nextn."
+    tensors, draw = tensors_of(variant), np.random.default_rng(3)
+    tensors |= {f"blk.{layers}.{name.removeprefix(before)}": a for name, a in tensors.items() if before in name}
+    width = tensors["output_norm.weight"].size
+    sizes = {"eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,), "shared_head_norm": (width,)}
+    more = {f"{own}{name}.weight": draw.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
+    known = {name: array.shape for name, array in (tensors | more).items()}
+    monkeypatch.setitem(LAYERED, variant, (architecture, {**keys, "nextn_predict_layers": 1}, known))
+    directory = convert(write_layered(tmp_path / "m.gguf", variant, tensors=tensors | more))
+    stored: Any = mx.load(str(directory / "model.safetensors"))
+    layer, modules = (f"model.layers.{layers}.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+    if variant != "deepseek2":
+        layer, modules = ("mtp.layers.0.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
+    at = layer.removesuffix("layers.0.")
+    for module, array in zip(modules, more.values(), strict=True):
+        assert np.array_equal(np.array(stored[f"{at}{module}.weight"]), array)
+    last = {name.partition(f"layers.{layers - 1}.")[2]: array for name, array in stored.items()}
+    last.pop("")
+    assert last
+    assert all(mx.array_equal(stored[layer + name], array) for name, array in last.items())
+    network: Any = load_model(directory, name=variant).network
+    assert network.draft_head is not None
+    answers = [
+        split(list(Engine(network, context_limit=64).generate(Request([3, 1, 4], max_tokens=9, speculate=source))))[0]
+        for source in ("off", "mtp")
+    ]
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
     "variant",
     ["qwen35", "lfm2", "granitehybrid", "qwen35moe", "lfm2moe", "gemma4-mixture", "nemotron_h_moe", "deepseek2"],
