@@ -36,6 +36,11 @@ class Network(Protocol):
         """The checkpoint's multi-token prediction head, if it has one."""
         ...
 
+    @property
+    def wide_chunks(self) -> bool:
+        """True if short chunks of prompts waste reads or kernels: each reads all experts, or attention is not fused."""
+        ...
+
     def kv_backend(self, options: KVOptions, /) -> KVBackend:
         """Return a new K/V backend for one engine: the kind that this network's layers attend with."""
         ...

@@ -21,6 +21,8 @@ _PARSED = 100  # further bytes per entry while its file is parsed
 _ROWS = {False: 512, True: 2048}  # largest chunk on a CPU and on a GPU: `runtime.engine.prefill.LARGEST`
 _FLOAT = 4
 _SCORES = 96 << 20  # bytes of attention scores in stock MLX on a CPU
+_SCORES_ON_GPU = 256 << 20  # the same on a GPU, twice `runtime.ops.attention.SCORES`, where no fused kernel is taken
+_FUSED = (64, 72, 80, 96, 128)  # head sizes with one: `runtime.ops.attention.FUSED`
 
 
 def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
@@ -35,13 +37,16 @@ def working_memory(shape: StepShape, *, on_gpu: bool | None = None) -> int:
 
     A chunk's rows are the residual stream in and out of a pass and of the next, gate and up with the rounded copies
     of the kernels, queries and heads; kernel scratch adds a quarter. A GPU also caches freed memory during prefill, up
-    to a bound. Stock MLX on a CPU adds attention scores.
+    to a bound. Stock MLX on a CPU adds attention scores, on a GPU where head sizes have no fused kernel.
     """
     if on_gpu is None:
         on_gpu = machine().backend != "cpu"
     head = next((matrix for matrix in shape.matrices if matrix.output), None)
     vocabulary, hidden = (head.rows, head.columns) if head else (0, 0)
-    kept = (memory.CACHE_LIMIT if on_gpu else 0) + (_SCORES if not on_gpu and _is_stock(shape) else 0)
+    if on_gpu:
+        kept = memory.CACHE_LIMIT + (0 if shape.head_dim in _FUSED else _SCORES_ON_GPU)
+    else:
+        kept = _SCORES if _is_stock(shape) else 0
     peak = max(_FLOAT * _ROWS[on_gpu] * _row(shape, hidden), _loading(shape) + _PARSED * vocabulary)
     return _PROGRAM[on_gpu] + _TOKEN * vocabulary + peak + kept
 

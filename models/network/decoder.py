@@ -134,6 +134,11 @@ class Decoder:
         cost = network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
         return replace(cost, weight_parts=[(name, size) for name, size in parts.items() if size])
 
+    @property
+    def wide_chunks(self) -> bool:
+        """True for mixtures, and heads of 256: on GPUs with tensor units MLX fuses their attention from 1,024 rows."""
+        return self.config.head_dim == 256 or any(layer.mixture for layer in self._layers)
+
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """Blocks that attention reads in place, if all layers can; else buffers."""
         if self.pages:

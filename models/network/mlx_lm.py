@@ -114,6 +114,11 @@ class MlxLmNetwork:
         self._can_batch = self._agrees = None
         self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
 
+    @property
+    def wide_chunks(self) -> bool:
+        """True for mixtures, of which a step reads less than half; an untied table is no larger than the head."""
+        return sum(array.nbytes for array in self.arrays) > 2 * self.cost.weight_bytes
+
     def kv_backend(self, options: KVOptions) -> KVBackend:
         return MlxLmBackend(
             options, self._fresh_parts, self.cost, self._shares_steps,

@@ -15,10 +15,10 @@ _CHUNKS = 7  # passes with prompts
 
 
 class ChunkBudget:
-    """The budget, from recorded pass times."""
+    """The budget, from recorded pass times. wide: see `ChunkSizer`."""
 
-    def __init__(self) -> None:
-        self.alone = ChunkSizer()
+    def __init__(self, *, wide: bool = False) -> None:
+        self.alone = ChunkSizer(wide=wide)
         self._step_s = RunningMedian(_STEPS)  # of a pass of decoding sequences only
         self._token_s = RunningMedian(_CHUNKS)  # added by a prompt token
 

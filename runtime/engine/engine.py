@@ -106,7 +106,7 @@ class Engine:
         self._weights = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting)
         self._budget = KVBudget(held, context_limit, kv_memory)
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
-        self._pace = pace or ChunkBudget()
+        self._pace = pace or ChunkBudget(wide=network.wide_chunks)
         self._scheduler = Scheduler(
             self._budget,
             self._pace,

@@ -17,21 +17,29 @@ from headrace.runtime.network import Network
 TARGET_S = 0.4
 FIRST = 32  # tokens of the first chunk ever
 STEP = 32  # chunks are rounded to a multiple of it
-# Tokens of a chunk; bounds working memory. A GPU keeps no scores in attention, and needs many rows to be busy.
+WIDE, WIDE_S = 1024, 2.0  # least tokens of a wide chunk, where it takes no longer
+# Tokens of a chunk; bounds working memory. A GPU needs many rows to be busy.
 LARGEST = {mx.DeviceType.cpu: 512, mx.DeviceType.gpu: 2048}
 OPENING = 16  # tokens: at least as many as templates open an answer with
 
 
 class ChunkSizer:
-    """Tokens of the next chunk, from the last chunk's speed; kept from prompt to prompt."""
+    """Tokens of the next chunk, from the last chunk's speed; kept from prompt to prompt.
 
-    def __init__(self, device: mx.DeviceType | None = None) -> None:
+    wide: the network wants at least WIDE rows, see `Network.wide_chunks`.
+    """
+
+    def __init__(self, device: mx.DeviceType | None = None, *, wide: bool = False) -> None:
         self.size = FIRST
         self._largest = LARGEST[device or mx.default_device().type]
+        self._wide = wide and self._largest >= WIDE
 
     def took(self, tokens: int, seconds: float) -> None:
         """Record a chunk's time."""
-        affordable = int(tokens / max(seconds, 1e-6) * TARGET_S)
+        rate = tokens / max(seconds, 1e-6)
+        affordable = int(rate * TARGET_S)
+        if self._wide and rate * WIDE_S >= WIDE:
+            affordable = max(affordable, WIDE)
         self.size = max(STEP, min(self._largest, affordable // STEP * STEP))
 
 

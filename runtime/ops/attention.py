@@ -1,5 +1,7 @@
 """Attention parts in stock MLX: head split, rotation, masks and attention over plain K/V.
 
+Fused kernels keep no scores. Where MLX has none, or takes another path by itself, scores are bounded by SCORES: a fused
+kernel is forced, or the queries attend in pieces.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
@@ -7,6 +9,11 @@ import mlx.core as mx
 
 from headrace.runtime.ops.passes import Phase
 from headrace.runtime.ops.weights import AttentionSpec, Projections, Rope
+
+SCORES = {mx.DeviceType.cpu: 24 << 20, mx.DeviceType.gpu: 128 << 20}  # bytes, of the queries that attend at once
+FUSED = frozenset({64, 72, 80, 96, 128})  # head sizes of Metal's fused attention of many queries (CUDA's: up to 128)
+FORCED = frozenset({192, 256})  # head sizes that Metal's has, but uses only if it is forced
+_VECTOR = 8  # queries up to which attention takes kernels for few ones
 
 
 def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
@@ -90,10 +97,51 @@ def _softcapped_attention(
 
 def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec) -> mx.array:
     """Attend with the queries of the last positions (B, H, T, D) over K/V (B, Hkv, S, D) -> (B, H, T, D)."""
-    masked = sdpa_mask(q.shape[2], keys.shape[2], spec.window)
+    length, entries = q.shape[2], keys.shape[2]
+    masked = sdpa_mask(length, entries, spec.window)
+    if length > _VECTOR and (forced := _bounds_scores(q, entries, masked, spec)) is not None:
+        if not forced:
+            return _attention_in_pieces(q, keys, values, spec)
+        return mx.fast.scaled_dot_product_attention(
+            q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks, force_fused=True
+        )
     if spec.softcap is not None:
         return _softcapped_attention(q, keys, values, masked, spec)
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks)
+
+
+def _bounds_scores(q: mx.array, entries: int, masked: mx.array | str | None, spec: AttentionSpec) -> bool | None:
+    """Return None if scores stay within SCORES or are not kept; else whether a fused kernel can be forced."""
+    batch, heads, length, dim = q.shape
+    device = mx.default_device().type
+    if batch * heads * length * entries * q.itemsize <= SCORES[device]:
+        return None
+    if device == mx.DeviceType.cpu or spec.softcap is not None:
+        return False
+    if mx.metal.is_available():
+        return None if dim in FUSED else dim in FORCED
+    return None if dim <= max(FUSED) and not isinstance(masked, mx.array) else False
+
+
+def _attention_in_pieces(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec) -> mx.array:
+    """Attend with as many queries at once as SCORES allows. As `attention`.
+
+    Each piece is evaluated: MLX allocates what it queues, so that pieces in flight would hold their scores together.
+    """
+    batch, heads, length, _ = q.shape
+    entries = keys.shape[2]
+    row = batch * heads * entries * q.itemsize
+    size = max(1, SCORES[mx.default_device().type] // row)
+    outs = []
+    for begin in range(0, length, size):
+        end = min(begin + size, length)
+        seen = entries - length + end
+        first = 0 if spec.window is None else max(0, seen - (end - begin) - spec.window + 1)
+        visible = slice(first, seen)
+        out = attention(q[:, :, begin:end], keys[:, :, visible], values[:, :, visible], spec)
+        mx.eval(out)
+        outs.append(out)
+    return mx.concatenate(outs, axis=2)
 
 
 def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array:

@@ -15,7 +15,7 @@ from headrace.models.cost.shape_sources import shape_of_config
 from headrace.runtime import ops
 from headrace.runtime.engine.prefill import LARGEST
 from headrace.runtime.machine import memory
-from headrace.runtime.ops import native, reference
+from headrace.runtime.ops import attention, native, reference
 from tests.conftest import TEST_HOME
 from tests.tiny import config_of, load_decoder, quantize_model, write_model
 
@@ -43,6 +43,17 @@ def test_the_sum_by_hand() -> None:
     assert working_memory(shape_of_config(_LLAMA), on_gpu=False) == program + 512 * row
     on_gpu = working_memory(shape_of_config(_LLAMA), on_gpu=True)
     assert on_gpu == program + 58_000_000 + 2048 * row + memory.CACHE_LIMIT
+
+
+def test_heads_without_a_fused_kernel_keep_scores_on_a_gpu() -> None:
+    shape = shape_of_config(_LLAMA)
+    scores = 2 * attention.SCORES[mx.DeviceType.gpu]
+    for size in (64, 128, 192, 256, 48):
+        ours, wider = (
+            working_memory(replace(shape, head_dim=_D, heads=_H * wide), on_gpu=True) for wide in (1, size / _D)
+        )
+        more = working_memory(replace(shape, head_dim=size), on_gpu=True) - ours
+        assert more - (wider - ours) == (0 if size in attention.FUSED else scores)
 
 
 @natively

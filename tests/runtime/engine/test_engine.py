@@ -107,6 +107,21 @@ def test_chunks_follow_the_measured_speed_within_bounds(seconds: float, device: 
     assert size in (STEP, largest) or size <= 64 / seconds * TARGET_S
 
 
+def test_wide_chunks_have_1024_rows_where_that_takes_under_2_seconds() -> None:
+    for device, rate, size in (
+        (mx.DeviceType.gpu, 600.0, 1024),
+        (mx.DeviceType.gpu, 4000.0, 1600),
+        (mx.DeviceType.gpu, 511.0, 192),
+        (mx.DeviceType.cpu, 600.0, 224),
+    ):
+        pace = ChunkSizer(device, wide=True)
+        pace.took(64, 64 / rate)
+        assert pace.size == size
+    narrow = ChunkSizer(mx.DeviceType.gpu)
+    narrow.took(64, 64 / 600)
+    assert narrow.size == 224
+
+
 def test_what_prefill_was_computed_in_is_given_back(network: Decoder) -> None:
     cache = new_cache(network, 1024)
     for _ in prefill(network, cache, LONG):
