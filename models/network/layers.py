@@ -140,10 +140,11 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
     def stack(name: str, rows: int, columns: int) -> Weight:
         return parameters.stack(f"{stacked}.{name}", f"{each}.{name}", experts.count, rows, columns)
 
+    gate, up = parameters.ops.join_experts(*(stack(name, experts.size, width) for name in ("gate_proj", "up_proj")))
     return Mixture(
         router=parameters.router(f"{mlp}.{experts.router}", experts.count, width),
-        gate=stack("gate_proj", experts.size, width),
-        up=stack("up_proj", experts.size, width),
+        gate=gate,
+        up=up,
         down=stack("down_proj", width, experts.size),
         active=experts.active,
         normalized=experts.normalized,

@@ -36,6 +36,10 @@ class Parameters:
         taps = (array.shape for name, array in self._arrays.items() if name.endswith(".conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps)
 
+    @property
+    def ops(self) -> Ops:
+        return self._ops
+
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
         return self._ops.prepare(self._stored(module, rows, columns), self._dtype, exact=exact)

@@ -1,5 +1,7 @@
 """Routing, and products with stacks of expert matrices, in stock MLX."""
 
+from functools import lru_cache
+
 import mlx.core as mx
 
 from headrace.runtime.ops.weights import Mixture, Weight
@@ -30,16 +32,31 @@ def routed(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
     return chosen, (shares * m.scale).astype(logits.dtype)
 
 
-def gathered(x: mx.array, stack: Weight, indices: mx.array, ordered: bool) -> mx.array:
-    """Multiply each row of x (pairs, 1, K) by the stack's matrix at `indices` (pairs,) -> (pairs, 1, N)."""
+@lru_cache(maxsize=64)
+def token_of_pair(pairs: int, active: int) -> mx.array:
+    """Return the token of each (token, expert) pair, (pairs,) uint32, computed once: a step needs no kernel for it."""
+    tokens = mx.arange(pairs, dtype=mx.uint32) // active
+    mx.eval(tokens)
+    return tokens
+
+
+def gathered(x: mx.array, stack: Weight, indices: mx.array, rows: mx.array | None) -> mx.array:
+    """Multiply rows of x (M, 1, K) by the stack's matrices at `indices` (pairs,) -> (pairs, 1, N).
+
+    rows (pairs,): of x; None: each pair has its own row, and the indices are sorted.
+    """
+    ordered = rows is None
     if stack.scales is None:
-        y = mx.gather_mm(x, stack.data.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=ordered)
+        y = mx.gather_mm(
+            x, stack.data.swapaxes(-1, -2), lhs_indices=rows, rhs_indices=indices, sorted_indices=ordered
+        )
     else:
         y = mx.gather_qmm(
             x,
             stack.data,
             scales=stack.scales,
             biases=stack.biases,
+            lhs_indices=rows,
             rhs_indices=indices,
             transpose=True,
             group_size=stack.group_size,
@@ -56,5 +73,5 @@ def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) 
     x (M, K); indices (...): M times as many, those of a row together -> (..., N).
     """
     chosen = indices.flatten()
-    rows = mx.repeat(x, chosen.size // max(1, x.shape[0]), axis=0)[:, None]  # (pairs, 1, K)
-    return gathered(rows, stack, chosen, ordered=False).reshape(*indices.shape, -1)
+    rows = token_of_pair(chosen.size, chosen.size // max(1, x.shape[0]))
+    return gathered(x[:, None], stack, chosen, rows).reshape(*indices.shape, -1)

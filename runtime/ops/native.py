@@ -211,6 +211,11 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     return kernels.experts(x, norm, eps, plan)
 
 
+def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
+    """Return the stacks as they are: one node reads both."""
+    return gate, up
+
+
 def expert_linear(x: mx.array, indices: mx.array, stack: Weight, experts: int) -> mx.array:
     """Return products of rows x (M, K) with the matrices at their indices (...) of a stack -> (..., N)."""
     matrix = prepared_matrix(x, stack)

@@ -101,7 +101,7 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     key = id(m)
     if key in _mixtures:
         return _mixtures[key]
-    matrices = [w.matrix if isinstance(w, PreparedWeight) else None for w in (m.router, *m.stacks)]
+    matrices = [w.matrix if isinstance(w, PreparedWeight) else None for w in (m.router, m.gate, m.up, m.down)]
     router, gate, up, down = matrices
     plan = None
     if router is not None and gate is not None and up is not None and down is not None:

@@ -152,17 +152,33 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     h = rms_norm(x, norm, eps)
     chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
     indices = chosen.flatten()
-    rows = mx.arange(indices.size) // m.active  # of h, for each pair
     order = mx.argsort(indices) if indices.size >= _SORTED else None
+    tokens, rows = h.reshape(-1, 1, h.shape[-1]), mixtures.token_of_pair(indices.size, m.active)
     if order is not None:
-        indices, rows = indices[order], rows[order]
-    tokens = h.reshape(-1, 1, h.shape[-1])[rows]  # (pairs, 1, E)
-    up, gate = (gathered(tokens, stack, indices, order is not None) for stack in (m.up, m.gate))
-    inner = glu(gate, up, activation)
-    y = gathered(inner, m.down, indices, order is not None)[:, 0]  # (pairs, E)
+        tokens, rows, indices = tokens[rows[order]], None, indices[order]  # (pairs, 1, E)
+    if m.up is None:
+        gate, up = mx.split(gathered(tokens, m.gate, indices, rows), 2, axis=-1)
+    else:
+        up, gate = (gathered(tokens, stack, indices, rows) for stack in (m.up, m.gate))
+    rows = None if order is not None else mixtures.token_of_pair(indices.size, 1)
+    y = gathered(glu(gate, up, activation), m.down, indices, rows)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]
-    return x + (y.reshape(*chosen.shape, -1) * shares[..., None]).sum(axis=-2)
+    y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
+    return mx.addmm(x[..., None, :], shares[..., None, :].astype(y.dtype), y)[..., 0, :]
+
+
+def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
+    """Return stacks of gate (X, F, E) and up as one, (X, 2 F, E) and None; as they are, if their storage differs."""
+    kinds = {(stack.bits, stack.group_size, stack.mode, stack.bias is None, stack.data.dtype) for stack in (gate, up)}
+    if len(kinds) > 1:
+        return gate, up
+
+    def joined(one: mx.array | None, other: mx.array | None) -> mx.array | None:
+        return None if one is None or other is None else mx.concatenate([one, other], axis=1)
+
+    arrays = {name: joined(getattr(gate, name), getattr(up, name)) for name in ("scales", "biases", "bias")}
+    return replace(gate, data=mx.concatenate([gate.data, up.data], axis=1), **arrays), None
 
 
 def attend(

@@ -119,8 +119,8 @@ class Mixture:
     """
 
     router: Weight  # (X, E)
-    gate: Weight  # a stack of X: (F, E)
-    up: Weight  # a stack of X: (F, E)
+    gate: Weight  # a stack of X: (F, E), or (2 F, E): gate above up
+    up: Weight | None  # a stack of X: (F, E); None: below gate
     down: Weight  # a stack of X: (E, F)
     active: int
     normalized: bool
@@ -134,9 +134,9 @@ class Mixture:
         return self.router.rows
 
     @property
-    def stacks(self) -> tuple[Weight, Weight, Weight]:
+    def stacks(self) -> tuple[Weight, ...]:
         """Weights of which a token reads only the active experts."""
-        return self.gate, self.up, self.down
+        return tuple(stack for stack in (self.gate, self.up, self.down) if stack is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

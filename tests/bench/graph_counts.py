@@ -1,14 +1,14 @@
 """Graph size of a decode step per layer, as on a GPU: `python -m tests.bench.graph_counts`. Measures no time.
 
-For headrace's decoder on stock MLX operations and for mlx-lm's class of the same checkpoint, one step (one sequence,
-one token) is built and its graph counted:
+For headrace's decoder on stock MLX operations and for mlx-lm's class of the same checkpoint, one step (one token of one
+sequence, or of each of ROWS sequences) is built and its graph counted:
 
 - nodes: everything that is made and scheduled, views included
 - kernels: launches on Metal and CUDA, all nodes but views
 - levels: kernels on the longest chain of dependencies
 
 Norms, rotations and attention, many operations on the CPU but one kernel on a GPU, are replaced by single nodes. The
-figures of a layer are the difference between models of n and 2n layers.
+figures of a layer are the difference between models of n and 2n layers. Sampling is counted once, from logits to token.
 """
 
 import re
@@ -26,17 +26,33 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
-from headrace.runtime.ops import reference
+from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.buffers import BufferBackend
+from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.ops import reference, stock_sampling
+from headrace.runtime.ops.kv_format import Q8
+from headrace.runtime.ops.weights import SampleRule
 from tests.alone import new_cache
-from tests.tiny import quantize_model, write_model
+from tests.tiny import load_decoder, quantize_model, write_model
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3-moe", "gpt-oss")
+PACKED = ("llama", "qwen3")  # with packed K/V
+BATCHED = ("llama", "qwen3", "gemma3")
+ROWS = 4  # sequences of a batch, of different lengths
+RULES = {  # for both: temperature, top-k, top-p, min-p
+    "temperature": SampleRule(0.7),
+    "top-k 20": SampleRule(0.7, top_k=20),
+    "top-p 0.9": SampleRule(0.7, top_p=0.9),
+    "top-k 20, top-p 0.9": SampleRule(0.7, top_k=20, top_p=0.9),
+    "min-p 0.1": SampleRule(0.7, min_p=0.1),
+}
 LAYERS = 2  # of every kind of layer that a family has
 PROMPT = [5, 17, 3, 88]
 DTYPE = mx.float16
 
 _STAND_INS = {"LogAddExp": "RMSNorm", "ArcTanh": "RoPE", "Depends": "Attention"}
 _VIEWS = {"Broadcast", "Reshape", "Flatten", "Unflatten", "Transpose", "Split", "Slice", "ExpandDims", "Squeeze"}
+_VIEWS |= {"StopGradient"}  # shares its input's buffer
 
 
 @dataclass(frozen=True)
@@ -88,21 +104,111 @@ def own_step(directory: Path) -> Any:
     return step
 
 
+def own_packed_step(directory: Path) -> Any:
+    """Build a step with packed K/V."""
+    network = load_decoder(directory, reference, DTYPE).with_kv(Q8)
+    kv = network.kv_backend(KVOptions(64))
+    cache: Any = kv.acquire(())
+
+    def step(tokens: Sequence[int]) -> mx.array:
+        [one] = kv.make_passes([PassRow(cache, len(tokens), "decode")])
+        logits = network.logits(network.layers(network.embed(mx.array([tokens])), one))
+        one.advance()
+        return logits
+
+    mx.eval(step(PROMPT), cache.arrays)
+    cache.commit(len(PROMPT))
+    cache._before = None
+    return step
+
+
+def own_batch_step(directory: Path) -> Any:
+    """Build a step of ROWS sequences with contexts of different lengths, in slots of shared buffers."""
+    network = load_decoder(directory, reference, DTYPE)
+    kv = network.kv_backend(KVOptions(64, max_running=ROWS))
+    assert isinstance(kv, BufferBackend)
+    caches = [kv.acquire(()) for _ in range(ROWS)]
+    for row, cache in enumerate(caches):
+        tokens = PROMPT[: row + 1]
+        [one] = kv.make_passes([PassRow(cache, len(tokens), "prefill")])
+        x = network.layers(network.embed(mx.array([tokens])), one)
+        one.advance()
+        mx.eval(x, cache.arrays)
+        cache.commit(len(tokens))
+
+    def step(tokens: Sequence[int]) -> mx.array:
+        [one] = kv.make_passes([PassRow(cache, 1, "decode") for cache in caches])
+        x = network.layers(network.embed(mx.array([tokens * ROWS])), one)
+        return network.logits(x[0][:, None])
+
+    return step
+
+
 def mlx_lm_step(directory: Path) -> Any:
     """Build a step of mlx-lm's class with its cache."""
+    return _mlx_lm_step(directory)
+
+
+def mlx_lm_packed_step(directory: Path) -> Any:
+    """Build a step of mlx-lm's class with its quantized cache."""
+    return _mlx_lm_step(directory, packed=True)
+
+
+def _mlx_lm_step(directory: Path, packed: bool = False) -> Any:
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
     model, _ = load_model(directory)
     cache = make_prompt_cache(model)
+    if packed:
+        cache = [layer.to_quantized(group_size=32, bits=8) for layer in cache]
     mx.eval(model(mx.array([PROMPT]), cache=cache), [layer.state for layer in cache])
     return lambda tokens: model(mx.array([tokens]), cache=cache)
+
+
+def mlx_lm_batch_step(directory: Path) -> Any:
+    """Build a step of mlx-lm's class for ROWS sequences, as its batch generation does."""
+    from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, KVCache, make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(directory)
+    padding = [ROWS - 1 - row for row in range(ROWS)]
+    cache = [
+        BatchKVCache(padding) if isinstance(layer, KVCache) else BatchRotatingKVCache(layer.max_size, padding)
+        for layer in make_prompt_cache(model)
+    ]
+    prompts = [[0] * left + PROMPT[: ROWS - left] for left in padding]
+    mx.eval(model(mx.array(prompts), cache=cache), [layer.state for layer in cache])
+    return lambda tokens: model(mx.array([tokens] * ROWS), cache=cache)
+
+
+def count_sampling(rule: SampleRule, vocabulary: int = 1000) -> tuple[Counts, Counts]:
+    """Count from logits (1, V) to a token: headrace's, mlx-lm's with its log probabilities."""
+    from mlx_lm.sample_utils import make_sampler
+
+    logits = mx.random.normal((1, vocabulary)).astype(DTYPE)
+    sampler = make_sampler(rule.temperature, 0.0 if rule.top_p == 1 else rule.top_p, rule.min_p, 1, rule.top_k)
+    mx.eval(logits)
+
+    def ours(_: Sequence[int]) -> mx.array:
+        return stock_sampling.sample(logits.astype(mx.float32), [rule], [7 << 45])
+
+    def theirs(_: Sequence[int]) -> mx.array:
+        return sampler(logits - mx.logsumexp(logits, keepdims=True))
+
+    one, other = _counted(ours), _counted(theirs)
+    return Counts(*one), Counts(*other)
 
 
 def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     plain = folder / f"{family}-{layers}"
     if not plain.exists():
-        write_model(plain, family, dtype=DTYPE, changes={"num_hidden_layers": layers})
+        changes: dict[str, Any] = {"num_hidden_layers": layers}
+        if family == "gpt-oss":
+            changes["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
+        if family == "qwen3-moe":
+            changes["mlp_only_layers"] = []
+        write_model(plain, family, dtype=DTYPE, changes=changes)
     other = {"group_size": 32, "bits": 8}
     modules = [f"model.layers.{i}.{name}" for i in range(layers) for name in ("self_attn.v_proj", "mlp.up_proj")]
     name = f"{family}-{layers}-{'mixed' if mixed else 'even'}"
@@ -167,15 +273,32 @@ def _graph(output: mx.array) -> dict[int, Node]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kinds = f"{'kernels':>9}{'levels':>8}"
-        print(f"{'a layer of':<20}{'headrace: nodes':>16}{kinds}{'mlx-lm: nodes':>16}{kinds}")
-        for family in FAMILIES:
-            for mixed in (False, True):
-                ours, theirs = (count_layer(step, family, Path(folder), mixed) for step in (own_step, mlx_lm_step))
-                name = f"{family}{', mixed bits' if mixed else ''}"
-                print(
-                    f"{name:<20}{ours.nodes:>16g}{ours.kernels:>9g}{ours.levels:>8g}"
-                    f"{theirs.nodes:>16g}{theirs.kernels:>9g}{theirs.levels:>8g}"
-                )
+        print(f"{'a layer of':<24}{'headrace: nodes':>16}{kinds}{'mlx-lm: nodes':>16}{kinds}")
+        for name, (own, other, family, mixed) in rows().items():
+            _print(name, *(count_layer(step, family, Path(folder), mixed) for step in (own, other)))
+        print("sampling")
+        for name, rule in RULES.items():
+            _print(name, *count_sampling(rule))
+
+
+def rows() -> dict[str, tuple[Any, Any, str, bool]]:
+    """Return the rows of layers: name -> (step of headrace, of mlx-lm, family, mixed bits)."""
+    found: dict[str, tuple[Any, Any, str, bool]] = {}
+    for family in FAMILIES:
+        found[family] = own_step, mlx_lm_step, family, False
+        found[f"{family}, mixed bits"] = own_step, mlx_lm_step, family, True
+    for family in PACKED:
+        found[f"{family}, packed K/V"] = own_packed_step, mlx_lm_packed_step, family, False
+    for family in BATCHED:
+        found[f"{family}, {ROWS} sequences"] = own_batch_step, mlx_lm_batch_step, family, False
+    return found
+
+
+def _print(name: str, ours: Counts, theirs: Counts) -> None:
+    print(
+        f"{name:<24}{ours.nodes:>16g}{ours.kernels:>9g}{ours.levels:>8g}"
+        f"{theirs.nodes:>16g}{theirs.kernels:>9g}{theirs.levels:>8g}"
+    )
 
 
 if __name__ == "__main__":
