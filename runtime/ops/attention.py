@@ -29,9 +29,23 @@ def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.arr
     return q, k, v
 
 
-def placed_queries(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
-    """Apply norm, rotation and growth to queries (B, H, T, D). offset: one, or one per row (B,)."""
-    q = norm_and_rotate(q, spec.q_norm, offset, spec)
+def placed_heads(qkv: Projections, offset: int | mx.array, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
+    """Split as `split_heads`; apply norms, rotation and growth. offset: one, or one per row (B,).
+
+    Queries and keys of one sequence are rotated together, if they have no norms: one kernel fewer.
+    """
+    q, k, v = split_heads(qkv, spec)
+    if isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope and spec.q_norm is None and spec.k_norm is None:
+        both = qkv[..., : (spec.heads + spec.kv_heads) * spec.head_dim]
+        both = both.reshape(*both.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
+        q, k = mx.split(_rotated(both, offset, spec), [spec.heads], axis=1)
+    else:
+        q = _norm_and_rotate(q, spec.q_norm, offset, spec)
+        k = _norm_and_rotate(k, spec.k_norm, offset, spec)
+    return _grown(q, offset, spec), k, v
+
+
+def _grown(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     if spec.growth is None:
         return q
     (beta, length), begin = spec.growth, offset if isinstance(offset, int) else offset[:, None]
@@ -39,7 +53,7 @@ def placed_queries(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> 
     return q * (factor if factor.ndim == 1 else factor[:, None])[..., None].astype(q.dtype)
 
 
-def norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
+def _norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     """Apply norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
     if spec.norm_last:
         x = _rotated(x, offset, spec)

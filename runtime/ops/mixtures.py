@@ -47,9 +47,7 @@ def gathered(x: mx.array, stack: Weight, indices: mx.array, rows: mx.array | Non
     """
     ordered = rows is None
     if stack.scales is None:
-        y = mx.gather_mm(
-            x, stack.data.swapaxes(-1, -2), lhs_indices=rows, rhs_indices=indices, sorted_indices=ordered
-        )
+        y = mx.gather_mm(x, stack.data.swapaxes(-1, -2), lhs_indices=rows, rhs_indices=indices, sorted_indices=ordered)
     else:
         y = mx.gather_qmm(
             x,

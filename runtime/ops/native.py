@@ -365,8 +365,8 @@ def greedy(logits: mx.array) -> mx.array:
 
 
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
-    """Choose a token for each row by its own rule and random key, in one node. (B, V) float32 -> (B,) uint32."""
-    return kernels.sample(logits, rules, keys)
+    """Choose a token for each row by its own rule and random key, in one node. (B, V) -> (B,) uint32."""
+    return kernels.sample(logits.astype(mx.float32), rules, keys)
 
 
 def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersNode | None:

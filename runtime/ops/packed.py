@@ -1,8 +1,8 @@
 """Attention over packed K/V in stock MLX, in MLX's groups with a scale and an offset.
 
 Contract: as `runtime.ops.reference.attend`, over `Rows` instead of plain buffers. Few queries multiply the codes
-directly; for more, one layer's visible entries are unpacked for MLX's fused attention. Non-finite keys or values come
-back as NaN.
+directly; for more, one layer's visible entries are unpacked for MLX's fused attention. On a CPU, non-finite keys or
+values come back as NaN; on a GPU the check of logits alone finds them, since it would take six kernels a layer.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
@@ -14,10 +14,8 @@ from headrace.runtime.ops import reference
 from headrace.runtime.ops.attention import (
     apply_mask,
     attention,
-    norm_and_rotate,
-    placed_queries,
+    placed_heads,
     sdpa_mask,
-    split_heads,
 )
 from headrace.runtime.ops.kv_format import Coding, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Projections
@@ -38,13 +36,12 @@ def attend(
     qkv: Projections, keys: Rows, values: Rows, offset: int, spec: AttentionSpec, first: int, kv: KVFormat
 ) -> tuple[mx.array, Rows, Rows]:
     """Rotate, pack, append and attend. Returns (out (B, T, H * D), keys, values), as `reference.attend` does."""
-    q, k, v = split_heads(qkv, spec)
+    q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape
     row = offset - first
     end = row + length
-    keys = _written(keys, norm_and_rotate(k, spec.k_norm, offset, spec), row, kv.keys)
+    keys = _written(keys, k, row, kv.keys)
     values = _written(values, v, row, kv.values)
-    q = placed_queries(q, offset, spec)
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
     seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
     if length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):
@@ -58,6 +55,8 @@ def attend(
 def pack(x: mx.array, coding: Coding, dtype: mx.Dtype) -> Rows:
     """Quantize x (..., D); scales and offsets in `dtype`."""
     codes, scales, offsets = mx.quantize(x.astype(dtype), group_size=coding.group, bits=coding.bits)
+    if reference.on_gpu():
+        return Rows(codes, scales, offsets)
     # Minimum and maximum skip NaN, so a group with one would come back finite.
     nans = (0 * x).reshape(*scales.shape, coding.group).sum(axis=-1)
     return Rows(codes, scales + nans.astype(dtype), offsets)
@@ -79,11 +78,18 @@ def _unpacked(rows: Rows, coding: Coding, dtype: mx.Dtype) -> mx.array:
 
 
 def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.array:
-    """Multiply x (B, Hkv, n, D or S) by the rows (B, Hkv, S, D), transposed or not."""
-    scales, offsets = (part.astype(x.dtype) for part in (rows.scales, rows.offsets))
+    """Multiply x (B, Hkv, n, D or S) by the rows (B, Hkv, S, D), transposed or not.
+
+    On a GPU each of the n is a product by itself: MLX's kernels for one row are split over the entries, those for
+    several rows walk all of them in few threadgroups.
+    """
+    codes, (scales, offsets) = rows.codes, (part.astype(x.dtype) for part in (rows.scales, rows.offsets))
+    if reference.on_gpu() and x.ndim == 4:
+        apart = Rows(*(part[:, :, None] for part in (codes, scales, offsets)))
+        return _product(x[:, :, :, None], apart, coding, transpose=transpose)[..., 0, :]
     return mx.quantized_matmul(
         x,
-        rows.codes,
+        codes,
         scales=scales,
         biases=offsets,
         transpose=transpose,

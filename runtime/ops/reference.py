@@ -10,9 +10,9 @@ from dataclasses import replace
 import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
-from headrace.runtime.ops import groups_of_16, mixtures, recurrent, stock_sampling
+from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED
-from headrace.runtime.ops.attention import attention, norm_and_rotate, placed_queries, split_heads
+from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.mixtures import gathered
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
@@ -153,15 +153,17 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
-    tokens, rows = h.reshape(-1, 1, h.shape[-1]), mixtures.token_of_pair(indices.size, m.active)
-    if order is not None:
-        tokens, rows, indices = tokens[rows[order]], None, indices[order]  # (pairs, 1, E)
+    tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
+    token, rows, own = mixtures.token_of_pair(indices.size, m.active), None, None
+    if order is None:
+        rows, own = token, mixtures.token_of_pair(indices.size, 1)
+    else:
+        tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
     if m.up is None:
         gate, up = mx.split(gathered(tokens, m.gate, indices, rows), 2, axis=-1)
     else:
         up, gate = (gathered(tokens, stack, indices, rows) for stack in (m.up, m.gate))
-    rows = None if order is not None else mixtures.token_of_pair(indices.size, 1)
-    y = gathered(glu(gate, up, activation), m.down, indices, rows)[:, 0]  # (pairs, E)
+    y = gathered(glu(gate, up, activation), m.down, indices, own)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
@@ -177,8 +179,9 @@ def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
     def joined(one: mx.array | None, other: mx.array | None) -> mx.array | None:
         return None if one is None or other is None else mx.concatenate([one, other], axis=1)
 
-    arrays = {name: joined(getattr(gate, name), getattr(up, name)) for name in ("scales", "biases", "bias")}
-    return replace(gate, data=mx.concatenate([gate.data, up.data], axis=1), **arrays), None
+    data, scales = mx.concatenate([gate.data, up.data], axis=1), joined(gate.scales, up.scales)
+    biases, bias = joined(gate.biases, up.biases), joined(gate.bias, up.bias)
+    return replace(gate, data=data, scales=scales, biases=biases, bias=bias), None
 
 
 def attend(
@@ -198,13 +201,12 @@ def attend(
     (out (B, T, H * D), keys, values) with rows [offset, offset + T) written; use only the returned buffers afterwards.
     Both phases attend alike here. slot: the sequence's index in shared buffers.
     """
-    q, k, v = split_heads(qkv, spec)
+    q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape
     row = offset - first
     end, own = row + length, slice(slot, slot + batch)
-    keys[own, :, row:end] = norm_and_rotate(k, spec.k_norm, offset, spec).astype(keys.dtype)
+    keys[own, :, row:end] = k.astype(keys.dtype)
     values[own, :, row:end] = v.astype(values.dtype)
-    q = placed_queries(q, offset, spec)
 
     # No query sees entries before `start`.
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
@@ -294,4 +296,4 @@ def greedy(logits: mx.array) -> mx.array:
 
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
     """Choose a token for each row. See `runtime.ops.stock_sampling`."""
-    return stock_sampling.sample(logits, rules, keys)
+    return gpu_sampling.sample(logits, rules, keys) if on_gpu() else stock_sampling.sample(logits, rules, keys)

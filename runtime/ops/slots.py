@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.runtime.ops.attention import norm_and_rotate, placed_queries, split_heads
+from headrace.runtime.ops.attention import placed_heads
 from headrace.runtime.ops.weights import AttentionSpec, Projections
 
 
@@ -27,19 +27,38 @@ class SlotRows:
         self.place = places[0] if _one(places) else None  # set if all rows write to the same place
         self.offset = offsets[0] if _one(offsets) else mx.array(offsets, mx.int32)
         self.in_order = slots == list(range(self.read))
-        self.slots = mx.array(slots, mx.int32)
-        self.places = mx.array(places, mx.int32)
+        # All indices have the type of MLX's own: else each layer casts them.
+        self.slots = mx.array(slots, mx.uint32)
+        self.places = mx.array(places, mx.uint32)
         rows = [0] * self.read  # by slot; any row for a slot without one
         for row, slot in enumerate(slots):
             rows[slot] = row
-        self.rows = mx.array(rows, mx.int32)
+        self.rows = mx.array(rows, mx.uint32)
         # An array mask disables MLX's fused attention on CUDA; on Metal, vector attention skips masked keys. No mask is
         # needed for sequences of equal length.
-        self.mask: mx.array | None = None  # (S, 1, 1, end - begin)
+        self._visible: mx.array | None = None  # (S, end - begin)
         if self.place is None or not _one(begins):
-            entries = mx.arange(self.begin, self.end)
-            first, last = mx.array(begins)[self.rows, None], self.places[self.rows, None]
-            self.mask = ((entries >= first) & (entries <= last))[:, None, None]
+            entries = mx.arange(self.begin, self.end, dtype=mx.uint32)
+            first, last = mx.array(begins, mx.uint32)[self.rows, None], self.places[self.rows, None]
+            self._visible = (entries >= first) & (entries <= last)
+        self._masks: dict[int, mx.array] = {}  # by number of query heads
+        self._heads: dict[int, mx.array] = {}
+
+    def mask(self, heads: int) -> mx.array | None:
+        """Return the mask (S, H, 1, end - begin), contiguous: MLX copies others in every layer."""
+        if self._visible is None:
+            return None
+        if heads not in self._masks:
+            slots, entries = self._visible.shape
+            whole = mx.broadcast_to(self._visible[:, None, None], (slots, heads, 1, entries))
+            self._masks[heads] = mx.contiguous(whole)
+        return self._masks[heads]
+
+    def heads(self, count: int) -> mx.array:
+        """Return the indices of K/V heads, (Hkv,)."""
+        if count not in self._heads:
+            self._heads[count] = mx.array(list(range(count)), mx.uint32)
+        return self._heads[count]
 
 
 def _one(values: Sequence[int]) -> bool:
@@ -56,23 +75,21 @@ def attend_slots(
     """
     parts = [qkv] if isinstance(qkv, mx.array) else qkv
     apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
-    q, k, v = split_heads(apart[0] if isinstance(qkv, mx.array) else apart, spec)  # (N, H or Hkv, 1, D)
-    k = norm_and_rotate(k, spec.k_norm, rows.offset, spec).astype(keys.dtype)
-    q = placed_queries(q, rows.offset, spec)
-    v = v.astype(values.dtype)
+    q, k, v = placed_heads(apart[0] if isinstance(qkv, mx.array) else apart, rows.offset, spec)  # (N, H or Hkv, 1, D)
+    k, v = k.astype(keys.dtype), v.astype(values.dtype)
     if rows.in_order and rows.place is not None:
         keys[: rows.read, :, rows.place : rows.place + 1] = k
         values[: rows.read, :, rows.place : rows.place + 1] = v
     else:
-        keys[rows.slots, :, rows.places] = k[:, :, 0]
-        values[rows.slots, :, rows.places] = v[:, :, 0]
+        places = rows.slots[:, None], rows.heads(spec.kv_heads), rows.places[:, None]
+        keys[places], values[places] = k[:, :, 0], v[:, :, 0]
     seen_keys, seen_values = (held[: rows.read, :, rows.begin : rows.end].astype(q.dtype) for held in (keys, values))
     out = mx.fast.scaled_dot_product_attention(
         q if rows.in_order else q[rows.rows],
         seen_keys,
         seen_values,
         scale=spec.scale,
-        mask=rows.mask,
+        mask=rows.mask(spec.heads),
         sinks=spec.sinks,
     )  # (S, H, 1, D)
     return (out if rows.in_order else out[rows.slots]).reshape(1, len(rows.slots), -1), keys, values

@@ -16,10 +16,11 @@ def greedy(logits: mx.array) -> mx.array:
 def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array:
     """Choose a token for each row by its own rule: temperature, top-k, top-p, min-p, then a sample.
 
-    logits (B, V) float32 -> (B,) uint32. A key, 64 random bits, is a fraction of the kept mass: the token at that point
+    logits (B, V) -> (B,) uint32. A key, 64 random bits, is a fraction of the kept mass: the token at that point
     of the cumulative sum in vocabulary order is chosen. Of equal logits at a cut the first stay; a NaN logit is chosen.
     Rows do not affect each other.
     """
+    logits = logits.astype(mx.float32)
     is_greedy = [rule.temperature == 0 for rule in rules]
     best = greedy(logits)
     if all(is_greedy):

@@ -20,7 +20,7 @@ B = sequences, V = vocabulary.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 
@@ -175,8 +175,10 @@ def choose(
     return tokens
 
 
-def _replace_rows(logits: mx.array, replaced: Iterable[tuple[slice, mx.array]]) -> mx.array:
-    """Return logits (N, V) in float32, with some rows replaced."""
+def _replace_rows(logits: mx.array, replaced: Collection[tuple[slice, mx.array]]) -> mx.array:
+    """Return logits (N, V), in float32 with some rows replaced; as they are if none is."""
+    if not replaced:
+        return logits
     logits, parts, row = logits.astype(mx.float32), [], 0
     for rows, own in replaced:
         if row < rows.start:

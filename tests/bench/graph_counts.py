@@ -29,7 +29,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import PassRow
-from headrace.runtime.ops import reference, stock_sampling
+from headrace.runtime.ops import reference
 from headrace.runtime.ops.kv_format import Q8
 from headrace.runtime.ops.weights import SampleRule
 from tests.alone import new_cache
@@ -191,7 +191,7 @@ def count_sampling(rule: SampleRule, vocabulary: int = 1000) -> tuple[Counts, Co
     mx.eval(logits)
 
     def ours(_: Sequence[int]) -> mx.array:
-        return stock_sampling.sample(logits.astype(mx.float32), [rule], [7 << 45])
+        return reference.sample(logits, [rule], [7 << 45])
 
     def theirs(_: Sequence[int]) -> mx.array:
         return sampler(logits - mx.logsumexp(logits, keepdims=True))

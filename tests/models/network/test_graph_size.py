@@ -6,24 +6,36 @@ import mlx.core as mx
 import pytest
 
 from headrace.runtime.ops import reference
-from tests.bench.graph_counts import FAMILIES, count_layer, mlx_lm_step, own_step
+from tests.bench.graph_counts import RULES, count_layer, count_sampling, own_step, rows
 
 pytestmark = pytest.mark.peer
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["even", "mixed-bits"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_layer_is_no_longer_than_mlx_lms(family: str, mixed: bool, tmp_path: Path) -> None:
-    ours = count_layer(own_step, family, tmp_path, mixed)
-    theirs = count_layer(mlx_lm_step, family, tmp_path, mixed)
-    assert ours.kernels <= theirs.kernels
-    assert ours.levels <= theirs.levels
+@pytest.mark.parametrize("name", rows())
+def test_a_layer_is_no_longer_than_mlx_lms(name: str, tmp_path: Path) -> None:
+    own, other, family, mixed = rows()[name]
+    ours, theirs = (count_layer(step, family, tmp_path, mixed) for step in (own, other))
+    assert 0 < ours.kernels <= theirs.kernels
+    assert 0 < ours.levels <= theirs.levels
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_sampling_is_no_longer_than_mlx_lms(name: str) -> None:
+    ours, theirs = count_sampling(RULES[name])
+    assert 0 < ours.kernels <= theirs.kernels
+    assert 0 < ours.levels <= theirs.levels
 
 
 def test_a_layer_of_llama_has_the_counted_operations(tmp_path: Path) -> None:
-    """Norm, q/k/v, 2 rotations, 2 writes, attention, output, sum; norm, gate and up, activation, down, sum."""
+    """Norm, q/k/v, rotation, 2 writes, attention, output, sum; norm, gate and up, activation, down, sum."""
     counts = count_layer(own_step, "llama", tmp_path)
-    assert (counts.kernels, counts.levels) == (14, 12)
+    assert (counts.kernels, counts.levels) == (13, 12)
+
+
+def test_a_layer_of_a_mixture_has_the_counted_operations(tmp_path: Path) -> None:
+    """Llama's with norms and rotations of q and k; router, choice, shares (2), gate and up, activation, down, sum."""
+    counts = count_layer(own_step, "qwen3-moe", tmp_path)
+    assert (counts.kernels, counts.levels) == (20, 15)
 
 
 @pytest.mark.parametrize(("activation", "dtype"), [("silu", mx.bfloat16), ("gelu", mx.float16)])

@@ -1,0 +1,70 @@
+"""Sampling on GPUs against the definition: the same tokens, for any rules, ties, masks and NaN."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from headrace.runtime.ops import SampleRule, gpu_sampling, stock_sampling
+
+CUTS = [
+    (0, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.3, 0.0), (20, 1.0, 0.0), (1, 1.0, 0.0), (32, 0.9, 0.0), (33, 0.9, 0.0),
+    (0, 1.0, 0.05), (20, 0.8, 0.1), (5000, 0.95, 1e-4),
+]  # fmt: skip
+VOCABULARY = 3001
+
+
+@pytest.fixture(autouse=True)
+def _plain() -> Iterator[None]:
+    """A compiled function on a CPU runs a C++ compiler first."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def some(rows: int, seed: int, ties: bool = False) -> tuple[mx.array, list[int]]:
+    """Return logits (rows, V), a few of them excluded, and keys."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=(rows, VOCABULARY)).astype(np.float32) * 3
+    if ties:
+        logits = np.round(logits)
+    logits[:, random.integers(0, VOCABULARY, 50)] = -np.inf
+    return mx.array(logits), [int(key) for key in random.integers(0, 2**64, rows, dtype=np.uint64)]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("cuts", CUTS)
+def test_tokens_are_those_of_the_definition(cuts: tuple[int, float, float], ties: bool) -> None:
+    rules = [SampleRule(0.8, *cuts)] * 64
+    logits, keys = some(len(rules), 3, ties)
+    ours, defined = (np.array(kind.sample(logits, rules, keys)) for kind in (gpu_sampling, stock_sampling))
+    assert (ours != defined).sum() <= 1  # sums in another order may fall on the neighbour
+
+
+def test_rows_have_their_own_rules() -> None:
+    rules = [SampleRule(), *(SampleRule(0.5 + 0.2 * i, *cuts) for i, cuts in enumerate(CUTS)), SampleRule(1.3)]
+    for seed in range(10):
+        logits, keys = some(len(rules), seed)
+        ours, defined = (np.array(kind.sample(logits, rules, keys)) for kind in (gpu_sampling, stock_sampling))
+        assert (ours != defined).sum() <= 1
+        assert ours[0] == defined[0]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_logit_that_is_not_finite_is_chosen(cuts: tuple[int, float, float], broken: float) -> None:
+    logits, keys = some(3, 1)
+    logits[1, 77] = broken
+    rules = [SampleRule(0.8, *cuts)] * 3
+    defined = stock_sampling.sample(logits, rules, keys).tolist()
+    assert gpu_sampling.sample(logits, rules, keys).tolist()[1] == defined[1] == 77
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_half_precision_needs_no_cast_before(dtype: mx.Dtype) -> None:
+    logits, keys = some(64, 9)
+    rules = [SampleRule(0.8, 20)] * 64
+    half = logits.astype(dtype)
+    ours = np.array(gpu_sampling.sample(half, rules, keys))
+    assert (ours != np.array(gpu_sampling.sample(half.astype(mx.float32), rules, keys))).sum() == 0
