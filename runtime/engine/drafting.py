@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+import mlx.core as mx
+
 from headrace.runtime.engine import sequence as sequences
 from headrace.runtime.engine.scheduler import ScheduledChunk
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, MTP_WEIGHT, Acceptance
-from headrace.runtime.speculation.controller import MIN_GAIN, Controller
+from headrace.runtime.speculation.controller import GPU_ROWS, MIN_GAIN, ROWS, Controller
 from headrace.runtime.speculation.dry_run import Pauses
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import MAX_DRAFT, Proposer
@@ -42,7 +44,8 @@ class Drafting:
     """
 
     def __init__(self, vocab_size: int, costs: PassCostStore | None = None, *, has_head: bool = False) -> None:
-        self.controller = Controller(costs.load() if costs else None)
+        rows = GPU_ROWS if mx.default_device().type == mx.DeviceType.gpu else ROWS
+        self.controller = Controller(costs.load() if costs else None, rows)
         # Of a multi-token prediction head, by place in the draft:
         self.acceptance = Acceptance(MTP_PRIOR, costs.load_rates() if costs and has_head else (), MTP_WEIGHT)
         self._has_head = has_head

@@ -14,6 +14,8 @@ SCORES = {mx.DeviceType.cpu: 24 << 20, mx.DeviceType.gpu: 128 << 20}  # bytes, o
 FUSED = frozenset({64, 72, 80, 96, 128})  # head sizes of Metal's fused attention of many queries (CUDA's: up to 128)
 FORCED = frozenset({192, 256})  # head sizes that Metal's has, but uses only if it is forced
 _VECTOR = 8  # queries up to which attention takes kernels for few ones
+_VECTOR_ROWS = 32  # queries times query heads of a K/V head, of these kernels on Metal
+_VECTOR_SIZES = frozenset({64, 96, 128, 192, 256})  # their head sizes
 
 
 def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
@@ -113,9 +115,12 @@ def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec
     """Attend with the queries of the last positions (B, H, T, D) over K/V (B, Hkv, S, D) -> (B, H, T, D)."""
     length, entries = q.shape[2], keys.shape[2]
     masked = sdpa_mask(length, entries, spec.window)
+    if 1 < (size := _few(length, spec)) < length:
+        return _attention_in_pieces(q, keys, values, spec, size)
     if length > _VECTOR and (forced := _bounds_scores(q, entries, masked, spec)) is not None:
         if not forced:
-            return _attention_in_pieces(q, keys, values, spec)
+            size = max(1, length * SCORES[mx.default_device().type] // _score_bytes(q, entries))
+            return _attention_in_pieces(q, keys, values, spec, size, wait=True)
         return mx.fast.scaled_dot_product_attention(
             q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks, force_fused=True
         )
@@ -124,11 +129,26 @@ def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks)
 
 
+def _few(length: int, spec: AttentionSpec) -> int:
+    """Return the queries that Metal's kernels for few ones take at once; `length` where they are not for these.
+
+    Draft tokens are verified by them: kernels for many queries do not divide the entries among threadgroups.
+    """
+    few = min(_VECTOR, _VECTOR_ROWS * spec.kv_heads // spec.heads)
+    fits = length <= _VECTOR_ROWS and spec.softcap is None and spec.head_dim in _VECTOR_SIZES
+    metal = fits and mx.default_device().type != mx.DeviceType.cpu and mx.metal.is_available()
+    return few if metal and few > 1 else length
+
+
+def _score_bytes(q: mx.array, entries: int) -> int:
+    batch, heads, length, _ = q.shape
+    return batch * heads * length * entries * q.itemsize
+
+
 def _bounds_scores(q: mx.array, entries: int, masked: mx.array | str | None, spec: AttentionSpec) -> bool | None:
     """Return None if scores stay within SCORES or are not kept; else whether a fused kernel can be forced."""
-    batch, heads, length, dim = q.shape
-    device = mx.default_device().type
-    if batch * heads * length * entries * q.itemsize <= SCORES[device]:
+    dim, device = q.shape[3], mx.default_device().type
+    if _score_bytes(q, entries) <= SCORES[device]:
         return None
     if device == mx.DeviceType.cpu or spec.softcap is not None:
         return False
@@ -137,15 +157,14 @@ def _bounds_scores(q: mx.array, entries: int, masked: mx.array | str | None, spe
     return None if dim <= max(FUSED) and not isinstance(masked, mx.array) else False
 
 
-def _attention_in_pieces(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec) -> mx.array:
-    """Attend with as many queries at once as SCORES allows. As `attention`.
+def _attention_in_pieces(
+    q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec, size: int, wait: bool = False
+) -> mx.array:
+    """Attend with `size` queries at once. As `attention`.
 
-    Each piece is evaluated: MLX allocates what it queues, so that pieces in flight would hold their scores together.
+    wait: evaluate each piece; MLX allocates what it queues, so that pieces in flight would hold their scores together.
     """
-    batch, heads, length, _ = q.shape
-    entries = keys.shape[2]
-    row = batch * heads * entries * q.itemsize
-    size = max(1, SCORES[mx.default_device().type] // row)
+    length, entries = q.shape[2], keys.shape[2]
     outs = []
     for begin in range(0, length, size):
         end = min(begin + size, length)
@@ -153,7 +172,8 @@ def _attention_in_pieces(q: mx.array, keys: mx.array, values: mx.array, spec: At
         first = 0 if spec.window is None else max(0, seen - (end - begin) - spec.window + 1)
         visible = slice(first, seen)
         out = attention(q[:, :, begin:end], keys[:, :, visible], values[:, :, visible], spec)
-        mx.eval(out)
+        if wait:
+            mx.eval(out)
         outs.append(out)
     return mx.concatenate(outs, axis=2)
 

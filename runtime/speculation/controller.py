@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from headrace.runtime.metrics.running_median import RunningMedian
 
 ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with draft tokens, all sequences
+GPU_ROWS = (2, 3, 5, 10, 16, 32)  # the same on a GPU: MLX's products of few rows compute 5 at once
 MAX_DRAFT_PER_PASS = 30  # all sequences
 MIN_GAIN = 1.1  # expected speed-up from which draft tokens are used: chances are estimates, too
 # Estimates before the first measurement, relative to a step:
@@ -37,9 +38,9 @@ Costs = Mapping[tuple[int, int], tuple[float, int]]
 class _Curve:
     """r(B, K) for one B, interpolated and extrapolated from the measured K."""
 
-    def __init__(self, sequences: int, stored: Costs) -> None:
+    def __init__(self, sequences: int, stored: Costs, candidates: Sequence[int]) -> None:
         self._sequences = sequences
-        counts = [rows - sequences for rows in ROWS if 0 < rows - sequences <= MAX_DRAFT_PER_PASS]
+        counts = [rows - sequences for rows in candidates if 0 < rows - sequences <= MAX_DRAFT_PER_PASS]
         self._prior = {count: _WAIT + _rows_cost(sequences + count) / _rows_cost(sequences) for count in counts}
         self._plain = RunningMedian(_PLAIN)
         self.age = 0  # passes with draft tokens since the newest without
@@ -107,10 +108,13 @@ def _scaled(expected: Mapping[int, float], measured: Mapping[int, float]) -> dic
 
 
 class Controller:
-    """Draft token counts for one engine's passes. stored: `measured` of an earlier engine of the same kind."""
+    """Draft token counts for one engine's passes.
 
-    def __init__(self, stored: Costs | None = None) -> None:
-        self._stored = stored or {}
+    stored: `measured` of an earlier engine of the same kind. rows: numbers of rows that passes may have.
+    """
+
+    def __init__(self, stored: Costs | None = None, rows: Sequence[int] = ROWS) -> None:
+        self._stored, self._rows = stored or {}, rows
         self._curves: dict[int, _Curve] = {}
         self._before: tuple[int, int, float] | None = None  # the newest pass, if it had draft tokens
         self.passes = 0  # with draft tokens
@@ -196,5 +200,5 @@ class Controller:
 
     def _curve(self, sequences: int) -> _Curve:
         if sequences not in self._curves:
-            self._curves[sequences] = _Curve(sequences, self._stored)
+            self._curves[sequences] = _Curve(sequences, self._stored, self._rows)
         return self._curves[sequences]

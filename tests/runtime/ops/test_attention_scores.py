@@ -1,5 +1,6 @@
 """Memory of attention scores in stock MLX: bounded, with the same result."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -87,3 +88,36 @@ def test_a_gpu_takes_fused_attention_where_it_has_one(
         assert calls == [(QUERIES, True)]
     else:
         assert calls == [(32, False)] * 3
+
+
+@pytest.mark.parametrize(("heads_per_kv", "rows", "sizes"), [
+    (1, 1, [1]), (2, 8, [8]), (2, 10, [8, 2]), (8, 10, [4, 4, 2]), (8, 5, [4, 1]), (16, 5, [2, 2, 1]), (2, 33, [33]),
+    (32, 5, [5]),
+])  # fmt: skip
+def test_draft_tokens_attend_by_kernels_for_few_queries(
+    heads_per_kv: int, rows: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metal's take 8 queries, and 32 times the query heads of a K/V head; the result is that of all at once."""
+    mx.random.seed(2)
+    q = mx.random.normal((1, 2 * heads_per_kv, rows, 64))
+    k, v = (mx.random.normal((1, 2, 50, 64)) for _ in range(2))
+    for window in (None, 20):
+        spec = AttentionSpec(2 * heads_per_kv, 2, 64, scale=0.125, window=window)
+        whole, calls = attention.attention(q, k, v, spec), list[int]()
+        with monkeypatch.context() as patched:
+            as_on_metal(patched, calls, mx.fast.scaled_dot_product_attention)
+            pieces = attention.attention(q, k, v, spec)
+        assert calls == sizes
+        assert mx.allclose(pieces, whole, rtol=1e-5, atol=1e-6)
+
+
+def as_on_metal(patched: pytest.MonkeyPatch, calls: list[int], fused: Callable[..., mx.array]) -> None:
+    """Count the queries of each attention on what says it is Metal."""
+
+    def attend(q: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        calls.append(q.shape[2])
+        return fused(q, *arguments, stream=mx.cpu, **options)
+
+    patched.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    patched.setattr(mx.metal, "is_available", lambda: True)
+    patched.setattr(mx.fast, "scaled_dot_product_attention", attend)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.runtime.speculation.controller import MAX_DRAFT_PER_PASS, Controller
+from headrace.runtime.speculation.controller import GPU_ROWS, MAX_DRAFT_PER_PASS, Controller
 
 
 def seconds(rows: int, row: float) -> float:
@@ -115,3 +115,17 @@ def test_a_coarse_clock_is_no_error() -> None:
     assert not controller.pays(1, 1.0, cost_s=0.01)
     assert controller.choose([[1.0] * 3], [0.01]) == [0]
     assert all(ratio >= 1 for ratio, _ in controller.measured.values())
+
+
+def test_passes_have_the_numbers_of_rows_that_pay() -> None:
+    controller = Controller(rows=GPU_ROWS)
+    for _ in range(3):
+        controller.record(1, 0, 0.01, ahead=True)
+    counts = set()
+    for chance in (0.5, 0.8, 0.9, 0.99):
+        [count] = controller.choose([[chance**place for place in range(1, 31)]])
+        counts.add(count)
+        controller.record(1, count, 0.01, ahead=True)
+        controller.record(1, 0, 0.01, ahead=True)
+    assert max(counts) > 3
+    assert counts <= {0, *(rows - 1 for rows in GPU_ROWS)}
