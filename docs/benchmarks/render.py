@@ -118,10 +118,21 @@ def predictions(axes: Any) -> None:
     axes.legend(frameon=False)
 
 
+def quality(axes: Any) -> None:
+    """Speed over divergence from float32, per engine: prompts and single steps."""
+    rows = tables()["zen5-quality"]["rows"]
+    for row, colour in zip(rows, ("#2b8a3e", "#c8641e", "#1f6fb2", "#7a4fa3"), strict=True):
+        for key, shape in (("prefill", "s"), ("decode", "o")):
+            axes.plot(row["kl"][0], row[key], shape, color=colour, label=f"{row['engine']}, {key}")
+    axes.set(xscale="log", yscale="log", xlabel="KL from float32, nats (left is closer)", ylabel="tok/s")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
 PLOTS: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "speed-by-depth": (speed_by_depth, (6.4, 3.6)),
     "ratios": (ratios, (7.6, 4.8)),
     "speculation": (speculation, (6.4, 2.4)),
+    "quality": (quality, (6.4, 3.2)),
     "predictions": (predictions, (5.2, 4.0)),
 }
 
