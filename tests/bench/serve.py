@@ -1,10 +1,12 @@
 """The server against the engine without HTTP: speed of one and of eight clients, first tokens, peers.
 
-    python -m tests.bench.serve [--rounds 5] [--tokens 128] [--llama-python PYTHON] [--agent 14000]
+    python -m tests.bench.serve [--rounds 5] [--tokens 128] [--agent 14000]
+        [--llama-python PYTHON --gguf FILE] [--mlx-model DIR]
 
 One streaming client against `headrace run`, eight at once against `headrace bench --batch 8`, in turns, so that each
 ratio is of neighbours in time. Clients measure with their own clock: time to the first text, and tokens after it over
-the time between the first and the last. `--llama-python` is an interpreter with llama-cpp-python and its server.
+the time between the first and the last. Peers: llama-cpp-python's server (`--llama-python`, `--gguf`) and mlx-lm's
+(`--mlx-model`), each in turn with this one, on the same weights and as many threads.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,24 +117,48 @@ def bench_batch(tokens: int, batch: int) -> float:
     return float(found["tokens_per_second"]["mean"])
 
 
-@contextmanager
-def llama_server(python: str, model: Path, threads: int) -> Iterator[str]:
-    """Run llama-cpp-python's server on the same weights."""
-    command = [python, "-m", "llama_cpp.server", "--model", str(model), "--port", "18181", "--n_ctx", "16384"]
-    command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--verbose", "false"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    root = "http://127.0.0.1:18181"
-    try:
-        for _ in range(600):
-            try:
-                httpx.get(f"{root}/v1/models").raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.1)
-        yield root
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait()
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another server on the same weights. model: the name that its requests have. tokens: of an answer."""
+
+    name: str
+    command: tuple[str, ...]
+    port: int
+    model: str
+    tokens: int
+
+    @contextmanager
+    def running(self, threads: int) -> Iterator[str]:
+        """Run it; yield its URL once it answers."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        server = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        root = f"http://127.0.0.1:{self.port}"
+        try:
+            for _ in range(600):
+                if server.poll() is not None:
+                    raise RuntimeError(f"{self.name} ended with {server.returncode}")
+                try:
+                    httpx.get(f"{root}/v1/models").raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    time.sleep(0.1)
+            yield root
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait()
+
+
+def peers(arguments: argparse.Namespace, threads: int) -> Iterator[Peer]:
+    """Yield the peers that were asked for."""
+    if arguments.llama_python:
+        command = (arguments.llama_python, "-m", "llama_cpp.server", "--model", str(arguments.gguf), "--port", "18181")
+        command += ("--n_ctx", "16384", "--n_threads", str(threads), "--n_threads_batch", str(threads))
+        command += ("--verbose", "false")
+        yield Peer("llama-cpp-python", command, 18181, "default", arguments.tokens)
+    if arguments.mlx_model:
+        command = (arguments.mlx_python, "-m", "mlx_lm", "server", "--model", str(arguments.mlx_model))
+        command += ("--port", "18183", "--log-level", "ERROR")
+        yield Peer("mlx-lm", command, 18183, "default_model", arguments.mlx_tokens)
 
 
 def median(values: list[float]) -> str:
@@ -155,21 +181,28 @@ def compare_with_engine(root: str, arguments: argparse.Namespace) -> None:
     print(f"8 clients over bench batch 8:  {median(batches)}")
 
 
-def compare_with_llama(root: str, python: str, model: Path, arguments: argparse.Namespace) -> None:
-    """Print the server's ratios to llama-cpp-python's."""
-    with llama_server(python, model, os.cpu_count() or 1) as peer:
+def compare_with_peers(root: str, arguments: argparse.Namespace) -> None:
+    """Print the server's ratios to the peers', all in turns, on as many threads."""
+    threads = os.cpu_count() or 1
+    print(f"threads: {threads} each; {threads} CPUs")
+    with ExitStack() as stack:
+        running = [(peer, stack.enter_context(peer.running(threads))) for peer in peers(arguments, threads)]
         for clients in (1, 8):
-            ratios = []
+            ratios: dict[str, list[float]] = {}
             for _ in range(arguments.rounds):
-                theirs = time_all(peer, clients, arguments.tokens)
-                ratios.append(time_all(root, clients, arguments.tokens) / theirs)
-            print(f"over llama-cpp-python's server, {clients} clients: {median(ratios)}")
+                for peer, url in running:
+                    theirs = time_all(url, clients, peer.tokens, model=peer.model)
+                    ours = time_all(root, clients, peer.tokens)
+                    ratios.setdefault(peer.name, []).append(ours / theirs)
+                    print(f"  {clients} clients: {ours:.1f} tok/s, {peer.name} {theirs:.1f}", flush=True)
+            for name, found in ratios.items():
+                print(f"over {name}'s server, {clients} clients: {median(found)}")
 
 
-def time_all(root: str, clients: int, tokens: int) -> float:
+def time_all(root: str, clients: int, tokens: int, **fields: Any) -> float:
     """Return the tokens per second of all clients over the whole time, as a user has it."""
     started = time.perf_counter()
-    replies = asyncio.run(ask_all(root, clients, tokens, logit_bias=NO_END))
+    replies = asyncio.run(ask_all(root, clients, tokens, logit_bias=NO_END, **fields))
     return sum(reply.tokens for reply in replies) / (time.perf_counter() - started)
 
 
@@ -213,18 +246,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--agent", type=int, default=0, help="tokens of the long prompt; 0: leave it out")
-    parser.add_argument("--llama-python")
+    parser.add_argument("--llama-python", help="interpreter with llama-cpp-python and its server")
     parser.add_argument("--gguf", type=Path, help="the default model's file, for --llama-python")
+    parser.add_argument("--mlx-model", type=Path, help="the default model's directory, for mlx-lm's server")
+    parser.add_argument("--mlx-python", default=sys.executable, help="interpreter with mlx-lm")
+    parser.add_argument("--mlx-tokens", type=int, default=16, help="of an answer beside mlx-lm, which is slow here")
+    parser.add_argument("--peers-only", action="store_true")
     arguments = parser.parse_args()
     cold_start()
     home = os.environ.get("HEADRACE_HOME")
     with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(home or folder), "-q") as server:
         asyncio.run(ask_all(server.root, 1, 8))
-        compare_with_engine(server.root, arguments)
+        if not arguments.peers_only:
+            compare_with_engine(server.root, arguments)
         if arguments.agent:
             second_turn(server.root, arguments.agent)
-        if arguments.llama_python:
-            compare_with_llama(server.root, arguments.llama_python, arguments.gguf, arguments)
+        if arguments.llama_python or arguments.mlx_model:
+            compare_with_peers(server.root, arguments)
 
 
 if __name__ == "__main__":
