@@ -82,7 +82,7 @@ class ExpertsPlan:
     def __init__(
         self,
         router: Matrix,
-        gate: Matrix,
+        gate: Matrix | None,
         up: Matrix,
         down: Matrix,
         active: int,
@@ -103,7 +103,7 @@ class LayerPlan:
         input_norm: mx.array,
         qkv: Matrix | None,
         output: Matrix | None,
-        mlp_norm: mx.array,
+        mlp_norm: mx.array | None,
         gate_up: Matrix | None,
         down: Matrix | None,
         eps: float,
@@ -112,6 +112,8 @@ class LayerPlan:
         mixer: MixerPlan | None = None,
         gate: Matrix | None = None,
         down_gate: Matrix | None = None,
+        mixer_in: Matrix | None = None,
+        mixer_out: Matrix | None = None,
     ) -> None: ...
 
 class Packings:

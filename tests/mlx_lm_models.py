@@ -73,6 +73,22 @@ _LFM2_MOE = {
     **_LFM2, "model_type": "lfm2_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
     "norm_topk_prob": True, "use_expert_bias": True, "num_dense_layers": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+_FALCON = {
+    "model_type": "falcon_h1", "head_dim": 16, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16,
+    "mamba_d_state": 32, "mamba_n_groups": 2, "mamba_conv_bias": True, "attention_in_multiplier": 0.8,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_NEMOTRON = {
+    "model_type": "nemotron_h", "head_dim": 16, "hybrid_override_pattern": "M-M*-M", "num_hidden_layers": 6,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 32, "n_groups": 2, "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-2, "attention_bias": False, "mamba_proj_bias": False, "mlp_bias": False, "use_bias": False,
+    "use_conv_bias": True,
+}  # fmt: skip
+_NEMOTRON_MOE = {
+    **_NEMOTRON, "hybrid_override_pattern": "MEM*E", "n_routed_experts": 6, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 64, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -128,11 +144,26 @@ MODELS: dict[str, dict[str, Any]] = {
     "granite-hybrid-moe": {
         **_GRANITE_HYBRID, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64,
     },
+    "falcon-h1": _FALCON,
+    "falcon-h1-normed": {
+        **_FALCON, "mamba_rms_norm": True, "mamba_n_groups": 1, "tie_word_embeddings": False, "mamba_proj_bias": True,
+        "attention_bias": True, "projectors_bias": True,
+    },
+    "nemotron-h": _NEMOTRON,
+    "nemotron-h-biased": {
+        **_NEMOTRON, "attention_bias": True, "mamba_proj_bias": True, "mlp_bias": True, "n_groups": 8,
+        "time_step_limit": [0.01, 0.5],
+    },
+    "nemotron-h-moe": _NEMOTRON_MOE,
+    "nemotron-h-groups": {**_NEMOTRON_MOE, "n_group": 3, "topk_group": 2, "n_shared_experts": None},
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
 }  # fmt: skip
 
 
-RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid")  # model_type
+# model_type
+RECURRENT = (
+    "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h",
+)  # fmt: skip
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.models.checkpoint.layer_pairs import named_by_layer
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
@@ -22,7 +23,8 @@ _NESTING = (
 # rotation, so it equals ordinary rotation.
 _FAMILIES = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2", "qwen2_vl_text": "qwen2"}
 # Prefixes of the layers, the most specific first, and of the output projection.
-BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
+BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.", "backbone.")
+_TABLES = ("embed_tokens", "embeddings")
 _HEADS = ("language_model.lm_head.", "lm_head.")
 _DELTA = (
     (".linear_attn.", ".mixer."), (".experts.gate_up_proj", ".switch_mlp.input_linear.weight"),
@@ -41,6 +43,11 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "minimax": (
         (".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
     ),
+    "falcon_h1": (
+        (".mamba.", ".mixer."), (".feed_forward.", ".mlp."), (".pre_ff_layernorm.", ".post_attention_layernorm."),
+        ("model.final_layernorm", "model.norm"),
+    ),
+    "nemotron_h": (("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm")),
     "granitemoehybrid": (
         (".mamba.", ".mixer."), (".shared_mlp.input_linear", ".mlp.gate_up_proj"),
         (".shared_mlp.output_linear", ".mlp.down_proj"),
@@ -84,7 +91,8 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     if config is checkpoint.config and config.get("model_type") not in _NAMES:
         tensors = {name: info for name, info in checkpoint.tensors.items() if not _drafts(name, config)}
         return TextPart(config, tensors, {name: name for name in tensors}, {})
-    body = next((body for body in BODIES if f"{body}embed_tokens.weight" in checkpoint.tensors), "model.")
+    tables = ((body, f"{body}{table}.weight") for body in BODIES for table in _TABLES)
+    body = next((body for body, table in tables if table in checkpoint.tensors), "model.")
     stored: dict[str, str] = {}
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
@@ -134,7 +142,7 @@ def _called_here(name: str, config: dict[str, Any]) -> str:
     kind = config.get("model_type")
     for theirs, ours in _NAMES.get(kind, ()) if isinstance(kind, str) else ():
         name = f"{name}.".replace(theirs, ours)[:-1] if theirs.endswith(".") else name.replace(theirs, ours)
-    return name
+    return named_by_layer(name, config) if kind == "nemotron_h" else name
 
 
 def _renamed(module: str) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.models.checkpoint.layer_pairs import layer_pairs
 from headrace.models.network.config_fields import Fields
 from headrace.models.network.experts_config import ExpertsConfig, expert_layers
+from headrace.models.network.falcon import logit_factor
 from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
 from headrace.models.network.latent_config import LATENT, LatentConfig, latent_config, latent_scale
 from headrace.models.network.mixer_config import MixerConfig, mixer_layers, mixer_of
@@ -36,13 +38,15 @@ class RopeConfig:
 class LayerConfig:
     """Properties that vary by layer: rotation (None: no position information), attention window and experts.
 
-    mixer: recurrent mixing in place of attention.
+    mixer: recurrent mixing, in place of attention unless the layer `attends`. feeds: it has a feed-forward.
     """
 
     rope: RopeConfig | None
     window: int | None = None
     experts: ExpertsConfig | None = None
     mixer: MixerConfig | None = None
+    attends: bool = True
+    feeds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,11 @@ class DecoderConfig:
     logit_softcap: float | None = None
 
 
+def feed_forward_inputs(config: DecoderConfig) -> tuple[str, ...]:
+    """Return the projections into a feed-forward: no gate for an activation that gates nothing."""
+    return ("up_proj",) if config.family.activation == "relu2" else ("gate_proj", "up_proj")
+
+
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     """Return the decoder configuration, or None if headrace's own decoder does not support the config.
 
@@ -95,6 +104,8 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {config['swiglu_limit']!r}")
     if not gemma and config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config['hidden_act']!r}")
+    if architecture == "nemotron_h" and config.get("mlp_hidden_act", "relu2") != "relu2":
+        raise UnsupportedModelError(f"config.json: a nemotron_h with the activation {config['mlp_hidden_act']!r}")
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -106,9 +117,10 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         local_rope = rope
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
-    granite = architecture.startswith("granite")
+    granite, falcon = architecture.startswith("granite"), architecture == "falcon_h1"
     scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
     scale = fields.positive("attention_multiplier") if granite else scalar**-0.5
+    scale *= fields.positive("key_multiplier", default=1.0) if falcon else 1.0
     residual = fields.positive("residual_multiplier", default=1.0) if granite else 1.0
     embedding = fields.positive("embedding_multiplier", default=1.0) if granite else 1.0
     return DecoderConfig(
@@ -146,10 +158,16 @@ def _runs(fields: Fields, architecture: str, family: Family, rope: RopeConfig) -
         return False
     if rope.share != 1 and family.rotated is None:
         return False
+    if architecture == "nemotron_h" and (
+        any(letters[0] in "-E" for letters in layer_pairs(config)) or config.get("moe_latent_size")
+    ):
+        return False
     single = config.get("num_experts_per_tok") == 1
     if architecture in ("minimax", "lfm2_moe") and single:  # the expert's weight is 1 whatever its score
         return False
-    return mixer is None or mixer.fits
+    heads = fields.count("num_attention_heads")
+    head_dim = fields.count("head_dim", default=max(1, fields.count("hidden_size") // heads))
+    return mixer is None or (mixer.fits and head_dim % 16 == 0)  # recurrent state is kept beside blocks only
 
 
 def _query_growth(fields: Fields) -> tuple[float, int] | None:
@@ -174,6 +192,8 @@ def _intermediate_size(fields: Fields) -> int:
 def _logit_scale(fields: Fields, architecture: str) -> float:
     if architecture.startswith("granite"):
         return 1 / fields.positive("logits_scaling", default=1.0)
+    if architecture == "falcon_h1" and fields.values.get("tie_word_embeddings", True):
+        return logit_factor(fields)
     return fields.positive("logit_scale", default=0.0625) if architecture == "cohere2" else 1.0
 
 
@@ -227,13 +247,15 @@ def _trained_context(fields: Fields, scaling: Mapping[str, Any]) -> Mapping[str,
 
 
 def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeConfig) -> tuple[LayerConfig, ...]:
-    count = fields.count("num_hidden_layers")
+    nemotron = fields.values["model_type"] == "nemotron_h"
+    pairs = layer_pairs(fields.values) if nemotron else []
+    count = len(pairs) or fields.count("num_hidden_layers")
     windowed = not fields.values["model_type"].startswith("qwen") or fields.values.get("use_sliding_window")
     if family.sliding == "period" and not family.period:
         windowed = fields.values.get("layer_types") or fields.values.get("sliding_window_pattern")
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
     sliding = [window is not None and slides for slides in _sliding(fields, family, count)]
-    rotates = [fields.values.get("position_embedding_type", "rope") != "nope"] * count
+    rotates = [not nemotron and fields.values.get("position_embedding_type", "rope") != "nope"] * count
     if family.position_free == "full" and window is not None:
         rotates = sliding
     elif family.position_free == "listed":
@@ -244,8 +266,15 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
         rotates = [bool(entry) for entry in listed]
     kinds = zip(sliding, rotates, expert_layers(fields, count), mixer_layers(fields, count), strict=True)
     return tuple(
-        LayerConfig((local_rope if slides else rope) if rotating else None, window if slides else None, experts, mixer)
-        for slides, rotating, experts, mixer in kinds
+        LayerConfig(
+            (local_rope if slides else rope) if rotating else None,
+            window if slides else None,
+            experts,
+            mixer,
+            attends=mixer is None or family.beside,
+            feeds=not pairs or len(pairs[number]) > 1,
+        )
+        for number, (slides, rotating, experts, mixer) in enumerate(kinds)
     )
 
 

@@ -1,7 +1,7 @@
 """Decoder-only transformer of the llama family, in the operations of `runtime.ops`.
 
 A layer is five operations: norm + q/k/v, attention, output + residual, norm + gated feed-forward, down + residual.
-Recurrent mixing (gated delta networks, Mamba-2, short convolutions) may stand in place of attention.
+Recurrent mixing (gated delta networks, Mamba-2, short convolutions) may stand in place of attention or beside it.
 Norms may stand after each half, or only there. A mixture of experts is one operation in place of the last two.
 
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
@@ -209,7 +209,10 @@ class Decoder:
         heads = self._mixed(kv, index, qkv, layer)  # (B, T, H * D)
         if layer.gate is not None:
             heads = ops.glu(_stacked(_project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+        beside = None if layer.mixer_ends is None else self._beside(normed, kv, index, layer, layer.mixer_ends[0])
         x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
+        if beside is not None and layer.mixer_ends is not None:
+            x = ops.linear_add(beside, layer.mixer_ends[1], x)
         if layer.mixture is not None:
             assert layer.mlp_norm is not None
             shared = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
@@ -217,13 +220,14 @@ class Decoder:
                 shared = shared * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
             x = ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.family.activation)
             return x if shared is None or layer.down is None else ops.linear_add(shared, layer.down, x)
-        assert layer.down is not None
+        if layer.down is None:
+            return x
         inner = self._feed_forward(normed if self.config.family.parallel else self._centred(x), layer)  # (B, T, F)
         return _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
 
     def _mixed(self, kv: KVPass, index: int, projected: Projections, layer: LayerWeights) -> mx.array:
-        """Mix tokens by attention, or by recurrent state."""
-        if layer.mixer is not None:
+        """Mix tokens by attention, or by recurrent state in its place."""
+        if layer.mixer is not None and layer.attention is None:
             return kv.mix(index, _stacked(projected), layer.mixer)
         spec, latent = layer.attention, layer.latent
         assert spec is not None
@@ -231,6 +235,13 @@ class Decoder:
             return kv.attend(index, projected, spec)
         rows = absorbed(self._ops, projected, latent, spec.heads)
         return values_of(self._ops, kv.attend(index, rows, spec), latent, spec.heads)
+
+    def _beside(self, x: mx.array, kv: KVPass, index: int, layer: LayerWeights, into: Weight) -> mx.array:
+        """Mix tokens of the layer's input (B, T, E) by recurrent state beside attention."""
+        assert layer.mixer is not None
+        return kv.mix(
+            index, _stacked(_project(self._ops, x, layer.input_norm, self.config.norm_eps, [into])), layer.mixer
+        )
 
     def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
         ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
@@ -248,7 +259,9 @@ class Decoder:
 def _kv_shape(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
     windows = tuple(layer.window for layer in config.layers)
     mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}
-    return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows, tuple(mixers), tuple(mixers.values()))
+    without = tuple(i for i, layer in enumerate(layers) if layer.attention is None)
+    recurrent = tuple(mixers), tuple(mixers.values())
+    return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows, *recurrent, without)
 
 
 def _stacked(projected: Projections) -> mx.array:

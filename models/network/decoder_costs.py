@@ -29,5 +29,5 @@ def state_bytes(config: DecoderConfig) -> int:
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
     """Return K/V traffic, with layers grouped by window."""
     row = kv.row_bytes(config.kv_heads, config.head_dim)
-    windows = sorted((layer.window or 0) for layer in config.layers if layer.mixer is None)
+    windows = sorted((layer.window or 0) for layer in config.layers if layer.attends)
     return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]

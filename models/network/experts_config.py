@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headrace.models.checkpoint.layer_pairs import layer_pairs
 from headrace.models.network.config_fields import Fields
 from headrace.runtime.errors import CheckpointError
 
@@ -100,22 +101,34 @@ def _minimax(fields: Fields, layers: int) -> Layers:
     return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
 
 
-def _deepseek(fields: Fields, layers: int) -> Layers:
-    size = fields.count("moe_intermediate_size")
-    experts = ExpertsConfig(
+def _corrected(fields: Fields) -> ExpertsConfig:
+    return ExpertsConfig(
         *_counts(fields, "n_routed_experts"),
-        size=size,
+        size=fields.count("moe_intermediate_size"),
         normalized=bool(fields.values.get("norm_topk_prob")),
         sigmoid=True,
         correction="gate.e_score_correction_bias",
         scale=fields.positive("routed_scaling_factor", default=1.0),
         groups=_groups(fields),
-        shared=size * fields.count("n_shared_experts", default=1),
     )
+
+
+def _deepseek(fields: Fields, layers: int) -> Layers:
+    experts = _corrected(fields)
+    experts = replace(experts, shared=experts.size * fields.count("n_shared_experts", default=1))
     dense, step = 0, fields.count("moe_layer_freq", default=1)
     if fields.values.get("first_k_dense_replace"):
         dense = fields.count("first_k_dense_replace")
     return [None if i < dense or i % step else experts for i in range(layers)]
+
+
+def _nemotron(fields: Fields, _layers: int) -> Layers:
+    pairs = layer_pairs(fields.values)
+    if not any(letters.endswith("E") for letters in pairs):
+        return [None] * len(pairs)
+    shared = fields.count("moe_shared_expert_intermediate_size") if fields.values.get("n_shared_experts") else 0
+    experts = replace(_corrected(fields), shared=shared)
+    return [experts if letters.endswith("E") else None for letters in pairs]
 
 
 def _groups(fields: Fields) -> tuple[int, int]:
@@ -137,5 +150,5 @@ def _counts(fields: Fields, key: str) -> tuple[int, int]:
 _READERS: dict[str, Callable[[Fields, int], Layers]] = {
     "qwen3_moe": _qwen3, "qwen3_next": _qwen3, "qwen3_5": _qwen3_5, "qwen3_5_moe": _qwen3_5, "gpt_oss": _gpt_oss,
     "granitemoehybrid": _granite, "lfm2_moe": _lfm2, "minimax": _minimax, "glm4_moe": _deepseek,
-    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek,
+    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek, "nemotron_h": _nemotron,
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "clamped", "xielu"]
+Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2"]
 # "mrope" has separate axes for time, height and width, which are equal for text.
 OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope")
 
@@ -40,6 +40,7 @@ class Family:
     sliding: Literal["all", "even", "period", "tail"] | None = None
     period: int = 0  # default of `sliding_window_pattern`: every such layer has no window
     position_free: Literal["listed", "full"] | None = None  # layers without RoPE
+    beside: bool = False  # recurrent state in every layer, beside attention
     norm_last: bool = False  # queries and keys are normalized behind the rotation
     gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
 
@@ -82,5 +83,6 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(rotated=1.0, interleaved=True),
     "minimax": Family(qk_norm="heads", rotated=0.5),
     "qwen3_5": _QWEN35, "qwen3_5_moe": _QWEN35, "qwen3_next": _QWEN35, "lfm2": _LFM2, "lfm2_moe": _LFM2,
-    "granitemoehybrid": Family(tied=True),
+    "granitemoehybrid": Family(tied=True), "falcon_h1": Family(tied=True, beside=True),
+    "nemotron_h": Family(activation="relu2", eps="layer_norm_epsilon"),
 }  # fmt: skip

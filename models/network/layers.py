@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig, LayerConfig
+from headrace.models.network.config import DecoderConfig, LayerConfig, feed_forward_inputs
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.latent import read_latent
 from headrace.models.network.mixers import read_mixer
@@ -38,8 +38,9 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
-    names, gate, down_gate, attention, mixer, latent = config.family.norms, None, None, None, None, None
-    if layer.mixer is not None:
+    names, gate, down_gate, ends = config.family.norms, None, None, None
+    attention, mixer, latent = None, None, None
+    if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
     elif config.latent is not None:
         attention = _attention(config, parameters, attn, layer, rope)
@@ -53,14 +54,17 @@ def _layer(
         order = qkv_order(config, rope)
         qkv = parameters.fused(projections, width, f"{attn}.qkv_proj", order)
         output = parameters.matrix(f"{attn}.o_proj", width, q_rows)
+        if layer.mixer is not None:
+            mixer, [into], out = read_mixer(config, parameters, prefix, layer.mixer)
+            ends = into, out
     gate_up, down, mixture = list[Weight](), None, None
     if layer.experts is not None:
         mixture = _mixture(config, parameters, mlp, layer.experts)
         if layer.experts.beside_gate:
             down_gate = parameters.router(f"{mlp}.{layer.experts.beside_gate}", 1, width)
         mlp, inner = f"{mlp}.{layer.experts.beside}".rstrip("."), layer.experts.shared
-    if inner:
-        halves = [(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)]
+    if inner and layer.feeds:
+        halves = [(f"{mlp}.{name}", inner) for name in feed_forward_inputs(config)]
         gate_up = parameters.fused(halves, width, f"{mlp}.gate_up_proj")
         down = parameters.matrix(f"{mlp}.down_proj", width, inner)
     return LayerWeights(
@@ -69,7 +73,7 @@ def _layer(
         qkv=qkv,
         output=output,
         attention_post_norm=norm(names.after_attention),
-        mlp_norm=norm(names.mlp),
+        mlp_norm=norm(names.mlp) if layer.feeds else None,
         gate_up=gate_up,
         down=down,
         mlp_post_norm=norm(names.after_mlp),
@@ -78,6 +82,7 @@ def _layer(
         gate=gate,
         down_gate=down_gate,
         latent=latent,
+        mixer_ends=ends,
     )
 
 
@@ -140,7 +145,8 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
     def stack(name: str, rows: int, columns: int) -> Weight:
         return parameters.stack(f"{stacked}.{name}", f"{each}.{name}", experts.count, rows, columns)
 
-    gate, up = parameters.ops.join_experts(*(stack(name, experts.size, width) for name in ("gate_proj", "up_proj")))
+    inputs = [stack(name, experts.size, width) for name in feed_forward_inputs(config)]
+    gate, up = parameters.ops.join_experts(*inputs) if len(inputs) > 1 else (None, inputs[0])
     return Mixture(
         router=parameters.router(f"{mlp}.{experts.router}", experts.count, width),
         gate=gate,

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from headrace.models.checkpoint.layer_pairs import layer_pairs
 from headrace.models.network.config_fields import Fields
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import MixerSizes
@@ -13,22 +14,26 @@ _RECURRENT = ("linear_attention", "mamba", "conv")  # in `layer_types`
 
 @dataclass(frozen=True, slots=True)
 class MixerConfig:
-    """A layer's mixer; see `runtime.ops.MixerSpec`. eps: of its own norm. steps: least and most step size.
+    """A layer's mixer; see `runtime.ops.MixerSpec`.
 
-    by_key_head: "delta" has its projections joined, with the rows of each key head together (Qwen3-Next).
+    eps: of its own norm. steps: least and most step size. norm_parts: parts that are normalized by themselves, with
+    "ssm"; 0: no norm. by_key_head: "delta" has its projections joined, with the rows of each key head together
+    (Qwen3-Next).
     """
 
     sizes: MixerSizes
     eps: float
     steps: tuple[float, float] = (0.0, float("inf"))
     by_key_head: bool = False
+    norm_parts: int = 1
 
     @property
     def fits(self) -> bool:
         """True if the kernels run it."""
         sizes = self.sizes
         recurs = sizes.key_dim % 16 == 0 and sizes.key_heads > 0 and sizes.heads % sizes.key_heads == 0
-        return sizes.width <= 16 and (sizes.kind == "conv" or recurs)
+        parts = not self.norm_parts or sizes.inner % self.norm_parts == 0
+        return sizes.width <= 16 and parts and (sizes.kind == "conv" or recurs)
 
 
 def projections_into(mixer: MixerConfig) -> dict[str, int]:
@@ -57,6 +62,10 @@ def mixer_layers(fields: Fields, count: int) -> list[MixerConfig | None]:
 
 
 def _recurrent(fields: Fields, count: int) -> list[bool]:
+    if fields.values["model_type"] == "falcon_h1":
+        return [True] * count
+    if fields.values["model_type"] == "nemotron_h":
+        return [letters.startswith("M") for letters in layer_pairs(fields.values)]
     kinds, listed = fields.values.get("layer_types"), fields.values.get("full_attn_idxs")
     if isinstance(listed, list):
         return [i not in listed for i in range(count)]
@@ -84,18 +93,44 @@ def _delta(fields: Fields) -> MixerConfig:
 def _mamba2(fields: Fields) -> MixerConfig | None:
     if fields.values.get("mamba_n_heads") is None:
         return None
-    limits = fields.values.get("time_step_limit") or [0.001, 100.0]
+    return _ssm(fields, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+
+
+def _ssm(fields: Fields, heads: str, head: str, groups: str, state: str, width: str) -> MixerConfig:
+    """Return a Mamba-2 mixer. The arguments are keys."""
+    nemotron = fields.values["model_type"] == "nemotron_h"
+    limits = fields.values.get("time_step_limit") or ([0.0, float("inf")] if nemotron else [0.001, 100.0])
     if not isinstance(limits, list) or len(limits) != 2 or not all(_is_step(limit) for limit in limits):
         raise CheckpointError(f"config.json: time_step_limit must be two numbers, not {limits!r:.60}")
     sizes = MixerSizes(
         "ssm",
-        heads=fields.count("mamba_n_heads"),
-        key_heads=fields.count("mamba_n_groups", default=1),
-        key_dim=fields.count("mamba_d_state"),
-        value_dim=fields.count("mamba_d_head"),
-        width=fields.count("mamba_d_conv", default=4),
+        heads=fields.count(heads),
+        key_heads=fields.count(groups, default=1),
+        key_dim=fields.count(state),
+        value_dim=fields.count(head),
+        width=fields.count(width, default=4),
     )
-    return MixerConfig(sizes, eps=fields.positive("rms_norm_eps"), steps=(float(limits[0]), float(limits[1])))
+    eps = fields.positive("layer_norm_epsilon" if nemotron else "rms_norm_eps")
+    steps = float(limits[0]), float(limits[1])
+    return MixerConfig(sizes, eps, steps, norm_parts=sizes.key_heads if nemotron else 1)
+
+
+def _falcon(fields: Fields) -> MixerConfig | None:
+    values = fields.values
+    if values.get("mamba_rms_norm") and values.get("mamba_norm_before_gate"):
+        return None
+    heads, hidden = fields.count("mamba_n_heads"), fields.count("hidden_size")
+    inner = fields.count("mamba_d_ssm", default=fields.count("mamba_expand", default=2) * hidden)
+    if inner % heads:
+        raise CheckpointError(f"config.json: {heads} Mamba heads cannot share {inner} numbers")
+    known = {**values, "mamba_d_head": inner // heads, "time_step_limit": [0.0, float("inf")]}
+    mixer = _mamba2(Fields(known))
+    assert mixer is not None
+    return replace(mixer, norm_parts=mixer.sizes.key_heads if values.get("mamba_rms_norm") else 0)
+
+
+def _nemotron(fields: Fields) -> MixerConfig:
+    return _ssm(fields, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
 
 
 def _is_step(limit: object) -> bool:
@@ -110,5 +145,5 @@ def _short_convolution(fields: Fields) -> MixerConfig:
 
 _READERS: dict[str, Callable[[Fields], MixerConfig | None]] = {
     "qwen3_5": _delta, "qwen3_5_moe": _delta, "qwen3_next": _delta, "granitemoehybrid": _mamba2,
-    "lfm2": _short_convolution, "lfm2_moe": _short_convolution,
+    "lfm2": _short_convolution, "lfm2_moe": _short_convolution, "falcon_h1": _falcon, "nemotron_h": _nemotron,
 }  # fmt: skip

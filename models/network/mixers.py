@@ -35,13 +35,20 @@ def read_mixer(
         step_bias=step_bias,
         steps=mixer.steps,
         skip=parameters.vector(f"{at}.D", sizes.heads),
-        norm=parameters.vector(f"{at}.norm.weight", sizes.inner),
+        norm=_norm(parameters, f"{at}.norm.weight", mixer),
         norm_first=False,
         norm_eps=mixer.eps,
     )
     [(_, rows)] = stored
     turned = mx.concatenate([sizes.inner + order, mx.arange(sizes.inner), mx.arange(rows - sizes.heads, rows)])
     return spec, parameters.fused(stored, width, f"{at}.in_proj", turned), output
+
+
+def _norm(parameters: Parameters, name: str, mixer: MixerConfig) -> mx.array | None:
+    if not mixer.norm_parts:
+        return None
+    weight = parameters.vector(name, mixer.sizes.inner)
+    return weight if mixer.norm_parts == 1 else weight.reshape(mixer.norm_parts, -1)
 
 
 def _as_queries(sizes: MixerSizes) -> mx.array:

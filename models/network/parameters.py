@@ -14,6 +14,8 @@ from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
+from headrace.models.network.config_fields import Fields
+from headrace.models.network.falcon import multiplied
 from headrace.models.network.stacks import with_stacks
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
@@ -32,9 +34,11 @@ class Parameters:
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
-        # MLX's conversions turn convolutions, and add what norms are stored without.
+        # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith(".conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps)
+        if part.config.get("model_type") == "falcon_h1":
+            self._arrays = multiplied(self._arrays, Fields(part.config), folded=self._whole_norms)
 
     @property
     def ops(self) -> Ops:

@@ -1,8 +1,8 @@
 """Interfaces of a sequence's K/V cache and of a pass, and the bookkeeping of lengths.
 
 Contract of a pass: the backend makes it for a list of rows, also for one row, and reserves room. Every layer, in order
-and once, appends K and V of all rows and attends, by `attend` or within `run_fused`, or advances its recurrent state,
-by `mix`. `advance` then moves the lengths.
+and once, appends K and V of all rows and attends, by `attend` or within `run_fused`, advances its recurrent state, by
+`mix`, or does both. `advance` then moves the lengths.
 The engine commits entries, or rolls uncommitted entries back. `trim` goes back further: to any length, or for caches
 with recurrent state or sliding windows to a marked length.
 B = sequences, T = new tokens, E = model width, N = tokens of all rows, H / Hkv = query / key-value heads,
@@ -165,7 +165,7 @@ class KVShape:
     """Shape of one entry of one sequence: K and V of every layer, (Hkv, D) in `format` each.
 
     windows: the attention window of each layer, None for none; () if no layer has one. recurrent: layers with recurrent
-    state in place of K/V; mixers: what they compute.
+    state; mixers: what they compute. without: layers that have no K/V.
     """
 
     layers: int
@@ -175,6 +175,7 @@ class KVShape:
     windows: tuple[int | None, ...] = ()
     recurrent: tuple[int, ...] = ()
     mixers: tuple[MixerSpec, ...] = ()
+    without: tuple[int, ...] = ()
 
     @property
     def state_bytes(self) -> int:
@@ -188,4 +189,4 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        return (self.layers - len(self.recurrent)) * self.row_bytes
+        return (self.layers - len(self.without)) * self.row_bytes

@@ -24,7 +24,7 @@ class PagedArrays:
         self.shape = shape
         self.ops = ops
         windows = shape.windows or (None,) * shape.layers
-        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format, shape.recurrent)
+        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format, shape.without)
         self.newest: mx.array | None = None  # the output of the last layer that appended; its pass may be in flight
         self._spare = spare
 

@@ -23,6 +23,11 @@ def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.sigmoid(gate) * up
 
 
+def squared_relu(x: mx.array) -> mx.array:
+    """Return max(x, 0)^2, which gates nothing (So et al., arXiv:2109.08668)."""
+    return mx.square(mx.maximum(x, 0))
+
+
 ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated, "sigmoid": _sigmoid_gated}
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}

@@ -42,7 +42,7 @@ class MixerSizes:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MixerSpec:
-    """Recurrent token mixing of one layer, in place of attention."""
+    """Recurrent token mixing of one layer, in place of attention or beside it."""
 
     sizes: MixerSizes
     taps: mx.array  # (width, C)
@@ -51,8 +51,8 @@ class MixerSpec:
     step_bias: mx.array | None = None  # (Hv,)
     steps: tuple[float, float] = (0.0, float("inf"))  # least and most of softplus, "ssm" only
     skip: mx.array | None = None  # (Hv,)
-    norm: mx.array | None = None  # (Dv,), or over all heads (Hv * Dv,)
-    norm_first: bool = True  # before the gate; else behind it
+    norm: mx.array | None = None  # (Dv,), over all heads (Hv * Dv,), or in parts (parts, Hv * Dv / parts)
+    norm_first: bool = True  # before the gate, (Dv,) only; else behind it
     norm_eps: float = 1e-6
 
     @property

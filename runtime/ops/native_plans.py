@@ -75,10 +75,13 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     """Return the plan of a whole layer; None if it has post norms, split weights or unsupported parts."""
     feed_forward = [*layer.gate_up, *([] if layer.down is None else [layer.down])]
     weights = [*layer.qkv, layer.output, *feed_forward]
+    beside = [weight.matrix for weight in layer.mixer_ends or () if isinstance(weight, PreparedWeight)]
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
     gates = [gate.matrix if isinstance(gate, PreparedWeight) else None for gate in (layer.gate, layer.down_gate)]
     experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
-    if None in matrices or layer.mlp_post_norm is not None or layer.input_norm is None or layer.mlp_norm is None:
+    if None in matrices or None in beside or layer.mlp_post_norm is not None or layer.input_norm is None:
+        return None
+    if layer.mlp_norm is None and (feed_forward or layer.mixture is not None):
         return None
     if len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2) or layer.latent is not None:
         return None
@@ -91,9 +94,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     mixer = None if layer.mixer is None else mixer_plan(layer.mixer)
     qkv, output, gate_up, down = (*matrices, None, None)[:4]
-    return kernels.LayerPlan(
-        plan, layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down, eps, activation, experts, mixer, *gates
-    )
+    parts = (layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down)
+    return kernels.LayerPlan(plan, *parts, eps, activation, experts, mixer, *gates, *beside)
 
 
 def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
@@ -104,7 +106,8 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     matrices = [w.matrix if isinstance(w, PreparedWeight) else None for w in (m.router, m.gate, m.up, m.down)]
     router, gate, up, down = matrices
     plan = None
-    if router is not None and gate is not None and up is not None and down is not None:
+    gated = gate is not None or m.gate is None
+    if router is not None and gated and up is not None and down is not None:
         rule = (m.sigmoid, m.correction, m.scale, m.groups)
         plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule)
     elif any(matrices):

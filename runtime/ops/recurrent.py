@@ -99,8 +99,8 @@ def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
     def normed(rows: mx.array) -> mx.array:
         if spec.norm is None:
             return rows
-        parts = rows.reshape(*rows.shape[:2], -1, spec.norm.size)
-        return mx.fast.rms_norm(parts, spec.norm, spec.norm_eps).reshape(rows.shape)
+        parts = rows.reshape(*rows.shape[:2], -1, spec.norm.shape[-1])
+        return (mx.fast.rms_norm(parts, None, spec.norm_eps) * spec.norm).reshape(rows.shape)
 
     y, gate = y.reshape(z.shape), z * mx.sigmoid(z)
     return normed(y) * gate if spec.norm_first else normed(y * gate)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent, stock_sampling
-from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED
+from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, squared_relu
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.mixtures import gathered
@@ -142,8 +142,14 @@ def activate(x: mx.array, activation: str) -> mx.array:
 
 
 def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
-    """Apply RMSNorm, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F)."""
-    gate, up = mx.split(norm_linear(x, norm, eps, w), 2, axis=-1)
+    """Apply RMSNorm, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
+
+    "relu2" has no gate, and w (F, E).
+    """
+    projected = norm_linear(x, norm, eps, w)
+    if activation == "relu2":
+        return squared_relu(projected)
+    gate, up = mx.split(projected, 2, axis=-1)
     return glu(gate, up, activation)
 
 
@@ -159,11 +165,13 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
         rows, own = token, mixtures.token_of_pair(indices.size, 1)
     else:
         tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
-    if m.up is None:
-        gate, up = mx.split(gathered(tokens, m.gate, indices, rows), 2, axis=-1)
+    inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
+    if m.gate is None:
+        inner = squared_relu(inputs[0])
     else:
-        up, gate = (gathered(tokens, stack, indices, rows) for stack in (m.up, m.gate))
-    y = gathered(glu(gate, up, activation), m.down, indices, own)[:, 0]  # (pairs, E)
+        gate, up = inputs if m.up is not None else mx.split(inputs[0], 2, axis=-1)
+        inner = glu(gate, up, activation)
+    y = gathered(inner, m.down, indices, own)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)

@@ -119,7 +119,7 @@ class Mixture:
     """
 
     router: Weight  # (X, E)
-    gate: Weight  # a stack of X: (F, E), or (2 F, E): gate above up
+    gate: Weight | None  # a stack of X: (F, E), or (2 F, E): gate above up; None for an activation that gates nothing
     up: Weight | None  # a stack of X: (F, E); None: below gate
     down: Weight  # a stack of X: (E, F)
     active: int
@@ -165,9 +165,10 @@ class LayerWeights:
     """One decoder layer. E = width, F = feed-forward size.
 
     `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
-    has none. A `mixture` of experts replaces `gate_up` and `down`, or has them as a shared expert beside the others. A
-    `mixer` replaces attention. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with
-    the layer's input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's.
+    has none, and a layer may lack a feed-forward. A `mixture` of experts replaces `gate_up` and `down`, or has them as
+    a shared expert beside the others. A `mixer` replaces attention, or stands beside it with the same input, if it has
+    `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with the layer's
+    input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's.
     """
 
     attention: AttentionSpec | None
@@ -176,7 +177,7 @@ class LayerWeights:
     output: Weight  # (E, H * D)
     attention_post_norm: mx.array | None
     mlp_norm: mx.array | None
-    gate_up: list[Weight]  # together (2 F, E)
+    gate_up: list[Weight]  # together (2 F, E); up alone, (F, E), for an activation that gates nothing
     down: Weight | None  # (E, F)
     mlp_post_norm: mx.array | None
     mixture: Mixture | None = None
@@ -184,6 +185,7 @@ class LayerWeights:
     gate: Weight | None = None
     down_gate: Weight | None = None
     latent: LatentWeights | None = None
+    mixer_ends: tuple[Weight, Weight] | None = None  # projections into a mixer beside attention, and out of it
 
     @property
     def matrices(self) -> list[Weight]:
@@ -191,8 +193,10 @@ class LayerWeights:
         feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
         gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
         router = [self.mixture.router] if self.mixture else []
+        ends = self.mixer_ends or ()
         latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
-        return [*self.qkv, *gates, *(part for part in latent if part), self.output, *router, *feed_forward]
+        latent = [part for part in latent if part]
+        return [*self.qkv, *gates, *latent, self.output, *ends, *router, *feed_forward]
 
 
 class LayersNode(Protocol):

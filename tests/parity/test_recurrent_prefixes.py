@@ -19,7 +19,9 @@ from tests.watched import split
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(150)]  # two blocks
-NAMES = ["qwen3.5", "lfm2", "granite-hybrid", "qwen3-next", "lfm2-moe", "granite-hybrid-moe"]
+NAMES = [
+    "qwen3.5", "lfm2", "granite-hybrid", "qwen3-next", "lfm2-moe", "granite-hybrid-moe", "falcon-h1", "nemotron-h",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -86,6 +86,7 @@ Act activation_of(const std::string& name) {
   if (name == "gelu") return Act::gelu;
   if (name == "clamped") return Act::clamped;
   if (name == "sigmoid") return Act::sigmoid;
+  if (name == "relu2") return Act::squared;
   throw std::invalid_argument("unknown activation " + name);
 }
 
@@ -94,11 +95,11 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
                          bool normalized, const std::string& activation, RouterRule rule,
                          const std::optional<mx::array>& correction)
     : router_(std::move(router)), gate_(std::move(gate)), up_(std::move(up)), down_(std::move(down)) {
-  const Matrix &r = router_->view(), &g = gate_->view(), &u = up_->view(), &d = down_->view();
+  const Matrix &r = router_->view(), &u = up_->view(), &d = down_->view();
   require(active > 0 && active <= r.n, "a token is given to at least one expert, and to no more than there are");
-  require(g.n == u.n && g.n == r.n * d.k && d.n == r.n * r.k && g.k == r.k && u.k == r.k, "the experts do not fit");
+  require(u.n == r.n * d.k && d.n == r.n * r.k && u.k == r.k, "the experts do not fit");
   call_.router = r;
-  call_.gate = g;
+  if (gate_ != nullptr) call_.gate = gate_->view();
   call_.up = u;
   call_.down = d;
   call_.active = active;
@@ -111,6 +112,8 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
     call_.rule.correction = correction_->data<float>();
   }
   call_.act = activation_of(activation);
+  require(gates(call_.act) == (gate_ != nullptr), "a gated unit has a gate");
+  require(gate_ == nullptr || (call_.gate.n == u.n && call_.gate.k == u.k), "gate and up do not fit");
 }
 
 mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan) {

@@ -52,6 +52,21 @@ struct LayerMemory {
   int64_t kept = 0;
 };
 
+// The mixer of a layer: the projection `into` it, then y (rows, Hv * Dv).
+void run_recurrent(const LayerPlan& plan, const LayerMemory& memory, const LinearCall& into, float* y) {
+  run_linear(Pool::shared(), best_kernels(), into);
+  const int64_t width = plan.mixer->shape().projected();
+  if (memory.kept > 0) std::memcpy(memory.inputs, into.out, static_cast<size_t>(memory.kept * width) * sizeof(float));
+  MixerCall call;
+  call.shape = plan.mixer->shape();
+  call.x = into.out;
+  call.tokens = into.rows;
+  call.sequences = memory.sequences->data();
+  call.count = static_cast<int64_t>(memory.sequences->size());
+  call.out = y;
+  run_mixer(Pool::shared(), best_kernels(), call);
+}
+
 // The layer's attention, gated if it is, or its mixer: x (rows, E) to heads (rows, H * D), by way of `wide`.
 void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv, const LinearCall& output, float* heads) {
   Pool& pool = Pool::shared();
@@ -66,20 +81,11 @@ void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv
     gate.next = &output;
   }
   qkv.next = plan.gate != nullptr ? &gate : &output;
-  run_linear(pool, kernels, qkv);
-  if (plan.mixer != nullptr) {
-    const int64_t width = plan.mixer->shape().projected();
-    if (memory.kept > 0) std::memcpy(memory.inputs, qkv.out, static_cast<size_t>(memory.kept * width) * sizeof(float));
-    MixerCall call;
-    call.shape = plan.mixer->shape();
-    call.x = qkv.out;
-    call.tokens = qkv.rows;
-    call.sequences = memory.sequences->data();
-    call.count = static_cast<int64_t>(memory.sequences->size());
-    call.out = heads;
-    run_mixer(pool, kernels, call);
+  if (plan.attention == nullptr) {
+    run_recurrent(plan, memory, qkv, heads);
     return;
   }
+  run_linear(pool, kernels, qkv);
   if (plan.gate != nullptr) run_linear(pool, kernels, gate);
   AttendCall attend = plan.attention->call();
   memory.blocks->describe(attend);
@@ -114,15 +120,34 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, inner));
   float* heads = scratch(Slot::heads, rows * plan.output->view().k);
 
-  LinearCall output = projection(heads, rows, *plan.output, out);
+  LinearCall output = projection(heads, rows, *plan.output, out), beside;
   LinearCall following;
   if (after != nullptr) following.w = after->qkv->view();
   const LinearCall* next = after != nullptr ? &following : nullptr;
   output.residual = x;
   run_mixing(plan, memory, projection(x, rows, *plan.qkv, wide), output, heads);
+  if (plan.mixer_in != nullptr) {  // of the same input, which `output` overwrites if out is x
+    LinearCall into = projection(x, rows, *plan.mixer_in, scratch(Slot::beside, rows * plan.mixer_in->view().n));
+    float* y = scratch(Slot::beside_heads, rows * plan.mixer_out->view().k);
+    into.norm = plan.input_norm;
+    into.eps = plan.eps;
+    into.next = &output;
+    run_recurrent(plan, memory, into, y);
+    beside = projection(y, rows, *plan.mixer_out, out);
+    beside.residual = out;
+  }
+  LinearCall& last = plan.mixer_in != nullptr ? beside : output;  // before the feed-forward
+  const auto run_outputs = [&] {
+    if (plan.mixer_in != nullptr) {
+      output.next = &beside;
+      run_linear(pool, kernels, output);
+    }
+    run_linear(pool, kernels, last);
+  };
   if (plan.down == nullptr) {
-    run_linear(pool, kernels, output);
-    run_experts_half(plan, next, rows, out);
+    if (plan.experts == nullptr) last.next = next;
+    run_outputs();
+    if (plan.experts != nullptr) run_experts_half(plan, next, rows, out);
     return;
   }
 
@@ -132,10 +157,10 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   gate_up.eps = plan.eps;
   gate_up.act = plan.act;
   down.residual = out;
-  output.next = &gate_up;
+  last.next = &gate_up;
   gate_up.next = &down;
   down.next = next;
-  run_linear(pool, kernels, output);
+  run_outputs();
   run_linear(pool, kernels, gate_up);
   if (plan.down_gate != nullptr) run_down_gate(plan, rows, out, wide);
   if (plan.experts != nullptr) run_experts_half(plan, nullptr, rows, out);  // beside the shared one, of the same input
@@ -208,10 +233,11 @@ mx::array norm_of(const mx::array& weight, int64_t width) {
 }  // namespace
 
 LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array& input,
-                     std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const mx::array& mlp,
+                     std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const std::optional<mx::array>& mlp,
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
                      const std::string& activation, std::shared_ptr<ExpertsPlan> experts_, std::shared_ptr<MixerPlan> mixer_,
-                     std::shared_ptr<MatrixHandle> gate_, std::shared_ptr<MatrixHandle> down_gate_)
+                     std::shared_ptr<MatrixHandle> gate_, std::shared_ptr<MatrixHandle> down_gate_,
+                     std::shared_ptr<MatrixHandle> mixer_in_, std::shared_ptr<MatrixHandle> mixer_out_)
     : attention(std::move(attention_)),
       qkv(std::move(qkv_)),
       output(std::move(output_)),
@@ -221,13 +247,20 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
       mixer(std::move(mixer_)),
       gate(std::move(gate_)),
       down_gate(std::move(down_gate_)),
+      mixer_in(std::move(mixer_in_)),
+      mixer_out(std::move(mixer_out_)),
       eps(eps_),
       act(activation_of(activation)),
-      norms_{norm_of(input, qkv->view().k), norm_of(mlp, qkv->view().k)} {
+      norms_{norm_of(input, qkv->view().k), norm_of(mlp.value_or(input), qkv->view().k)} {
   const int64_t width = qkv->view().k;
-  require((attention == nullptr) != (mixer == nullptr), "a layer has attention or a mixer");
+  require((attention != nullptr) + (mixer != nullptr) == (mixer_in != nullptr ? 2 : 1), "a layer has attention or a mixer");
   int64_t inner = 0, projected = 0;
-  if (mixer != nullptr) {
+  if (mixer_in != nullptr) {
+    const Matrix &into = mixer_in->view(), &from = mixer_out->view();
+    require(into.n == mixer->shape().projected() && into.k == width, "the projections into the mixer do not fit");
+    require(from.k == mixer->shape().inner() && from.n == width, "the mixer's output does not fit");
+  }
+  if (attention == nullptr) {
     inner = mixer->shape().inner();
     projected = mixer->shape().projected();
   } else {
@@ -239,9 +272,10 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
   require(gate == nullptr || (mixer == nullptr && gate->view().n == inner && gate->view().k == width), "the gate does not fit");
   require(down_gate == nullptr || (down != nullptr && down_gate->view().n == 1 && down_gate->view().k == width), "the gate does not fit");
   if (experts != nullptr) require(experts->call().router.k == width, "the experts do not fit");
-  require((gate_up != nullptr) == (down != nullptr) && (down != nullptr || experts != nullptr), "a layer has a feed-forward");
+  require((gate_up != nullptr) == (down != nullptr), "a feed-forward has two projections");
+  require(mlp.has_value() || (down == nullptr && experts == nullptr), "a feed-forward has a norm");
   if (down != nullptr) {
-    require(gate_up->view().k == width && gate_up->view().n == 2 * down->view().k, "gate and up do not fit");
+    require(gate_up->view().k == width && gate_up->view().n == (gates(act) ? 2 : 1) * down->view().k, "gate and up do not fit");
     require(down->view().n == width, "down does not fit");
   }
   input_norm = norms_[0].data<float>();
@@ -267,7 +301,7 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
           "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
   for (size_t i = 0; i < plans.size(); ++i) {
-    require(plans[i]->attention != nullptr, "recurrent state is kept beside blocks only");
+    require(plans[i]->mixer == nullptr, "recurrent state is kept beside blocks only");
     stack.push_back({plans[i], contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
                                                  firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode)});
   }
@@ -287,10 +321,11 @@ std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pas
   std::vector<mx::Shape> shapes{x.shape()};
   size_t recurrent = 0;
   for (size_t i = 0; i < plans.size(); ++i) {
-    if (plans[i]->mixer == nullptr) {
-      stack.push_back({plans[i], pass->layer(places[i].first, places[i].second, plans[i]->attention->call())});
-      continue;
+    stack.push_back({plans[i], {}});
+    if (plans[i]->attention != nullptr) {
+      stack.back().blocks = pass->layer(places[i].first, places[i].second, plans[i]->attention->call());
     }
+    if (plans[i]->mixer == nullptr) continue;
     const MixerShape& shape = plans[i]->mixer->shape();
     const mx::Shape of_state{static_cast<int>(shape.state_floats())};
     require(recurrent < states.size() && states[recurrent].size() == pass->counts().size(), "every sequence has its states");
@@ -300,7 +335,6 @@ std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pas
       shapes.push_back(of_state);
     }
     if (kept > 0) shapes.push_back({1, kept, static_cast<int>(shape.projected())});
-    stack.push_back({plans[i], {}});
   }
   const std::vector<mx::Dtype> types(shapes.size(), mx::float32);
   auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), pass->counts(), kept);

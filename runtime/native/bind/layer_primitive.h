@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,24 +18,25 @@
 
 namespace headrace {
 
-// The plain pre-norm layer: x + attention(norm(x)), or a recurrent mixer in its place, then + feed-forward(norm(x)). The feed-forward is
-// gated (`gate_up` and `down`), `experts`, or both added. A `gate` multiplies what attention returns, and the single row of a
-// `down_gate` what `down` does, by the sigmoid of its product with norm(x).
+// The plain pre-norm layer: x + attention(norm(x)), or a recurrent mixer in its place or, with `mixer_in` and `mixer_out`, beside it;
+// then + feed-forward(norm(x)), if there is one. The feed-forward is one unit (`gate_up` and `down`), `experts`, or both added. A `gate`
+// multiplies what attention returns, and the single row of a `down_gate` what `down` does, by the sigmoid of its product with norm(x).
 class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
  public:
   // Throws std::invalid_argument for inconsistent shapes.
   LayerPlan(std::shared_ptr<AttentionPlan> attention, const mx::array& input_norm, std::shared_ptr<MatrixHandle> qkv,
-            std::shared_ptr<MatrixHandle> output, const mx::array& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
+            std::shared_ptr<MatrixHandle> output, const std::optional<mx::array>& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
             std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
             std::shared_ptr<ExpertsPlan> experts, std::shared_ptr<MixerPlan> mixer = nullptr,
-            std::shared_ptr<MatrixHandle> gate = nullptr, std::shared_ptr<MatrixHandle> down_gate = nullptr);
+            std::shared_ptr<MatrixHandle> gate = nullptr, std::shared_ptr<MatrixHandle> down_gate = nullptr,
+            std::shared_ptr<MatrixHandle> mixer_in = nullptr, std::shared_ptr<MatrixHandle> mixer_out = nullptr);
 
   // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer.
   std::shared_ptr<AttentionPlan> attention;
   std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
   std::shared_ptr<ExpertsPlan> experts;
   std::shared_ptr<MixerPlan> mixer;
-  std::shared_ptr<MatrixHandle> gate, down_gate;
+  std::shared_ptr<MatrixHandle> gate, down_gate, mixer_in, mixer_out;
   const float *input_norm, *mlp_norm;
   float eps;
   Act act;

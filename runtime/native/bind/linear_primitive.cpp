@@ -94,11 +94,11 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
   const Matrix& view = w->view();
   const Act act = activation.empty() ? Act::none : activation_of(activation);
   require_floats(x, view.k);
-  if (act != Act::none && (view.n % 2 != 0 || residual.has_value())) {
+  if (gates(act) && (view.n % 2 != 0 || residual.has_value())) {
     throw std::invalid_argument("a gated unit needs gate and up rows, and takes no residual");
   }
   mx::Shape shape = x.shape();
-  shape.back() = static_cast<int>(act == Act::none ? view.n : view.n / 2);
+  shape.back() = static_cast<int>(gates(act) ? view.n / 2 : view.n);
   std::vector<mx::array> inputs{x};
   if (norm.has_value()) inputs.push_back(norm_weight(*norm, view.k));
   if (residual.has_value()) {

@@ -93,10 +93,14 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   s.step_bias = keep(vectors.step_bias, {heads}, recurs);
   s.skip = keep(vectors.skip, {heads}, false);
   if (vectors.norm.has_value()) {
-    const int size = vectors.norm->size() == static_cast<size_t>(rows) ? rows : inner;
-    s.norm = keep(vectors.norm, {size}, true);
-    s.norm_size = size;
+    s.norm_each = vectors.norm->shape() == mx::Shape{rows};
+    s.norm_size = vectors.norm->ndim() == 0 ? 0 : vectors.norm->shape(-1);
+    require(s.norm_each || s.norm_size > 0, "a norm has a size");
+    const int parts = s.norm_each ? 1 : inner / static_cast<int>(s.norm_size);
+    const bool apart = vectors.norm->ndim() == 2;
+    s.norm = keep(vectors.norm, apart ? mx::Shape{parts, inner / parts} : mx::Shape{s.norm_each ? rows : inner}, true);
   }
+  require(!norm_first || s.norm_each || s.norm == nullptr, "a norm of several heads stands behind the gate");
   s.norm_first = norm_first;
   s.eps = eps;
   s.least_step = steps.first;

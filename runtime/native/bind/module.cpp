@@ -78,22 +78,25 @@ NB_MODULE(_native, m) {
              return std::make_shared<hr::ExpertsPlan>(std::move(router), std::move(gate), std::move(up), std::move(down), active,
                                                       normalized, activation, hr::RouterRule{sigmoid, scale, groups}, correction);
            }),
-           "router"_a, "gate"_a, "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a, "sigmoid"_a = false,
+           "router"_a, "gate"_a.none(), "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a, "sigmoid"_a = false,
            "correction"_a.none() = nb::none(), "scale"_a = 1.0f, "groups"_a = std::pair<int, int>(1, 1));
   nb::class_<hr::LayerPlan>(m, "LayerPlan")
       .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, const hr::mx::array& input_norm,
                        std::shared_ptr<hr::MatrixHandle> qkv, std::shared_ptr<hr::MatrixHandle> output,
-                       const hr::mx::array& mlp_norm, std::shared_ptr<hr::MatrixHandle> gate_up,
+                       const Optional& mlp_norm, std::shared_ptr<hr::MatrixHandle> gate_up,
                        std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
                        std::shared_ptr<hr::ExpertsPlan> experts, std::shared_ptr<hr::MixerPlan> mixer,
-                       std::shared_ptr<hr::MatrixHandle> gate, std::shared_ptr<hr::MatrixHandle> down_gate) {
+                       std::shared_ptr<hr::MatrixHandle> gate, std::shared_ptr<hr::MatrixHandle> down_gate,
+                       std::shared_ptr<hr::MatrixHandle> mixer_in, std::shared_ptr<hr::MatrixHandle> mixer_out) {
              return std::make_shared<hr::LayerPlan>(std::move(attention), input_norm, std::move(qkv), std::move(output), mlp_norm,
                                                     std::move(gate_up), std::move(down), eps, activation, std::move(experts),
-                                                    std::move(mixer), std::move(gate), std::move(down_gate));
+                                                    std::move(mixer), std::move(gate), std::move(down_gate), std::move(mixer_in),
+                                                    std::move(mixer_out));
            }),
-           "attention"_a.none(), "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a, "gate_up"_a.none(), "down"_a.none(),
+           "attention"_a.none(), "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a.none(), "gate_up"_a.none(), "down"_a.none(),
            "eps"_a, "activation"_a, "experts"_a.none() = nb::none(), "mixer"_a.none() = nb::none(),
-           "gate"_a.none() = nb::none(), "down_gate"_a.none() = nb::none());
+           "gate"_a.none() = nb::none(), "down_gate"_a.none() = nb::none(), "mixer_in"_a.none() = nb::none(),
+           "mixer_out"_a.none() = nb::none());
 
   nb::class_<hr::MixerPlan>(m, "MixerPlan")
       .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,

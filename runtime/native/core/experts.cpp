@@ -210,17 +210,19 @@ void add_bias(const Matrix& w, int64_t row, int64_t n, float* product) {
   for (int64_t i = 0; i < n; ++i) product[i] += w.bias[row + i];
 }
 
-// inner (pairs, F) = act(gate) * up.
+// inner (pairs, F) = act(gate) * up, or act(up).
 void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared gate_x,
                Prepared up_x, float* inner) {
   const int64_t width = call.inner();
-  const int64_t step = columns_per_task(pool, routing.groups, width, 2 * call.gate.row_bytes());
+  const bool gated = gates(call.act);
+  const Matrix& first = gated ? call.gate : call.up;
+  const int64_t step = columns_per_task(pool, routing.groups, width, (gated ? 2 : 1) * first.row_bytes());
   const int64_t chunks = ceil_div(width, step);
-  const int64_t at_once = std::min(routing.largest, std::min(most_rows(call.gate), most_rows(call.up)));
+  const int64_t at_once = std::min(routing.largest, std::min(most_rows(first), most_rows(call.up)));
   pool.run(routing.groups * chunks, [&](Tasks& tasks) {
     if (!tasks.next()) return;
-    float* gates = scratch(Slot::output, 2 * at_once * step);
-    float* ups = gates + at_once * step;
+    float* products = scratch(Slot::output, 2 * at_once * step);
+    float* ups = products + at_once * step;
     Gathered gate_rows(routing, gate_x, Slot::panel), up_rows(routing, up_x, Slot::tile);
     do {
       const int64_t g = tasks.index() / chunks, at = tasks.index() % chunks * step;
@@ -228,20 +230,25 @@ void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, cons
       const int64_t following = tasks.index() + 1;
       Upcoming then, up;
       if (call.up.rounds()) up = {&call.up, row};
-      if (call.gate.rounds() && following < routing.groups * chunks && !tasks.last_of_own()) {
-        then = {&call.gate, following % chunks != 0 ? row + n : routing.group[following / chunks] * width};
+      if (first.rounds() && following < routing.groups * chunks && !tasks.last_of_own()) {
+        then = {&first, following % chunks != 0 ? row + n : routing.group[following / chunks] * width};
       }
       const float* for_gate = gate_rows.of(g);
       const float* for_up = up_x.rows == gate_x.rows ? for_gate : up_rows.of(g);
       for (int64_t m = 0; m < routing.count(g); m += at_once) {
         const int64_t here = std::min(at_once, routing.count(g) - m);
-        multiply_rows(kernels, call.gate, for_gate + m * gate_x.stride, gate_x.stride, here, row, n, gates, step, up);
+        if (gated) multiply_rows(kernels, first, for_gate + m * gate_x.stride, gate_x.stride, here, row, n, products, step, up);
         multiply_rows(kernels, call.up, for_up + m * up_x.stride, up_x.stride, here, row, n, ups, step, then);
         for (int64_t i = 0; i < here; ++i) {
-          float *gate = gates + i * step, *up_row = ups + i * step;
-          add_bias(call.gate, row, n, gate);
+          float *gate = products + i * step, *up_row = ups + i * step, *to = inner + (routing.begin[g] + m + i) * width + at;
           add_bias(call.up, row, n, up_row);
-          kernels.gated(gate, up_row, n, call.act, inner + (routing.begin[g] + m + i) * width + at);
+          if (gated) {
+            add_bias(first, row, n, gate);
+            kernels.gated(gate, up_row, n, call.act, to);
+          } else {
+            square_positive(up_row, n);
+            std::memcpy(to, up_row, static_cast<size_t>(n) * sizeof(float));
+          }
         }
       }
     } while (tasks.next());
@@ -336,9 +343,10 @@ void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
       rows >= kAloneTokens);
   routing.order();
 
-  const Prepared gate_x = prepare(pool, kernels, call.gate, x, rows, call.norm, call.eps, Slot::shared_rows);
+  const Matrix& gate = gates(call.act) ? call.gate : call.up;
+  const Prepared gate_x = prepare(pool, kernels, gate, x, rows, call.norm, call.eps, Slot::shared_rows);
   Prepared up_x = gate_x;
-  if (!alike(call.gate, call.up)) up_x = prepare(pool, kernels, call.up, x, rows, call.norm, call.eps, Slot::other_rows);
+  if (!alike(gate, call.up)) up_x = prepare(pool, kernels, call.up, x, rows, call.norm, call.eps, Slot::other_rows);
   float* inner = scratch(Slot::inner, routing.pairs() * call.inner());
   run_gated(pool, kernels, call, routing, gate_x, up_x, inner);
   const Prepared turned = prepare(pool, kernels, call.down, inner, routing.pairs(), nullptr, 0, Slot::shared_rows);

@@ -29,7 +29,7 @@ struct ExpertsCall {
   const float* norm = nullptr;     // (E) RMSNorm weight
   float eps = 0;
   Matrix router;                   // (X, E)
-  Matrix gate, up, down;           // stacks of X: (F, E), (F, E) and (E, F) each
+  Matrix gate, up, down;           // stacks of X: (F, E), (F, E) and (E, F) each; no gate if the activation has none
   int64_t active = 0;              // experts per token
   bool normalized = false;         // shares are divided by their sum
   RouterRule rule;
@@ -38,7 +38,7 @@ struct ExpertsCall {
   const LinearCall* next = nullptr; // as in LinearCall
 
   int64_t experts() const { return router.n; }
-  int64_t inner() const { return gate.n / router.n; }
+  int64_t inner() const { return up.n / router.n; }
 };
 
 void run_experts(Pool& pool, const Kernels& kernels, const ExpertsCall& call);

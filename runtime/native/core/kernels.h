@@ -12,7 +12,10 @@ namespace headrace {
 enum class Type : std::uint8_t { f32, f16, bf16, e8m0, e4m3 };
 // Codes of quantized values: integers with scale and offset, or floats of 4 (E2M1) or 8 bits (E4M3) with a scale.
 enum class Code : std::uint8_t { affine, fp4, fp8 };
-enum class Act : std::uint8_t { none, silu, gelu, clamped, sigmoid };
+// Activations. All but the last, max(x, 0)^2, gate a second projection.
+enum class Act : std::uint8_t { none, silu, gelu, clamped, sigmoid, squared };
+
+[[gnu::always_inline]] inline bool gates(Act act) { return act != Act::none && act != Act::squared; }
 
 [[gnu::always_inline]] inline int64_t size_of(Type type) {
   return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;

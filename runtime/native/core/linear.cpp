@@ -30,17 +30,17 @@ int64_t rows_per_task(const Pool& pool, int64_t rows, int64_t row_bytes) {
 }
 
 // Columns of the output.
-int64_t width_of(const LinearCall& call) { return call.act == Act::none ? call.w.n : call.w.n / 2; }
+int64_t width_of(const LinearCall& call) { return gates(call.act) ? call.w.n / 2 : call.w.n; }
 
 // Columns per task.
 int64_t columns_per_task(const Pool& pool, const LinearCall& call) {
-  return rows_per_task(pool, width_of(call), call.w.row_bytes() * (call.act == Act::none ? 1 : 2));
+  return rows_per_task(pool, width_of(call), call.w.row_bytes() * (gates(call.act) ? 2 : 1));
 }
 
 // out[m][at, at + n) from the products of those columns; `up`: second half of a gated unit.
 void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t at, int64_t n, float* product,
             float* up) {
-  const int64_t width = call.act == Act::none ? call.w.n : call.w.n / 2;
+  const int64_t width = width_of(call);
   float* out = call.out + m * width + at;
   if (call.w.bias != nullptr) {
     for (int64_t i = 0; i < n; ++i) product[i] += call.w.bias[at + i];
@@ -48,6 +48,7 @@ void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t a
       for (int64_t i = 0; i < n; ++i) up[i] += call.w.bias[width + at + i];
     }
   }
+  if (call.act == Act::squared) square_positive(product, n);
   if (up != nullptr) {
     kernels.gated(product, up, n, call.act, out);
   } else if (call.residual != nullptr) {
@@ -72,7 +73,7 @@ void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, floa
 // A task is a range of output columns for all rows; its products fit the cache.
 void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
-  const bool gated = call.act != Act::none;
+  const bool gated = gates(call.act);
   const int64_t width = width_of(call);
   const int64_t stride = kernels.prepared_size(w);
   const int64_t batch = call.rows;

@@ -15,10 +15,15 @@ struct LinearCall {
   float eps = 0;
   Matrix w;                         // (N, K)
   const float* residual = nullptr;  // (M, N) added to the product, or nullptr
-  Act act = Act::none;              // else w is F gate rows above F up rows and out is (M, F)
+  Act act = Act::none;              // if it gates, w is F gate rows above F up rows and out is (M, F)
   float* out = nullptr;             // (M, N); may be residual, never x
   const LinearCall* next = nullptr; // the next call, for prefetch (`w` and `act` only), or nullptr
 };
+
+// Replaces n values by max(x, 0)^2.
+inline void square_positive(float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] < 0 ? 0 : x[i] * x[i];  // keeps NaN
+}
 
 // A thread's first weights in the next call; empty without one.
 Upcoming first_of(const Pool& pool, const LinearCall* next, int number);

@@ -101,7 +101,7 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
       }
     }
   }
-  const bool own_norm = shape.norm != nullptr && shape.norm_size == shape.rows;
+  const bool own_norm = shape.norm != nullptr && shape.norm_each;
   for (int64_t t = 0; t < rows.count; ++t) {
     float* y = out + t * shape.inner();
     const float* z = call.x + (rows.row + t) * stride + shape.gates_at() + head * shape.rows;
@@ -143,7 +143,7 @@ void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
       run_head(kernels, call, call.sequences[tasks.index() / shape.heads], tasks.index() % shape.heads, mixed);
     }
   });
-  if (shape.norm == nullptr || shape.norm_size == shape.rows) return;
+  if (shape.norm == nullptr || shape.norm_each) return;
   const int64_t groups = shape.inner() / shape.norm_size;
   pool.run(call.tokens, [&](Tasks& tasks) {
     while (tasks.next()) {

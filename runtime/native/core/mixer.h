@@ -24,9 +24,10 @@ struct MixerShape {
   const float* step_bias = nullptr;  // (Hv) added to a
   float least_step = 0, most_step = 0;
   const float* skip = nullptr;       // (Hv) of v in y, or nullptr
-  const float* norm = nullptr;       // RMSNorm of y, in parts of norm_size: (Dv) or (Hv * Dv); or nullptr
+  const float* norm = nullptr;       // RMSNorm of y in parts of norm_size, or nullptr: (Dv) if norm_each, else (Hv * Dv)
   int64_t norm_size = 0;
-  bool norm_first = false;           // before the gate; else behind it
+  bool norm_each = false;            // the same for each head
+  bool norm_first = false;           // before the gate, norm_each only; else behind it
   float eps = 0;
   const float* q_scale = nullptr;    // (Dk) factors of normalized q and k, delta rule only
   const float* k_scale = nullptr;

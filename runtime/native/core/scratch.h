@@ -42,7 +42,8 @@ class Scratch {
 // Slots of a thread's memory; a slot belongs to one kernel at a time.
 enum class Slot {
   shared_rows, rows, panel, tile, scores, states, output, wide, heads, logits, routing, inner, products, other_rows,
-  weights, unpacked, cut_logits, cut_weights, mixed, kCount
+  weights, unpacked, cut_logits, cut_weights, mixed, beside,
+  beside_heads, kCount
 };
 
 inline float* scratch(Slot slot, int64_t n) {

@@ -64,7 +64,8 @@ def mixture(bits: int, width: int = 96, size: int = 160, **changes: Any) -> Mixt
 
 
 def held(m: Mixture, ops: Any) -> Mixture:
-    parts = {name: ops.prepare(getattr(m, name), mx.float32) for name in ("router", "gate", "up", "down")}
+    names = [name for name in ("router", "gate", "up", "down") if getattr(m, name) is not None]
+    parts = {name: ops.prepare(getattr(m, name), mx.float32) for name in names}
     return replace(m, **parts)
 
 
@@ -84,6 +85,14 @@ def difference(m: Mixture, tokens: int, ops: Any = native, activation: str = "si
 def test_outputs_match_the_reference(bits: int, tokens: int) -> None:
     assert difference(mixture(bits), tokens) < (5e-4 if bits in (2, 4, 8) else 2e-5)
     assert difference(mixture(bits), tokens, Exact()) < 2e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 80])
+@pytest.mark.parametrize("bits", [0, 4])
+def test_experts_without_a_gate(bits: int, tokens: int) -> None:
+    m = mixture(bits, gate=None)
+    assert difference(m, tokens, activation="relu2") < (5e-4 if bits else 2e-5)
+    assert difference(m, tokens, Exact(), activation="relu2") < 2e-5
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 80])

@@ -127,6 +127,7 @@ def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
     if kind == "conv":
         return MixerSpec(sizes, *convolution)
     norms = {"head": mx.random.normal((DV,)), "all": mx.random.normal((HV * DV,)), None: None}
+    norms |= {"heads apart": mx.random.normal((HV, DV)), "parts": mx.random.normal((HK, HV // HK * DV))}
     return MixerSpec(
         sizes,
         *convolution,
@@ -146,7 +147,7 @@ def mixer_inputs(spec: MixerSpec, tokens: int) -> mx.array:
     return mx.random.normal((1, tokens, 3 * sizes.inner if sizes.kind == "conv" else sizes.channels + gates))
 
 
-MIXERS = [("delta", "head"), ("ssm", "all"), ("ssm", None), ("conv", None)]
+MIXERS = [("delta", "head"), ("ssm", "all"), ("ssm", "parts"), ("ssm", "heads apart"), ("ssm", None), ("conv", None)]
 
 
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
