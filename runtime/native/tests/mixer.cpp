@@ -36,6 +36,7 @@ struct Layer {
     s.rows = c.rows;
     s.width = c.width;
     s.norm_size = c.norm_size;
+    s.norm_each = c.norm_size == s.rows;
     s.norm_first = c.kind == MixerKind::delta;
     s.eps = kEps;
     s.least_step = 0.3f;
