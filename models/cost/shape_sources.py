@@ -23,7 +23,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import Matrix, StepShape
-from headrace.models.network.config import DecoderConfig, decoder_config, feed_forward_inputs
+from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers, state_bytes
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.latent_config import projections_of
@@ -170,7 +170,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
             matrices.append(Matrix(name, of * len(list(same)), rows, columns, size, Fraction(active, of)))
 
     def add_feed_forward(kind: str, at: str, layers: Sequence[int], inner: int, of: int = 1, active: int = 1) -> None:
-        shapes = dict.fromkeys(feed_forward_inputs(config), (inner, width)) | {"down_proj": (width, inner)}
+        shapes = dict.fromkeys(config.family.inputs, (inner, width)) | {"down_proj": (width, inner)}
         for name, (rows, columns) in shapes.items():
             add(kind + name, f"{at}.{name}", layers, rows, columns, of, active)
 

@@ -80,11 +80,6 @@ class DecoderConfig:
     logit_softcap: float | None = None
 
 
-def feed_forward_inputs(config: DecoderConfig) -> tuple[str, ...]:
-    """Return the projections into a feed-forward: no gate for an activation that gates nothing."""
-    return ("up_proj",) if config.family.activation == "relu2" else ("gate_proj", "up_proj")
-
-
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     """Return the decoder configuration, or None if headrace's own decoder does not support the config.
 
@@ -100,12 +95,9 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     if not _runs(fields, architecture, family, rope):
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
+    _refuse_activation(config, architecture)
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {config['swiglu_limit']!r}")
-    if not gemma and config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config['hidden_act']!r}")
-    if architecture == "nemotron_h" and config.get("mlp_hidden_act", "relu2") != "relu2":
-        raise UnsupportedModelError(f"config.json: a nemotron_h with the activation {config['mlp_hidden_act']!r}")
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -147,6 +139,12 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         query_growth=_query_growth(fields),
         logit_softcap=_logit_softcap(fields, architecture),
     )
+
+
+def _refuse_activation(config: Mapping[str, Any], architecture: str) -> None:
+    key, known = ("mlp_hidden_act", ("relu2",)) if architecture == "nemotron_h" else ("hidden_act", ("silu", "swish"))
+    if not architecture.startswith("gemma") and config.get(key, known[0]) not in known:
+        raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config[key]!r}")
 
 
 def _runs(fields: Fields, architecture: str, family: Family, rope: RopeConfig) -> bool:

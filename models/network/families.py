@@ -44,6 +44,11 @@ class Family:
     norm_last: bool = False  # queries and keys are normalized behind the rotation
     gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Projections into a feed-forward: no gate for an activation that gates nothing."""
+        return ("up_proj",) if self.activation == "relu2" else ("gate_proj", "up_proj")
+
 
 _AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _AROUND = NormNames(

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig, LayerConfig, feed_forward_inputs
+from headrace.models.network.config import DecoderConfig, LayerConfig
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.latent import read_latent
 from headrace.models.network.mixers import read_mixer
@@ -64,7 +64,7 @@ def _layer(
             down_gate = parameters.router(f"{mlp}.{layer.experts.beside_gate}", 1, width)
         mlp, inner = f"{mlp}.{layer.experts.beside}".rstrip("."), layer.experts.shared
     if inner and layer.feeds:
-        halves = [(f"{mlp}.{name}", inner) for name in feed_forward_inputs(config)]
+        halves = [(f"{mlp}.{name}", inner) for name in config.family.inputs]
         gate_up = parameters.fused(halves, width, f"{mlp}.gate_up_proj")
         down = parameters.matrix(f"{mlp}.down_proj", width, inner)
     return LayerWeights(
@@ -145,7 +145,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
     def stack(name: str, rows: int, columns: int) -> Weight:
         return parameters.stack(f"{stacked}.{name}", f"{each}.{name}", experts.count, rows, columns)
 
-    inputs = [stack(name, experts.size, width) for name in feed_forward_inputs(config)]
+    inputs = [stack(name, experts.size, width) for name in config.family.inputs]
     gate, up = parameters.ops.join_experts(*inputs) if len(inputs) > 1 else (None, inputs[0])
     return Mixture(
         router=parameters.router(f"{mlp}.{experts.router}", experts.count, width),

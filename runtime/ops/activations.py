@@ -23,9 +23,12 @@ def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.sigmoid(gate) * up
 
 
-def squared_relu(x: mx.array) -> mx.array:
-    """Return max(x, 0)^2, which gates nothing (So et al., arXiv:2109.08668)."""
-    return mx.square(mx.maximum(x, 0))
+def unit(projected: mx.array, activation: str, *, compiled: bool) -> mx.array:
+    """Return act(gate) * up of rows (.., 2 F) with gate before up, or of up alone, (.., F), with "relu2"."""
+    if activation == "relu2":
+        return mx.square(mx.maximum(projected, 0))  # gates nothing (So et al., arXiv:2109.08668)
+    gate, up = mx.split(projected, 2, axis=-1)
+    return (COMPILED if compiled else ACTIVATIONS)[activation](gate, up)
 
 
 ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated, "sigmoid": _sigmoid_gated}

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent, stock_sampling
-from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, squared_relu
+from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.mixtures import gathered
@@ -146,11 +146,7 @@ def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str
 
     "relu2" has no gate, and w (F, E).
     """
-    projected = norm_linear(x, norm, eps, w)
-    if activation == "relu2":
-        return squared_relu(projected)
-    gate, up = mx.split(projected, 2, axis=-1)
-    return glu(gate, up, activation)
+    return unit(norm_linear(x, norm, eps, w), activation, compiled=on_gpu())
 
 
 def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
@@ -166,11 +162,7 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     else:
         tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
-    if m.gate is None:
-        inner = squared_relu(inputs[0])
-    else:
-        gate, up = inputs if m.up is not None else mx.split(inputs[0], 2, axis=-1)
-        inner = glu(gate, up, activation)
+    inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=on_gpu())
     y = gathered(inner, m.down, indices, own)[:, 0]  # (pairs, E)
     if order is not None:
         y = y[mx.argsort(order)]
