@@ -32,6 +32,7 @@ from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.background import run_in_background
+from headrace.runtime.machine.command_buffers import limit_command_buffers
 from headrace.runtime.machine.out_of_memory import memory_errors
 from headrace.runtime.metrics.cost import LayerKV, held_bytes, longest_context
 from headrace.runtime.network import Network
@@ -110,6 +111,7 @@ def load_model(
         raise UsageError("the checkpoint is quantized already", "--quantize takes a plain one")
     limit = wanted = context or longest
     shape = shape_to_run(checkpoint, config)
+    limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
     sized = partial(_sized, checkpoint, config, requantize, shape)
     stored, (make, weights, layers) = _fitting_kv(sized, limit, working) if kv == "auto" else (kv, sized(kv))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.models.gguf.container import open_container
+from headrace.models.registry.catalog import load_catalog
 from headrace.runtime import ops
 from headrace.runtime.ops import native
 from tests.tiny_chat import write_chat_model
@@ -18,6 +19,7 @@ COVERED = {
     "kernels",
     "make_family",
     "make_model",
+    "metal_simulator",
     "speculation_draws",
     "step_parts",
     "telemetry_overhead",
@@ -49,6 +51,25 @@ def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr("tests.bench.graph_counts.FAMILIES", ("llama",))
     run("graph_counts", monkeypatch)
     assert "llama, mixed bits" in capsys.readouterr().out
+
+
+@pytest.mark.peer
+def test_metal_simulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """No model is slower than with mlx-lm's counts, and none of its K/V are copied."""
+    from tests.bench import metal_simulator as simulator
+
+    models = {"llama-3.2-1b": "llama", "gemma-3-1b": "gemma3", "qwen3-30b-a3b": "qwen3-moe"}
+    counts = simulator.counts_of(set(models.values()))
+    for model, family in models.items():
+        shape = load_catalog()[model].step_shape
+        for chip in map(simulator.chip_of, simulator.CHIPS):
+            (own, copies), (other, _) = simulator.speeds(shape, counts[family], 512, chip)
+            assert own >= other > 0
+            assert copies == 0
+    monkeypatch.setattr(simulator, "counts_of", lambda _: counts)
+    monkeypatch.setattr(simulator, "MODELS", models)
+    run("metal_simulator", monkeypatch)
+    assert "llama-3.2-1b" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not native.status().available, reason="needs the native kernels")

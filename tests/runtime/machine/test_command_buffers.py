@@ -1,0 +1,55 @@
+"""MLX's limit of kernels in a command buffer: chosen by the model, on a Mac, unless it is set."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.models.loading.load import load_model
+from headrace.runtime.machine import command_buffers, memory
+from headrace.runtime.machine.command_buffers import VARIABLE, kernels_per_buffer, limit_command_buffers
+from tests.tiny_chat import write_chat_model
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")  # so that it is restored
+    monkeypatch.delenv(VARIABLE)
+
+
+@pytest.fixture
+def _mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_buffers, "sys", SimpleNamespace(platform="darwin"))
+
+
+def test_ten_buffers_hold_less_than_a_step_of_few_layers() -> None:
+    for layers in (16, 28, 36, 64):
+        assert 10 * kernels_per_buffer(layers) < 13 * layers
+    assert kernels_per_buffer(1) == 8
+    assert kernels_per_buffer(80) == 40
+
+
+@pytest.mark.usefixtures("_mac")
+def test_an_own_value_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_command_buffers(16)
+    assert os.environ[VARIABLE] == "17"
+    monkeypatch.setenv(VARIABLE, "99")
+    limit_command_buffers(16)
+    assert os.environ[VARIABLE] == "99"
+
+
+def test_other_systems_keep_their_environment() -> None:
+    limit_command_buffers(16)
+    assert VARIABLE not in os.environ
+
+
+@pytest.mark.usefixtures("_mac")
+def test_it_is_set_before_memory_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check asks MLX for its device, which reads the variable once."""
+    seen = list[str | None]()
+    budget = memory.budget
+    monkeypatch.setattr(memory, "budget", lambda: seen.append(os.environ.get(VARIABLE)) or budget())
+    load_model(write_chat_model(tmp_path / "model"), name="tiny", context=64)
+    assert seen
+    assert None not in seen
