@@ -28,6 +28,8 @@ _COPIED = (
     "qwen.tiktoken", "added_tokens.json",
 )  # fmt: skip
 
+_JOINED = (".experts.gate_up_proj", ".experts.down_proj")  # stacks as publishers name them
+
 
 def keep_quantized(
     model: ResolvedModel, kind: Quantization, *, name: str | None = None, progress: Progress = silent
@@ -62,16 +64,17 @@ def keep_quantized(
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
     kept, done = _kept(checkpoint), 0
+    here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
     total = sum(checkpoint.tensors[name].nbytes for name in kept)
     for number, shard in enumerate(checkpoint.shards):
         loaded = mx.load(str(shard), format="safetensors")
         assert isinstance(loaded, dict)
         written: dict[str, mx.array] = {}
         for name in kept & loaded.keys():
-            array = loaded[name]
-            written |= (
-                _quantized(name, array, kind) if _is_matrix(checkpoint.tensors[name], name, kind) else {name: array}
-            )
+            array, info, called = loaded[name], checkpoint.tensors[name], name
+            if name.endswith(_JOINED) and ".switch_mlp." in here.get(name, ""):  # named as matrices of quantized models
+                called = name.replace(".experts.", ".switch_mlp.").replace("gate_up_proj", "input_linear") + ".weight"
+            written |= _quantized(called, array, kind) if _is_matrix(info, called, kind) else {called: array}
             mx.eval(list(written.values())[-3:])
             done += checkpoint.tensors[name].nbytes
             progress("quantizing", done, total)

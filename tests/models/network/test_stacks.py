@@ -7,9 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.loading.keep_quantized import keep_quantized
+from headrace.models.registry.resolve import resolve
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.ops import native
 from tests.alone import new_cache
@@ -115,16 +118,33 @@ def test_another_limit_of_its_activation_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_joined_halves(tmp_path: Path, name: str, apart: str, joined: str, down: str) -> None:
     plain = write_mlx_lm_model(tmp_path / "plain", config_of(name))
+    stored = write_joined(plain, tmp_path / "joined", apart, joined, down)
+    assert mx.array_equal(logits(stored, native), logits(plain, native))
+    shapes = [shape_of_checkpoint(open_checkpoint(directory)) for directory in (stored, plain)]
+    assert shapes[0].cost.weight_bytes == shapes[1].cost.weight_bytes == load_decoder(stored).cost.weight_bytes
+
+
+def write_joined(plain: Path, target: Path, apart: str, joined: str, down: str) -> Path:
+    """Write the model with gate and up of all experts as one tensor."""
     tensors = load(plain)
     for gate in [key for key in tensors if key.endswith(f"{apart}.gate_proj.weight")]:
         halves = [tensors.pop(gate), tensors.pop(gate.replace("gate_proj", "up_proj"))]
         tensors[gate.replace(f"{apart}.gate_proj.weight", joined)] = mx.concatenate(halves, axis=1)
         moved = tensors.pop(gate.replace("gate_proj", "down_proj"))
         tensors[gate.replace(f"{apart}.gate_proj.weight", down)] = moved
-    stored = tmp_path / "joined"
-    stored.mkdir()
-    mx.save_safetensors(str(stored / "model.safetensors"), tensors)
-    (stored / "config.json").write_text((plain / "config.json").read_text())
-    assert mx.array_equal(logits(stored, native), logits(plain, native))
-    shapes = [shape_of_checkpoint(open_checkpoint(directory)) for directory in (stored, plain)]
-    assert shapes[0].cost.weight_bytes == shapes[1].cost.weight_bytes == load_decoder(stored).cost.weight_bytes
+    target.mkdir()
+    mx.save_safetensors(str(target / "model.safetensors"), tensors)
+    (target / "config.json").write_text((plain / "config.json").read_text())
+    return target
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
+def test_a_quantized_copy_of_joined_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    plain = write_mlx_lm_model(tmp_path / "plain", config_of("qwen3.5-moe"))
+    names = ("mlp.switch_mlp", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    stored = write_joined(plain, tmp_path / "joined", *names)
+    ours, wanted = (keep_quantized(resolve(str(each)), Quantization(4, 32)).path for each in (stored, plain))
+    assert mx.array_equal(logits(ours, native), logits(wanted, native))
+    assert load_decoder(ours, native).cost == load_decoder(wanted, native).cost
