@@ -15,7 +15,7 @@ from headrace.runtime.metrics.running_median import RunningMedian
 ROWS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a pass with draft tokens, all sequences
 GPU_ROWS = (2, 3, 5, 10, 16, 32)  # the same on a GPU: MLX's products of few rows compute 5 at once
 MAX_DRAFT_PER_PASS = 30  # all sequences
-MIN_GAIN = 1.1  # expected speed-up from which draft tokens are used: chances are estimates, too
+MIN_GAIN = 1.05  # expected speed-up from which draft tokens are used: chances are estimates, too
 # Estimates before the first measurement, relative to a step:
 _CHEAP_ROWS = 4  # rows that a step bound by memory computes almost for free
 _CHEAP_ROW = 0.15  # cost of one more of these

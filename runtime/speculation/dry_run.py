@@ -8,7 +8,7 @@ without speculation.
 
 from collections.abc import Sequence
 
-_MIN_GAIN = 1.0  # passes, to begin verifying
+_MIN_GAIN = 0.5  # passes, to begin verifying
 _FIRST = 2  # draft tokens of a pass, until verified ones were accepted
 _MAX_GAIN = 6.0  # passes: a text that stops repeating itself loses no more
 _MAX_LOSS = 2.0  # passes that a dry run has to make up for

@@ -32,7 +32,7 @@ class Recorded(Controller):
 
 def test_accepted_draft_tokens_open_a_dry_run_early() -> None:
     dry_run = DryRun()
-    dry_run.start(2, (5, 6, 7), 0.4)
+    dry_run.start(2, (5, 6, 7), 0.7)
     dry_run.update([1, 2])
     assert (dry_run.pays, dry_run.pending) == (False, True)
     dry_run.update([1, 2, 5])
