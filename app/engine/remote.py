@@ -23,6 +23,7 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.remote_answer import RemoteAnswer
 from headrace.app.engine.telemetry import event_of
 from headrace.app.engine.telemetry_reader import PATH as TELEMETRY
+from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import EngineError
 
 _CONNECT_S = 10.0
@@ -153,8 +154,8 @@ class RemoteEngine:
         with self._changes:
             self._running[command.id] = connection
         try:
-            if command.continue_text:
-                raise ServerError("a server cannot continue an answer")
+            if command.continue_text and (not self._own or split_thinking(command.continue_text).is_open):
+                raise ServerError("this server cannot continue this answer")
             response = self._address.ask(connection, "/v1/chat/completions", self._body(command))
             for _, data in events(response):
                 if data != "[DONE]":
@@ -176,9 +177,13 @@ class RemoteEngine:
                 raise ServerError("only headrace's own server takes a regular expression or a grammar")
             schema = {"name": "answer", "strict": True, "schema": command.options.schema}
             options["response_format"] = {"type": "json_schema", "json_schema": schema}
+        messages = [dict(message) for message in command.messages]
+        if command.continue_text:
+            messages.append({"role": "assistant", "content": command.continue_text})
+            options |= {"continue_final_message": True}
         return {
             "model": self._model,
-            "messages": [dict(message) for message in command.messages],
+            "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
             **options,

@@ -36,7 +36,7 @@ _RENAMED = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition
 REFUSED = frozenset({
     "functions", "function_call", "audio", "web_search_options", "best_of", "echo", "use_beam_search",
     "length_penalty", "min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "prompt_logprobs",
-    "guided_grammar", "json_schema", "continue_final_message", "documents", "mirostat", "typical_p", "tfs_z",
+    "guided_grammar", "json_schema", "documents", "mirostat", "typical_p", "tfs_z",
     "top_n_sigma", "xtc_probability", "dry_multiplier", "dynatemp_range", "chat_template", "logits_processors",
 })  # fmt: skip
 
@@ -46,9 +46,16 @@ def read_call(body: Body) -> Call:
     refuse(body, REFUSED)
     if body.get("modalities") not in (None, [], ["text"]):
         raise refused("modalities can only be text", "modalities")
+    messages, continue_text = read_messages(body.get("messages")), ""
+    if flag(body, "continue_final_message"):
+        last = messages.pop()
+        if last["role"] != "assistant" or "tool_calls" in last or not messages:
+            raise refused("continue_final_message needs a last message of the assistant", "continue_final_message")
+        continue_text = str(last["content"])
     return Call(
         model=text(body, "model"),
-        messages=read_messages(body.get("messages")),
+        messages=messages,
+        continue_text=continue_text,
         options=answer_options(body, _RENAMED, format_options(body)),
         count=whole(body, "n", 1, MAX_CHOICES, 1) or 1,
         stream=flag(body, "stream"),

@@ -153,7 +153,7 @@ def peers(arguments: argparse.Namespace, threads: int) -> Iterator[Peer]:
     if arguments.llama_python:
         command = (arguments.llama_python, "-m", "llama_cpp.server", "--model", str(arguments.gguf), "--port", "18181")
         command += ("--n_ctx", "16384", "--n_threads", str(threads), "--n_threads_batch", str(threads))
-        command += ("--verbose", "false")
+        command += ("--verbose", "false", "--interrupt_requests", "false")  # else each request ends the one before
         yield Peer("llama-cpp-python", command, 18181, "default", arguments.tokens)
     if arguments.mlx_model:
         command = (arguments.mlx_python, "-m", "mlx_lm", "server", "--model", str(arguments.mlx_model))

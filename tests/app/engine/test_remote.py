@@ -72,6 +72,22 @@ def test_an_answer_of_our_own_server_has_all_figures(engine: RemoteEngine) -> No
     assert "".join(event.text for event in again if isinstance(event, Delta)) == text != ""
 
 
+def test_an_answer_is_continued(engine: RemoteEngine) -> None:
+    """Its beginning stands in the prompt, behind the head of the assistant's message."""
+    engine.start(ModelSpec())
+    until(engine, Ready)
+    whole: list[Event] = []
+    engine.submit(Generate(1, HELLO, OPTIONS))
+    until(engine, Done, whole)
+    text = "".join(event.text for event in whole if isinstance(event, Delta))
+    rest: list[Event] = []
+    engine.submit(Generate(2, HELLO, OPTIONS, continue_text=text[:5]))
+    done = until(engine, Done, rest)
+    (first,) = (event.summary.prompt_tokens for event in whole if isinstance(event, Done))
+    assert done.summary.prompt_tokens > first
+    assert "".join(event.text for event in rest if isinstance(event, Delta))
+
+
 def test_a_cancelled_answer_ends_on_the_server_too(engine: RemoteEngine, server: ServerProcess) -> None:
     engine.start(ModelSpec())
     until(engine, Ready)
@@ -90,7 +106,7 @@ def test_errors_of_the_server_are_errors_of_the_answer(engine: RemoteEngine) -> 
     failed = until(engine, Failed)
     assert failed.id == 1
     assert "token 100000000" in failed.message
-    engine.submit(Generate(2, HELLO, OPTIONS, continue_text="so far"))
+    engine.submit(Generate(2, HELLO, OPTIONS, continue_text="<think>\nso far"))
     assert until(engine, Failed).id == 2
     with pytest.raises(EngineError):
         engine.pull("a-model")

@@ -170,6 +170,14 @@ def test_tools_that_are_none_are_refused_by_name(fields: dict[str, Any], named: 
     assert named in refusal(**fields).message
 
 
+def test_a_last_message_of_the_assistant_is_continued() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "So"}]
+    given = call(messages=begun, continue_final_message=True)
+    assert (len(given.messages), given.continue_text) == (len(HELLO), "So")
+    assert call(messages=begun).continue_text == ""
+    assert refusal(messages=HELLO, continue_final_message=True).param == "continue_final_message"
+
+
 def test_arguments_of_calls_come_in_parts() -> None:
     calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
     first = Delta(1, "", (), call_deltas=(CallDelta(0, "count", '{"n'),))
