@@ -16,6 +16,8 @@ class OverError(Exception):
 class Idle:
     """Idle work that records its calls."""
 
+    after_s = 1.5
+
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
         self._resting = False
