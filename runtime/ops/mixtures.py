@@ -1,5 +1,6 @@
 """Routing, and products with stacks of expert matrices, in stock MLX."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import mlx.core as mx
@@ -63,6 +64,25 @@ def gathered(x: mx.array, stack: Weight, indices: mx.array, rows: mx.array | Non
             sorted_indices=ordered,
         )
     return y if stack.bias is None else y + stack.bias[indices][:, None]
+
+
+def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
+    """Return stacks of gate (X, F, E) and up as one, (X, 2 F, E) and None; as they are, if their storage differs.
+
+    The result is evaluated: else the parts of all layers would be in memory at once while a model is loaded.
+    """
+    kinds = {(stack.bits, stack.group_size, stack.mode, stack.bias is None, stack.data.dtype) for stack in (gate, up)}
+    if len(kinds) > 1:
+        return gate, up
+
+    def joined(one: mx.array | None, other: mx.array | None) -> mx.array | None:
+        return None if one is None or other is None else mx.concatenate([one, other], axis=1)
+
+    data, scales = mx.concatenate([gate.data, up.data], axis=1), joined(gate.scales, up.scales)
+    biases, bias = joined(gate.biases, up.biases), joined(gate.bias, up.bias)
+    both = replace(gate, data=data, scales=scales, biases=biases, bias=bias)
+    mx.eval(both.arrays)
+    return both, None
 
 
 def expert_linear(x: mx.array, indices: mx.array, stack: Weight, _experts: int) -> mx.array:

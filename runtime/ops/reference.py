@@ -28,7 +28,7 @@ from headrace.runtime.ops.weights import (
 
 name = "reference"
 attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
-expert_linear = mixtures.expert_linear
+expert_linear, join_experts = mixtures.expert_linear, mixtures.join_experts
 recurrence, convolve, mix_pass = recurrent.recurrence, recurrent.convolve, recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
@@ -168,20 +168,6 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
         y = y[mx.argsort(order)]
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
     return mx.addmm(x[..., None, :], shares[..., None, :].astype(y.dtype), y)[..., 0, :]
-
-
-def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
-    """Return stacks of gate (X, F, E) and up as one, (X, 2 F, E) and None; as they are, if their storage differs."""
-    kinds = {(stack.bits, stack.group_size, stack.mode, stack.bias is None, stack.data.dtype) for stack in (gate, up)}
-    if len(kinds) > 1:
-        return gate, up
-
-    def joined(one: mx.array | None, other: mx.array | None) -> mx.array | None:
-        return None if one is None or other is None else mx.concatenate([one, other], axis=1)
-
-    data, scales = mx.concatenate([gate.data, up.data], axis=1), joined(gate.scales, up.scales)
-    biases, bias = joined(gate.biases, up.biases), joined(gate.bias, up.bias)
-    return replace(gate, data=data, scales=scales, biases=biases, bias=bias), None
 
 
 def attend(

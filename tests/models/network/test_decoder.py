@@ -11,6 +11,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine.request import Request
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.machine.memory import reading_weights
 from headrace.runtime.ops import Ops, reference
 from tests.alone import new_cache
 from tests.kernels import KERNELS, name_of, tolerance
@@ -157,3 +158,17 @@ def test_sequences_in_a_pass_do_not_see_each_other(directory: Path, ops: Ops) ->
         alone.reserve(21)
         one = network.all_logits(network.layers(network.embed(mx.array([own])), alone))[0]
         assert difference(together[21 * row : 21 * row + 21], one) < tolerance(ops)
+
+
+def test_joined_experts_are_not_in_memory_twice(tmp_path: Path) -> None:
+    """Peak of loading over the weights: less than one stack, where all layers' gate and up are twelve."""
+    sizes = {"num_experts": 32, "moe_intermediate_size": 256, "num_hidden_layers": 6, "mlp_only_layers": []}
+    directory = write_model(tmp_path, "qwen3-moe", changes=sizes)
+    before = mx.get_active_memory()
+    with reading_weights():
+        mx.reset_peak_memory()
+        arrays = load_decoder(directory, reference).arrays
+        mx.eval(arrays)
+        mx.synchronize()
+    over = mx.get_peak_memory() - before - sum(array.nbytes for array in arrays)
+    assert over < 32 * 256 * 64 * 4
