@@ -51,6 +51,8 @@ class AttentionPlan:
         sinks: mx.array | None = None,
         norm_last: bool = False,
         growth: tuple[float, int] | None = None,
+        v_norm: bool = False,
+        parts: int = 3,
     ) -> None: ...
 
 class MixerPlan:
@@ -92,6 +94,24 @@ class ExpertsPlan:
         correction: mx.array | None = None,
         scale: float = 1.0,
         groups: tuple[int, int] = (1, 1),
+        router_norm: mx.array | None = None,
+        expert_scale: mx.array | None = None,
+        residual: bool = True,
+    ) -> None: ...
+
+class LayerNorms:
+    """Norms of a layer, and a factor of its output; None where it has none."""
+
+    def __init__(
+        self,
+        input: mx.array | None,
+        attention_post: mx.array | None,
+        mlp: mx.array | None,
+        mlp_post: mx.array | None,
+        after_dense: mx.array | None = None,
+        before_experts: mx.array | None = None,
+        after_experts: mx.array | None = None,
+        scalar: mx.array | None = None,
     ) -> None: ...
 
 class LayerPlan:
@@ -100,20 +120,18 @@ class LayerPlan:
     def __init__(
         self,
         attention: AttentionPlan | None,
-        input_norm: mx.array,
         qkv: Matrix | None,
         output: Matrix | None,
-        mlp_norm: mx.array | None,
         gate_up: Matrix | None,
         down: Matrix | None,
         eps: float,
         activation: str,
-        experts: ExpertsPlan | None = None,
-        mixer: MixerPlan | None = None,
-        gate: Matrix | None = None,
-        down_gate: Matrix | None = None,
-        mixer_in: Matrix | None = None,
-        mixer_out: Matrix | None = None,
+        experts: ExpertsPlan | None,
+        mixer: MixerPlan | None,
+        gates: tuple[Matrix | None, Matrix | None],  # of attention, and of `down`
+        norms: LayerNorms,
+        own_input: tuple[Matrix, Matrix, mx.array] | None = None,
+        mixer_ends: tuple[Matrix, Matrix] | None = None,
     ) -> None: ...
 
 class Packings:
@@ -132,7 +150,7 @@ class Pass:
         tables: Sequence[Sequence[Sequence[int]]],
         slabs: list[list[mx.array]],
         packings: Packings = ...,
-        head_dim: int = 0,
+        head_dims: Sequence[int] = (),
     ) -> None: ...
 
 class StreamingRead:

@@ -89,6 +89,19 @@ _NEMOTRON_MOE = {
     "moe_intermediate_size": 48, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 64, "n_group": 1,
     "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
 }  # fmt: skip
+_GEMMA4 = {  # as E2B: two sizes of heads, K/V of earlier layers, inputs of single layers
+    "model_type": "gemma4_text", "num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 64, "num_key_value_heads": 1, "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True, "tie_word_embeddings": True,
+    "final_logit_softcapping": 3.0,
+}  # fmt: skip
+_GEMMA4_MIXTURE = {  # as 26B-A4B: values are keys in full attention, experts beside a dense feed-forward
+    **_GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+    "moe_intermediate_size": 48, "use_double_wide_mlp": False,
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -156,6 +169,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "nemotron-h-moe": _NEMOTRON_MOE,
     "nemotron-h-groups": {**_NEMOTRON_MOE, "n_group": 3, "topk_group": 2, "n_shared_experts": None},
+    "gemma4": _GEMMA4,
+    "gemma4-narrow": {
+        **_GEMMA4, "use_double_wide_mlp": False, "final_logit_softcapping": None, "num_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+    },
+    "gemma4-mixture": _GEMMA4_MIXTURE,
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
 }  # fmt: skip
 
@@ -181,6 +200,8 @@ def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0) -
         noise = mx.random.normal(array.shape, key=sub)
         if name.endswith("correction_bias"):  # experts of groups that are left out have rank 0, the lowest there is
             noise = mx.abs(noise)
+        if name.endswith("q_norm.weight") and config["model_type"].startswith("gemma4"):
+            noise = noise - 8.5  # its scores are not scaled by anything else
         tensors[name] = 1 + 0.1 * noise if "norm" in name else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)
     directory.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(directory / "model.safetensors"), tensors)

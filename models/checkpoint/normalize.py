@@ -36,6 +36,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_next": {"norm_topk_prob": True},
     "gemma2": {"sliding_window": 4096},
     "gemma3_text": {"sliding_window": 4096},
+    "gemma4_text": {"sliding_window": 512, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},
     "cohere2": {"sliding_window": 4096},
 }
 # Families whose older configs always have head_dim.

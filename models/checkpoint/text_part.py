@@ -4,6 +4,7 @@ Its config is nested (`text_config`), and its tensors have a prefix that depends
 converted to those of a text-only checkpoint.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from headrace.models.checkpoint.tensor_info import TensorInfo
 _NESTING = (
     "gemma3", "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava",
     "video_llava", "video_llama_3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lfm2_vl", "internvl", "idefics2", "idefics3",
-    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5", "qwen3_5", "qwen3_5_moe",
+    "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5", "qwen3_5", "qwen3_5_moe", "gemma4",
+    "gemma4_unified",
 )  # fmt: skip
 # model_type of the text part -> family with the same layers. Text positions are equal on all axes of multimodal
 # rotation, so it equals ordinary rotation.
@@ -39,6 +41,12 @@ _LFM2 = (
 # Parts of module names by model_type of the text part, and what they are called here.
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "qwen3_5": _DELTA, "qwen3_5_moe": _DELTA, "qwen3_next": _DELTA, "lfm2": _LFM2, "lfm2_moe": _LFM2,
+    "gemma4_text": (
+        (".router.proj.", ".mlp.gate."), (".router.scale", ".mlp.router_norm.weight"),
+        (".router.per_expert_scale", ".mlp.expert_scale"), (".experts.switch_glu.", ".mlp.switch_mlp."),
+        (".experts.gate_up_proj", ".mlp.switch_mlp.input_linear.weight"),
+        (".experts.down_proj", ".mlp.switch_mlp.down_proj.weight"),
+    ),
     "hunyuan_v1_dense": ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
     "minimax": (
         (".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
@@ -56,8 +64,9 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }  # fmt: skip
 _DRAFTS = ("mtp.", "model.mtp_layers.")  # prefixes of layers that draft tokens
+_OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\..*")
 # Keys of the outer config that the text part inherits.
-_OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization")
+_OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +106,12 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
     ignored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
         ours = text_name(name, body)
-        if _drafts(name if ours is None else ours, config):
+        if _drafts(name if ours is None else ours, config) or (ours is not None and _is_shared(ours, config)):
             continue
         if ours is None:
             ignored[name.removeprefix("model.").partition(".")[0]] += info.nbytes
         else:
-            stored[_called_here(ours, config)] = name
+            stored[called_here(ours, config)] = name
     tensors = {name: checkpoint.tensors[old] for name, old in stored.items()}
     return TextPart(config, tensors, stored, dict(ignored))
 
@@ -123,11 +132,11 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
             return config
         return {
             **config,
-            "quantization": {_called_here(_renamed(key), config): value for key, value in section.items()},
+            "quantization": {called_here(_renamed(key), config): value for key, value in section.items()},
         }
     inner_config = text if isinstance(text, dict) else config
     if isinstance(section, dict):
-        names = {_called_here(_renamed(key), inner_config): value for key, value in section.items()}
+        names = {called_here(_renamed(key), inner_config): value for key, value in section.items()}
         config = {**config, "quantization": names}
     if not isinstance(text, dict):  # older Qwen-VL configs are flat
         return {**config, "model_type": _FAMILIES.get(f"{kind}_text", kind)}
@@ -137,7 +146,15 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**inherited, **inner, "model_type": _FAMILIES.get(family, family) if isinstance(family, str) else family}
 
 
-def _called_here(name: str, config: dict[str, Any]) -> str:
+def _is_shared(name: str, config: dict[str, Any]) -> bool:
+    """Return whether this tensor is of keys or values in a layer that reads those of an earlier one (Gemma 4)."""
+    if config.get("model_type") != "gemma4_text" or (found := _OF_KEYS.fullmatch(name)) is None:
+        return False
+    layers, shared = config.get("num_hidden_layers"), config.get("num_kv_shared_layers", 20)
+    return type(layers) is int and type(shared) is int and 0 < layers - shared <= int(found[1])
+
+
+def called_here(name: str, config: dict[str, Any]) -> str:
     """Return a tensor's or module's name with the parts that differ in this family replaced."""
     kind = config.get("model_type")
     for theirs, ours in _NAMES.get(kind, ()) if isinstance(kind, str) else ():

@@ -10,10 +10,8 @@ All raise UnsupportedModelError for an architecture with unknown matrices, Check
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
-from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,11 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
+from headrace.models.cost.decoder_matrices import SizeOf, input_table_bytes, layer_matrices, norm_weights, unstacking
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers, state_bytes
 from headrace.models.network.experts_config import ExpertsConfig
-from headrace.models.network.latent_config import projections_of
-from headrace.models.network.mixer_config import projections_into
 from headrace.models.network.stacks import stacks_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
@@ -38,9 +35,6 @@ _HALF = 2
 
 # model_type of mixtures of experts -> architecture of their other layers.
 _MIXTURES = {"mixtral": "mistral"}
-
-SizeOf = Callable[[str, int, int], int]
-"""(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
@@ -97,7 +91,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
     shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
-    read = part.nbytes - size_of(unread, 0, 0)
+    read = part.nbytes - size_of(unread, 0, 0) - input_table_bytes(config, size_of)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes)
 
@@ -156,47 +150,14 @@ def shape_of_decoder(
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
-    width = config.hidden_size
-    size_of = _unstacking(size_of, config)
-    every = range(len(config.layers))
-    dense = [i for i in every if config.layers[i].experts is None and config.layers[i].feeds]
-    matrices: list[Matrix] = []
-
-    def add(
-        name: str, module: str, layers: Sequence[int], rows: int, columns: int, of: int = 1, active: int = 1
-    ) -> None:
-        sizes = sorted(size_of(f"model.layers.{i}.{module}", rows, columns) for i in layers)
-        for size, same in groupby(sizes):
-            matrices.append(Matrix(name, of * len(list(same)), rows, columns, size, Fraction(active, of)))
-
-    def add_feed_forward(kind: str, at: str, layers: Sequence[int], inner: int, of: int = 1, active: int = 1) -> None:
-        shapes = dict.fromkeys(config.family.inputs, (inner, width)) | {"down_proj": (width, inner)}
-        for name, (rows, columns) in shapes.items():
-            add(kind + name, f"{at}.{name}", layers, rows, columns, of, active)
-
-    attends = [i for i in every if config.layers[i].attends]
-    for name, (rows, columns) in _attention_matrices(config).items():
-        add(name, f"self_attn.{name}", attends, rows, columns)
-    for mixer in {layer.mixer for layer in config.layers if layer.mixer}:
-        layers = [i for i in every if config.layers[i].mixer == mixer]
-        for name, rows in projections_into(mixer).items():
-            add(name, f"mixer.{name}", layers, rows, width)
-        add("out_proj", "mixer.out_proj", layers, width, mixer.sizes.inner)
-    add_feed_forward("", "mlp", dense, config.intermediate_size)
-    for experts in {layer.experts for layer in config.layers if layer.experts}:
-        layers = [i for i in every if config.layers[i].experts == experts]
-        add("router", f"mlp.{experts.router}", layers, experts.count, width)
-        at = f"mlp.{experts.stacked}"
-        add_feed_forward("expert ", at, layers, experts.size, experts.count, experts.active)
-        if experts.shared:
-            add_feed_forward("shared ", f"mlp.{experts.beside}".rstrip("."), layers, experts.shared)
-        if experts.beside_gate:
-            add("shared gate", f"mlp.{experts.beside_gate}", layers, 1, width)
+    width, size_of = config.hidden_size, unstacking(size_of, config)
+    matrices = layer_matrices(config, size_of)
     head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
     head_bytes = size_of(head, config.vocab_size, width)
     matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True))
     table = 0 if config.tied_embeddings else size_of("model.embed_tokens", config.vocab_size, width)
-    vectors = _norm_weights(config) * _HALF
+    table += input_table_bytes(config, size_of)
+    vectors = norm_weights(config) * _HALF
     return StepShape(
         source=source,
         layers=len(config.layers),
@@ -210,45 +171,6 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         state_bytes=state_bytes(config),
         resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
     )
-
-
-def _attention_matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return the projections of a layer's attention, with rows and columns."""
-    width, q_rows, kv_rows = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    if (latent := config.latent) is not None:
-        return {**projections_of(latent, config.heads, width), "o_proj": (width, config.heads * latent.value)}
-    queries = q_rows * (2 if config.family.gated else 1)
-    return {
-        "q_proj": (queries, width),
-        "k_proj": (kv_rows, width),
-        "v_proj": (kv_rows, width),
-        "o_proj": (width, q_rows),
-    }
-
-
-def _unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
-    """Wrap `size_of` for projections that Phi-3 stores stacked with others of the same input."""
-    qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
-    wholes = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
-    wholes |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
-
-    def size(module: str, rows: int, columns: int) -> int:
-        owner, _, name = module.rpartition(".")
-        found = size_of(module, rows, columns)
-        if found or name not in wholes:
-            return found
-        stacked = qkv if wholes[name] == "qkv_proj" else 2 * rows
-        return size_of(f"{owner}.{wholes[name]}", stacked, columns) * rows // stacked
-
-    return size
-
-
-def _norm_weights(config: DecoderConfig) -> int:
-    heads = {None: 0, "head": 2, "heads": config.heads + config.kv_heads}[config.family.qk_norm]
-    names = config.family.norms
-    places = {names.attention, names.after_attention, names.mlp, names.after_mlp} - {None}
-    per_layer = len(places) * config.hidden_size + heads * config.head_dim + (config.heads if config.sinks else 0)
-    return len(config.layers) * per_layer + config.hidden_size
 
 
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:

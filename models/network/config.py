@@ -11,42 +11,16 @@ from typing import Any
 
 from headrace.models.checkpoint.layer_pairs import layer_pairs
 from headrace.models.network.config_fields import Fields
-from headrace.models.network.experts_config import ExpertsConfig, expert_layers
+from headrace.models.network.experts_config import expert_layers
 from headrace.models.network.falcon import logit_factor
 from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
+from headrace.models.network.gemma4_config import gemma4_inputs, gemma4_layers, gemma4_ropes
 from headrace.models.network.latent_config import LATENT, LatentConfig, latent_config, latent_scale
-from headrace.models.network.mixer_config import MixerConfig, mixer_layers, mixer_of
+from headrace.models.network.layer_config import LayerConfig, RopeConfig
+from headrace.models.network.mixer_config import mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _MILLION = ("gemma3_text", "lfm2", "lfm2_moe")  # their default rope_theta
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RopeConfig:
-    """Rotation of one kind of layer: base frequency, and the checkpoint's scaling section.
-
-    share: rotated part of a head. Compared by identity: layers of one kind share one object.
-    """
-
-    theta: float
-    kind: str = "default"
-    scaling: Mapping[str, Any] | None = None
-    share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerConfig:
-    """Properties that vary by layer: rotation (None: no position information), attention window and experts.
-
-    mixer: recurrent mixing, in place of attention unless the layer `attends`. feeds: it has a feed-forward.
-    """
-
-    rope: RopeConfig | None
-    window: int | None = None
-    experts: ExpertsConfig | None = None
-    mixer: MixerConfig | None = None
-    attends: bool = True
-    feeds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +52,12 @@ class DecoderConfig:
     latent: LatentConfig | None = None  # then K/V are of one head, of latents
     query_growth: tuple[float, int] | None = None  # see `AttentionSpec.growth`
     logit_softcap: float | None = None
+    input_size: int = 0  # of each layer's own input of a token, from a table of `input_vocab` rows
+    input_vocab: int = 0
+
+    def heads_of(self, layer: LayerConfig) -> tuple[int, int]:
+        """Return a layer's K/V heads and their size."""
+        return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
@@ -92,7 +72,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     if config.get("use_qk_norm") is False:
         family = replace(family, qk_norm=None)
     rope, local_rope = _ropes(fields, architecture, family)
-    if not _runs(fields, architecture, family, rope):
+    if not _runs(fields, architecture, family, (rope, local_rope)):
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
     _refuse_activation(config, architecture)
@@ -115,7 +95,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     scale *= fields.positive("key_multiplier", default=1.0) if falcon else 1.0
     residual = fields.positive("residual_multiplier", default=1.0) if granite else 1.0
     embedding = fields.positive("embedding_multiplier", default=1.0) if granite else 1.0
-    return DecoderConfig(
+    decoder = DecoderConfig(
         architecture=architecture,
         family=family,
         hidden_size=hidden,
@@ -139,6 +119,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         query_growth=_query_growth(fields),
         logit_softcap=_logit_softcap(fields, architecture),
     )
+    return _as_gemma4(decoder, fields) if architecture == "gemma4_text" else decoder
 
 
 def _refuse_activation(config: Mapping[str, Any], architecture: str) -> None:
@@ -147,14 +128,25 @@ def _refuse_activation(config: Mapping[str, Any], architecture: str) -> None:
         raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config[key]!r}")
 
 
-def _runs(fields: Fields, architecture: str, family: Family, rope: RopeConfig) -> bool:
+def _as_gemma4(decoder: DecoderConfig, fields: Fields) -> DecoderConfig:
+    size, rows = gemma4_inputs(fields)
+    layers = gemma4_layers(fields, decoder.layers)
+    return replace(
+        decoder, attention_scale=1.0, norm_weight_offset=0.0, layers=layers, input_size=size, input_vocab=rows
+    )
+
+
+def _runs(fields: Fields, architecture: str, family: Family, ropes: tuple[RopeConfig, RopeConfig]) -> bool:
     """Return whether the decoder runs this variant of a family."""
     config, mixer = fields.values, mixer_of(fields)
-    if rope.kind not in OWN_ROPE_TYPES or config.get("layer_norm_bias"):
+    if any(rope.kind not in OWN_ROPE_TYPES for rope in ropes) or config.get("layer_norm_bias"):
         return False
     if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
         return False
-    if rope.share != 1 and family.rotated is None:
+    if architecture == "gemma4_text":
+        return all(rope.share == 1 or rope.kind == "proportional" for rope in ropes)
+    rope, _ = ropes
+    if (rope.share != 1 and family.rotated is None) or rope.kind == "proportional":
         return False
     if architecture == "nemotron_h" and (
         any(letters[0] in "-E" for letters in layer_pairs(config)) or config.get("moe_latent_size")
@@ -196,7 +188,7 @@ def _logit_scale(fields: Fields, architecture: str) -> float:
 
 
 def _logit_softcap(fields: Fields, architecture: str) -> float | None:
-    if architecture == "gemma2":
+    if architecture in ("gemma2", "gemma4_text"):
         return fields.optional("final_logit_softcapping", 30.0)
     stated = architecture == "gemma3_text" and fields.values.get("final_logit_softcapping") is not None
     return fields.positive("final_logit_softcapping") if stated else None
@@ -205,10 +197,12 @@ def _logit_softcap(fields: Fields, architecture: str) -> float | None:
 def _ropes(fields: Fields, architecture: str, family: Family) -> tuple[RopeConfig, RopeConfig]:
     """Return (rotation of full-attention layers, rotation of sliding layers); the latter is never scaled.
 
-    They differ only in Gemma 3 and OLMo 3.
+    They differ only in Gemma 3, Gemma 4 and OLMo 3.
 
     Older configs have `rope_theta` and `rope_scaling`; newer ones nest both under `rope_parameters`.
     """
+    if architecture == "gemma4_text":
+        return gemma4_ropes(fields)
     nested, local = fields.section("rope_parameters"), Fields({})
     if "full_attention" in nested:  # one section per kind of layer
         local = Fields(Fields(nested).section("sliding_attention"))

@@ -16,15 +16,17 @@ import mlx.core as mx
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import network_cost
 from headrace.models.network.latent import absorbed, values_of
-from headrace.models.network.layers import read_layers
+from headrace.models.network.layer_inputs import LayerInputs
+from headrace.models.network.layers import kv_shape_of, read_layers
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.projections import add_projected, project, stacked
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
-from headrace.runtime.kv.cache import KVPass, KVShape
+from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.network import DraftHead
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight
+from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Projections, Rope, Weight
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -42,7 +44,8 @@ class Decoder:
         width = config.hidden_size
         self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = read_layers(config, parameters)
-        self.kv_shape = _kv_shape(config, self._layers, kv or ops.kv_format(dtype))
+        self._inputs = LayerInputs(config, parameters) if config.input_size else None
+        self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
         self.pages = all(ops.pages(spec) for spec in attends)
         self._shares_attention = all(ops.slots(spec) for spec in attends)
@@ -101,26 +104,22 @@ class Decoder:
             stacks = layer.mixture.stacks if layer.mixture else ()
             for weight in (*layer.matrices, *stacks):
                 arrays += weight.arrays
-            norms = (layer.input_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
-            spec = layer.attention
-            heads = () if spec is None else (spec.q_norm, spec.k_norm, spec.sinks)
-            mixed = () if layer.mixer is None else layer.mixer.vectors
-            mixed = (*mixed, layer.mixture.correction) if layer.mixture else mixed
-            mixed = (*mixed, layer.latent.q_norm, layer.latent.norm) if layer.latent else mixed
-            own = {id(vector): vector for vector in (*norms, *heads, *mixed) if vector is not None}
-            arrays += own.values()
+            arrays += layer.vectors
+        if self._inputs is not None:
+            arrays += [*self._inputs.arrays, *self._inputs.table.arrays]
         return arrays
 
     @property
     def cost(self) -> StepCost:
         """Return bytes and FLOPs of a step, from the arrays that it reads."""
         read = {id(array): array for array in self._arrays}
-        if self._head is not self._table:
-            for array in self._table.arrays:
-                del read[id(array)]  # an untied table is looked up, not read
+        looked_up = [] if self._head is self._table else [*self._table.arrays]  # an untied table is not read
+        for array in looked_up if self._inputs is None else [*looked_up, *self._inputs.table.arrays]:
+            del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
         parts = {"attention": 0, "MLP": 0, "experts used": 0, "head": self._head.nbytes}
         count = self._head.rows * self._head.columns
+        count += 0 if self._inputs is None else self._inputs.projection.rows * self._inputs.projection.columns
         for layer in self._layers:
             count += sum(weight.rows * weight.columns for weight in layer.matrices)
             parts["attention"] += sum(weight.nbytes for weight in (*layer.qkv, layer.output))
@@ -152,14 +151,12 @@ class Decoder:
         )
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Embed tokens (B, T) to (B, T, E)."""
-        x = self._ops.embed(tokens, self._table, self._dtype)
-        scale = self.config.embedding_scale
-        if scale == 1.0:
-            return x
-        if self.config.embedding_scale_in_bfloat16:
-            return x * mx.array(scale, mx.bfloat16).astype(self._dtype)
-        return x * scale
+        """Embed tokens (B, T) to (B, T, E), with all layers' own inputs behind, if they have some."""
+        x, scale = self._ops.embed(tokens, self._table, self._dtype), self.config.embedding_scale
+        if scale != 1.0:
+            rounded = self.config.embedding_scale_in_bfloat16
+            x = x * (mx.array(scale, mx.bfloat16).astype(self._dtype) if rounded else scale)
+        return x if self._inputs is None else mx.concatenate([x, self._inputs.of(self._ops, tokens, x)], axis=-1)
 
     @property
     def rolls_back(self) -> bool:
@@ -167,13 +164,17 @@ class Decoder:
         return self.kv_backend(KVOptions(1)).rolls_back
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """Run all layers on x (B, T, E) and append T entries per layer; with a draft head, the last norm, too."""
+        """Run all layers on what `embed` returns and append T entries per layer -> (B, T, E).
+
+        With a draft head, the last norm, too.
+        """
+        embedded = x
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
-                x = kv.run_fused(layers, x, node)
+                x = kv.run_fused(layers, self._with_inputs(x, embedded, layers), node)
                 continue
             for index in range(layers.start, layers.stop):
-                x = self._layer(x, kv, index)
+                x = self._layer(x, kv, index, embedded)
         return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
 
     def logits(self, x: mx.array) -> mx.array:
@@ -193,42 +194,77 @@ class Decoder:
         return self._ops.linear(x, self._head)
 
     def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
-        """Return the layers in groups to compute as one node: all of them, or one by one if that is not possible."""
-        eps, activation = self.config.norm_eps, self.config.family.activation
-        every = slice(0, len(self._layers))
+        """Return the layers in groups to compute as one node, or one by one if that is not possible.
+
+        Layers behind the last that appends K/V are a group of their own: a pass without logits leaves them out.
+        """
+        eps, activation, count = self.config.norm_eps, self.config.family.activation, len(self._layers)
         plain = not (self.config.family.centred or self.config.family.parallel)
-        if plain and (node := ops.fuse(self._layers, eps, activation)) is not None:
-            return [(every, node)]
+        appends = count - sum(layer.source is not None for layer in self.config.layers)
+        parts = [slice(0, appends), slice(appends, count)][: 1 if appends == count else 2]
+        nodes = [ops.fuse(self._layers[part], eps, activation) if plain else None for part in parts]
+        if None not in nodes:
+            return list(zip(parts, nodes, strict=True))
         one_by_one = [ops.fuse([layer], eps, activation) if plain else None for layer in self._layers]
         return [(slice(i, i + 1), node) for i, node in enumerate(one_by_one)]
 
-    def _layer(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
+    def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
+        """Return x (B, T, E), or what `embed` returned, with the inputs of these layers behind."""
+        size, width = self.config.input_size, self.config.hidden_size
+        if not size or len(self._layer_groups) == 1:
+            return x
+        own = embedded[..., width + layers.start * size : width + layers.stop * size]
+        return mx.concatenate([x[..., :width], own], axis=-1)
+
+    def _layer(self, x: mx.array, kv: KVPass, index: int, embedded: mx.array) -> mx.array:
+        layer, size, width = self._layers[index], self.config.input_size, self.config.hidden_size
+        x = self._attend_and_feed(x[..., :width] if x.shape[-1] > width else x, kv, index)
+        if layer.own_input is not None:
+            own = embedded[..., width + index * size : width + (index + 1) * size]  # (B, T, P)
+            gated = self._ops.glu(self._ops.linear(x, layer.own_input.gate), own, "gelu")
+            x = add_projected(
+                self._ops, x, gated, layer.own_input.projection, layer.own_input.norm, self.config.norm_eps
+            )
+        return x if layer.scalar is None else x * layer.scalar
+
+    def _attend_and_feed(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
         ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
         normed = self._centred(x)
-        qkv = _project(ops, normed, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
+        qkv = project(ops, normed, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = self._mixed(kv, index, qkv, layer)  # (B, T, H * D)
         if layer.gate is not None:
-            heads = ops.glu(_stacked(_project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+            heads = ops.glu(stacked(project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
         beside = None if layer.mixer_ends is None else self._beside(normed, kv, index, layer, layer.mixer_ends[0])
-        x = _add(ops, x, heads, layer.output, layer.attention_post_norm, eps)
+        x = add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps)
         if beside is not None and layer.mixer_ends is not None:
             x = ops.linear_add(beside, layer.mixer_ends[1], x)
         if layer.mixture is not None:
-            assert layer.mlp_norm is not None
-            shared = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
-            if shared is not None and layer.down_gate is not None:
-                shared = shared * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
-            x = ops.experts(x, layer.mlp_norm, eps, layer.mixture, self.config.family.activation)
-            return x if shared is None or layer.down is None else ops.linear_add(shared, layer.down, x)
+            return self._mixture(x, layer, layer.mixture)
         if layer.down is None:
             return x
         inner = self._feed_forward(normed if self.config.family.parallel else self._centred(x), layer)  # (B, T, F)
-        return _add(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
+        return add_projected(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
+
+    def _mixture(self, x: mx.array, layer: LayerWeights, mixture: Mixture) -> mx.array:
+        """Add the experts' output to x (B, T, E), and that of the dense feed-forward beside them, if any."""
+        ops, eps, activation, branches = self._ops, self.config.norm_eps, self.config.family.activation, layer.branches
+        assert layer.mlp_norm is not None
+        dense = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
+        if dense is not None and layer.down_gate is not None:
+            dense = dense * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
+        if branches is None or dense is None or layer.down is None:
+            x = ops.experts(x, layer.mlp_norm, eps, mixture, activation)
+            return x if dense is None or layer.down is None else ops.linear_add(dense, layer.down, x)
+        assert layer.mlp_post_norm is not None
+        own = ops.experts(x, branches.before_experts, eps, mixture, activation)
+        both = ops.rms_norm(ops.linear(dense, layer.down), branches.after_dense, eps)
+        both = both + ops.rms_norm(own, branches.after_experts, eps)
+        return x + ops.rms_norm(both, layer.mlp_post_norm, eps)
 
     def _mixed(self, kv: KVPass, index: int, projected: Projections, layer: LayerWeights) -> mx.array:
         """Mix tokens by attention, or by recurrent state in its place."""
         if layer.mixer is not None and layer.attention is None:
-            return kv.mix(index, _stacked(projected), layer.mixer)
+            return kv.mix(index, stacked(projected), layer.mixer)
         spec, latent = layer.attention, layer.latent
         assert spec is not None
         if latent is None:
@@ -240,45 +276,17 @@ class Decoder:
         """Mix tokens of the layer's input (B, T, E) by recurrent state beside attention."""
         assert layer.mixer is not None
         return kv.mix(
-            index, _stacked(_project(self._ops, x, layer.input_norm, self.config.norm_eps, [into])), layer.mixer
+            index, stacked(project(self._ops, x, layer.input_norm, self.config.norm_eps, [into])), layer.mixer
         )
 
     def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
         ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
             return ops.norm_glu(x, layer.mlp_norm, eps, layer.gate_up[0], activation)
-        projected = _project(ops, x, layer.mlp_norm, eps, layer.gate_up)
+        projected = project(ops, x, layer.mlp_norm, eps, layer.gate_up)
         gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
         return ops.glu(gate, up, activation)
 
     def _centred(self, x: mx.array) -> mx.array:
         """Return x less its mean, of which the root mean square norm is LayerNorm; else x itself."""
         return x - x.mean(axis=-1, keepdims=True) if self.config.family.centred else x
-
-
-def _kv_shape(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
-    windows = tuple(layer.window for layer in config.layers)
-    mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}
-    without = tuple(i for i, layer in enumerate(layers) if layer.attention is None)
-    recurrent = tuple(mixers), tuple(mixers.values())
-    return KVShape(len(windows), config.kv_heads, config.head_dim, kv, windows, *recurrent, without)
-
-
-def _stacked(projected: Projections) -> mx.array:
-    return projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
-
-
-def _project(ops: Ops, x: mx.array, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:
-    """Normalize, if there is a norm, and project x, in one operation if the projections are stacked."""
-    if len(weights) == 1 and norm is not None:
-        return ops.norm_linear(x, norm, eps, weights[0])
-    x = x if norm is None else ops.rms_norm(x, norm, eps)
-    projected = [ops.linear(x, weight) for weight in weights]
-    return projected if len(projected) > 1 else projected[0]
-
-
-def _add(ops: Ops, residual: mx.array, x: mx.array, weight: Weight, post_norm: mx.array | None, eps: float) -> mx.array:
-    """Project a block's result and add it to the residual stream, after the block's second norm, if any."""
-    if post_norm is None:
-        return ops.linear_add(x, weight, residual)
-    return residual + ops.rms_norm(ops.linear(x, weight), post_norm, eps)

@@ -27,7 +27,7 @@ def state_bytes(config: DecoderConfig) -> int:
 
 
 def kv_layers(config: DecoderConfig, kv: KVFormat) -> list[LayerKV]:
-    """Return K/V traffic, with layers grouped by window."""
-    row = kv.row_bytes(config.kv_heads, config.head_dim)
-    windows = sorted((layer.window or 0) for layer in config.layers if layer.attends)
-    return [LayerKV(len(list(group)), row, window or None) for window, group in groupby(windows)]
+    """Return K/V traffic, grouped by window and shape; layers that read another's K/V do not count again."""
+    kept = [layer for layer in config.layers if layer.attends and layer.source is None]
+    kinds = sorted((layer.window or 0, kv.row_bytes(*config.heads_of(layer))) for layer in kept)
+    return [LayerKV(len(list(group)), row, window or None) for (window, row), group in groupby(kinds)]

@@ -16,7 +16,8 @@ class ExpertsConfig:
 
     Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
     its number), beside (the expert that all tokens use, of size `shared`; 0 without), beside_gate (see
-    `LayerWeights.down_gate`). correction: tensor there.
+    `LayerWeights.down_gate`). correction: tensor there. branch: added to the layer's dense feed-forward, each behind a
+    norm of its own (Gemma 4).
     """
 
     count: int
@@ -33,6 +34,7 @@ class ExpertsConfig:
     shared: int = 0
     beside: str = "shared_experts"
     beside_gate: str | None = None
+    branch: bool = False
 
 
 def expert_layers(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
@@ -81,6 +83,13 @@ def _granite(fields: Fields, layers: int) -> Layers:
     counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
     shared = fields.count("shared_intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, router="router.layer", shared=shared, beside="")] * layers
+
+
+def _gemma4(fields: Fields, layers: int) -> Layers:
+    if not fields.values.get("enable_moe_block"):
+        return [None] * layers
+    counts, size = _counts(fields, "num_experts", "top_k_experts"), fields.count("moe_intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, branch=True)] * layers
 
 
 def _lfm2(fields: Fields, layers: int) -> Layers:
@@ -139,9 +148,9 @@ def _groups(fields: Fields) -> tuple[int, int]:
     return groups, kept
 
 
-def _counts(fields: Fields, key: str) -> tuple[int, int]:
+def _counts(fields: Fields, key: str, used: str = "num_experts_per_tok") -> tuple[int, int]:
     """Return the number of experts and how many of them a token uses."""
-    count, active = fields.count(key), fields.count("num_experts_per_tok")
+    count, active = fields.count(key), fields.count(used)
     if active > count:
         raise CheckpointError(f"config.json: a token cannot be given to {active} of {count} experts")
     return count, active
@@ -150,5 +159,5 @@ def _counts(fields: Fields, key: str) -> tuple[int, int]:
 _READERS: dict[str, Callable[[Fields, int], Layers]] = {
     "qwen3_moe": _qwen3, "qwen3_next": _qwen3, "qwen3_5": _qwen3_5, "qwen3_5_moe": _qwen3_5, "gpt_oss": _gpt_oss,
     "granitemoehybrid": _granite, "lfm2_moe": _lfm2, "minimax": _minimax, "glm4_moe": _deepseek,
-    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek, "nemotron_h": _nemotron,
+    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek, "nemotron_h": _nemotron, "gemma4_text": _gemma4,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Literal
 
 Activation = Literal["silu", "gelu", "clamped", "xielu", "relu2"]
 # "mrope" has separate axes for time, height and width, which are equal for text.
-OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope")
+OWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Family:
     position_free: Literal["listed", "full"] | None = None  # layers without RoPE
     beside: bool = False  # recurrent state in every layer, beside attention
     norm_last: bool = False  # queries and keys are normalized behind the rotation
+    v_norm: bool = False  # values are normalized, without weights
+    scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
     gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
 
     @property
@@ -69,6 +71,9 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(activation="clamped", sliding="even"),
     "gemma2": Family(_AROUND, activation="gelu", tied=True, sliding="even"),
     "gemma3_text": Family(_AROUND, activation="gelu", qk_norm="head", tied=True, sliding="period", period=6),
+    "gemma4_text": Family(
+        _AROUND, activation="gelu", qk_norm="head", tied=True, sliding="period", period=5, v_norm=True, scaled=True
+    ),
     "phi3": Family(rotated=1.0, sliding="all"),
     "seed_oss": Family(tied=True),
     "granite": Family(tied=True),

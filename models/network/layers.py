@@ -2,19 +2,25 @@
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig, LayerConfig
+from headrace.models.network.config import DecoderConfig
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.latent import read_latent
+from headrace.models.network.layer_config import LayerConfig
+from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.mixers import read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
-from headrace.runtime.ops import AttentionSpec, LayerWeights, Mixture, Rope, Weight
+from headrace.runtime.kv.cache import KVShape
+from headrace.runtime.ops import AttentionSpec, BranchNorms, LayerWeights, Mixture, Rope, Weight
+from headrace.runtime.ops.kv_format import KVFormat
+
+_BRANCHES = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
 
 def read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWeights]:
     """Return the weights of all layers; layers of one kind share one rotation."""
     ropes = {
-        layer.rope: make_rope(layer.rope, config.head_dim, config.context_length)
+        layer.rope: make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
         for layer in config.layers
         if layer.rope is not None
     }
@@ -24,11 +30,28 @@ def read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWeig
     ]
 
 
+def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat) -> KVShape:
+    """Return the shape of the layers' K/V and recurrent state."""
+    windows = tuple(layer.window for layer in config.layers)
+    mixers = {i: layer.mixer for i, layer in enumerate(layers) if layer.mixer is not None}
+    return KVShape(
+        len(windows),
+        config.kv_heads,
+        config.head_dim,
+        kv,
+        windows,
+        recurrent=tuple(mixers),
+        mixers=tuple(mixers.values()),
+        without=tuple(i for i, layer in enumerate(layers) if layer.attention is None),
+        heads=tuple(config.heads_of(layer) for layer in config.layers),
+        sources=tuple(i if layer.source is None else layer.source for i, layer in enumerate(config.layers)),
+    )
+
+
 def _layer(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> LayerWeights:
-    width, inner = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    width, inner = config.hidden_size, layer.inner or config.intermediate_size
     attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
 
     norms: dict[str, mx.array] = {}
@@ -48,25 +71,22 @@ def _layer(
         output = parameters.matrix(f"{attn}.o_proj", width, config.heads * config.latent.value)
     else:
         attention = _attention(config, parameters, attn, layer, rope)
-        projections = [(f"{attn}.q_proj", q_rows), (f"{attn}.k_proj", kv_rows), (f"{attn}.v_proj", kv_rows)]
-        if config.family.gated:
-            projections[0], gate = parameters.gated(f"{attn}.q_proj", config.heads, config.head_dim, width)
-        order = qkv_order(config, rope)
-        qkv = parameters.fused(projections, width, f"{attn}.qkv_proj", order)
-        output = parameters.matrix(f"{attn}.o_proj", width, q_rows)
+        qkv, gate, output = _projections(config, parameters, attn, layer, rope)
         if layer.mixer is not None:
             mixer, [into], out = read_mixer(config, parameters, prefix, layer.mixer)
             ends = into, out
-    gate_up, down, mixture = list[Weight](), None, None
+    gate_up, down, mixture, branches = list[Weight](), None, None, None
     if layer.experts is not None:
         mixture = _mixture(config, parameters, mlp, layer.experts)
         if layer.experts.beside_gate:
             down_gate = parameters.router(f"{mlp}.{layer.experts.beside_gate}", 1, width)
-        mlp, inner = f"{mlp}.{layer.experts.beside}".rstrip("."), layer.experts.shared
+        if layer.experts.branch:
+            branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in _BRANCHES))
+        else:
+            mlp, inner = f"{mlp}.{layer.experts.beside}".rstrip("."), layer.experts.shared
     if inner and layer.feeds:
-        halves = [(f"{mlp}.{name}", inner) for name in config.family.inputs]
-        gate_up = parameters.fused(halves, width, f"{mlp}.gate_up_proj")
-        down = parameters.matrix(f"{mlp}.down_proj", width, inner)
+        gate_up, down = _feed_forward(config, parameters, mlp, inner)
+    scaled = config.family.scaled and f"{prefix}.layer_scalar" in parameters
     return LayerWeights(
         attention=attention,
         input_norm=norm(names.attention),
@@ -83,36 +103,63 @@ def _layer(
         down_gate=down_gate,
         latent=latent,
         mixer_ends=ends,
+        branches=branches,
+        own_input=read_input(config, parameters, prefix) if config.input_size else None,
+        scalar=parameters.vector(f"{prefix}.layer_scalar", 1) if scaled else None,
     )
+
+
+def _feed_forward(config: DecoderConfig, parameters: Parameters, mlp: str, inner: int) -> tuple[list[Weight], Weight]:
+    """Return the projections into a feed-forward of size `inner`, and the one out of it."""
+    stored = [(f"{mlp}.{name}", inner) for name in config.family.inputs]
+    gate_up = parameters.fused(stored, config.hidden_size, f"{mlp}.gate_up_proj")
+    return gate_up, parameters.matrix(f"{mlp}.down_proj", config.hidden_size, inner)
+
+
+def _projections(
+    config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
+) -> tuple[list[Weight], Weight | None, Weight]:
+    """Return the projections into attention, its gate, if any, and the projection out of it."""
+    kv_heads, head_dim = config.heads_of(layer)
+    rows, gate = {"q": config.heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}, None
+    stored = [(f"{prefix}.{part}_proj", rows[part]) for part in layer.projects]
+    if config.family.gated:
+        stored[0], gate = parameters.gated(f"{prefix}.q_proj", config.heads, head_dim, config.hidden_size)
+    order = qkv_order(config, rope)
+    qkv = parameters.fused(stored, config.hidden_size, f"{prefix}.qkv_proj", order)
+    return qkv, gate, parameters.matrix(f"{prefix}.o_proj", config.hidden_size, rows["q"])
 
 
 def _attention(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> AttentionSpec:
     together = config.family.qk_norm == "heads"
-    turns = head_order(config.head_dim, rope) if config.family.interleaved else None
+    kv_heads, head_dim = config.heads_of(layer)
+    turns = head_order(head_dim, rope) if config.family.interleaved else None
 
     def head_norm(name: str, heads: int) -> mx.array | None:
         if config.family.qk_norm is None:
             return None
-        size = config.head_dim * (heads if together else 1)
+        size = head_dim * (heads if together else 1)
         weight = parameters.vector(f"{prefix}.{name}.weight", size, config.norm_weight_offset)
-        return weight if turns is None else weight.reshape(-1, config.head_dim)[:, turns].flatten()
+        return weight if turns is None else weight.reshape(-1, head_dim)[:, turns].flatten()
 
     return AttentionSpec(
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         scale=config.attention_scale,
         rope=rope,
         q_norm=head_norm("q_norm", config.heads),
-        k_norm=head_norm("k_norm", config.kv_heads),
+        k_norm=head_norm("k_norm", kv_heads) if "k" in layer.projects else None,
         norm_eps=config.norm_eps,
         window=layer.window,
         softcap=config.attention_softcap,
         sinks=parameters.vector(f"{prefix}.sinks", config.heads) if config.sinks else None,
         norm_last=config.family.norm_last,
         growth=config.query_growth,
+        v_norm=config.family.v_norm,
+        projects=layer.projects,
     )
 
 
@@ -141,12 +188,16 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
 
 def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: ExpertsConfig) -> Mixture:
     width, stacked, each = config.hidden_size, f"{mlp}.{experts.stacked}", f"{mlp}.{experts.each}"
+    norm, scale = None, None
 
     def stack(name: str, rows: int, columns: int) -> Weight:
         return parameters.stack(f"{stacked}.{name}", f"{each}.{name}", experts.count, rows, columns)
 
     inputs = [stack(name, experts.size, width) for name in config.family.inputs]
     gate, up = parameters.ops.join_experts(*inputs) if len(inputs) > 1 else (None, inputs[0])
+    if experts.branch:
+        norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
+        scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
     return Mixture(
         router=parameters.router(f"{mlp}.{experts.router}", experts.count, width),
         gate=gate,
@@ -160,4 +211,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
         else parameters.vector(f"{mlp}.{experts.correction}", experts.count),
         scale=experts.scale,
         groups=experts.groups,
+        router_norm=norm,
+        expert_scale=scale,
+        residual=not experts.branch,
     )

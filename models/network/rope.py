@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.network.config import RopeConfig
+from headrace.models.network.layer_config import RopeConfig
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import Rope
 
@@ -22,7 +22,8 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
 
     Raises CheckpointError if the scaling section lacks a number.
     """
-    dims = int(head_dim * config.share)
+    proportional = config.kind == "proportional"
+    dims = head_dim if proportional else int(head_dim * config.share)
     scaling = config.scaling or {}
     try:
         if dims < 1 or dims % 2 or dims > min(head_dim, _WIDEST):
@@ -30,12 +31,16 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
         base = [config.theta ** (i / dims) for i in range(0, dims, 2)]
         if config.kind == "longrope":
             periods, amplitude = _longrope(base, context_length, scaling, long)
+        elif proportional:  # pairs behind the rotated part have no period
+            turned = int(head_dim * config.share) // 2
+            periods, amplitude = [float(scaling.get("factor", 1.0)) * period for period in base[:turned]], 1.0
         else:
             periods, amplitude = _scaled(config.kind, base, config.theta, dims, context_length, scaling)
         if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32's range; refuses NaN too
             raise ValueError("its periods are out of range")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: the {config.kind} rope scaling section is broken ({error!r})") from None
+    periods = [*periods, *[math.inf] * (dims // 2 - len(periods))]
     return Rope(dims, mx.array(periods, mx.float32), amplitude)
 
 

@@ -73,10 +73,11 @@ class BlockTable(ReusableCache):
 
     @property
     def committed_bytes(self) -> int:
-        rows, storage = 0, self.pool.storage
+        nbytes, storage = 0, self.pool.storage
         for group, dropped in zip(storage.store.groups, self.dropped, strict=True):
-            rows += len(group.layers) * max(0, self.committed - dropped * BLOCK)
-        return rows * storage.shape.row_bytes
+            rows = len(group.layers) * max(0, self.committed - dropped * BLOCK)
+            nbytes += rows * storage.shape.row_bytes(group.kind)
+        return nbytes
 
     @property
     def allocated_bytes(self) -> int:

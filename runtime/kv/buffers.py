@@ -104,11 +104,12 @@ _STEP = (1, "decode")
 
 def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Attend:
     """Return the attention of one new token each of caches that share buffers."""
-    rows_of: dict[int | None, SlotRows] = {}  # of the layers of each window
+    rows_of: dict[tuple[int | None, int, int], SlotRows] = {}  # of the layers of each kind
 
     def attend(layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        if (rows := rows_of.get(spec.window)) is None:
-            rows = rows_of[spec.window] = SlotRows(
+        layer, kind = members[0].source(layer), (spec.window, spec.kv_heads, spec.head_dim)
+        if (rows := rows_of.get(kind)) is None:
+            rows = rows_of[kind] = SlotRows(
                 [member.slot for member in members],
                 [member.length for member in members],
                 [member.firsts[layer] for member in members],

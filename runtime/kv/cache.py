@@ -16,7 +16,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from headrace.runtime.errors import ContextLimitError
-from headrace.runtime.ops import AttentionSpec, LayersNode, MixerSpec, Phase, Projections
+from headrace.runtime.ops import AttentionSpec, KVKind, LayersNode, MixerSpec, Phase, Projections
 from headrace.runtime.ops.kv_format import KVFormat
 
 CHUNK = 256  # entries; capacities of buffers and reservations of memory are multiples of it
@@ -165,7 +165,8 @@ class KVShape:
     """Shape of one entry of one sequence: K and V of every layer, (Hkv, D) in `format` each.
 
     windows: the attention window of each layer, None for none; () if no layer has one. recurrent: layers with recurrent
-    state; mixers: what they compute. without: layers that have no K/V.
+    state; mixers: what they compute. without: layers that have no K/V. heads: (Hkv, D) of each layer, () if all are
+    alike. sources: for each layer the one whose K/V it reads, () if each has its own.
     """
 
     layers: int
@@ -176,17 +177,37 @@ class KVShape:
     recurrent: tuple[int, ...] = ()
     mixers: tuple[MixerSpec, ...] = ()
     without: tuple[int, ...] = ()
+    heads: tuple[tuple[int, int], ...] = ()
+    sources: tuple[int, ...] = ()
+
+    @property
+    def kinds(self) -> list[KVKind | None]:
+        """Return each layer's window and heads, None without K/V of its own."""
+        windows = self.windows or (None,) * self.layers
+        return [
+            KVKind(windows[layer], *self.heads_of(layer))
+            if layer not in self.without and self.source(layer) == layer
+            else None
+            for layer in range(self.layers)
+        ]
+
+    def heads_of(self, layer: int) -> tuple[int, int]:
+        """Return a layer's K/V heads and their size."""
+        return self.heads[layer] if self.heads else (self.kv_heads, self.head_dim)
+
+    def source(self, layer: int) -> int:
+        """Return the layer whose K/V this one reads."""
+        return self.sources[layer] if self.sources else layer
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of a sequence."""
         return 4 * sum(mixer.sizes.state for mixer in self.mixers)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of an entry in one layer."""
-        return self.format.row_bytes(self.kv_heads, self.head_dim)
+    def row_bytes(self, kind: KVKind) -> int:
+        """Return the bytes of an entry in one layer."""
+        return self.format.row_bytes(kind.kv_heads, kind.head_dim)
 
     @property
     def bytes_per_token(self) -> int:
-        return (self.layers - len(self.without)) * self.row_bytes
+        return sum(self.row_bytes(kind) for kind in self.kinds if kind is not None)

@@ -48,7 +48,8 @@ class PagedPass:
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D)."""
         out = self._storage.ops.attend_pass(self._in_turn(qkv), self._pass, layer, spec)
-        self._storage.newest = out
+        if spec.appends:
+            self._storage.newest = out
         return out
 
     def mix(self, layer: int, x: mx.array, spec: MixerSpec) -> mx.array:
@@ -65,7 +66,8 @@ class PagedPass:
         states = [[table.states[place] for table in self._tables] for place in range(first, last)]
         kept = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
         x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept)
-        self._storage.newest = x
+        if any(self._storage.shape.source(layer) == layer for layer in range(layers.start, layers.stop)):
+            self._storage.newest = x
         rest = iter(made)
         for place in range(first, last):
             after = list(islice(rest, len(self._tables)))

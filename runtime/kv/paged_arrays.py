@@ -23,8 +23,7 @@ class PagedArrays:
     def __init__(self, shape: KVShape, ops: Ops, spare: Callable[[], int] | None = None) -> None:
         self.shape = shape
         self.ops = ops
-        windows = shape.windows or (None,) * shape.layers
-        self.store = KVStore(windows, shape.kv_heads, shape.head_dim, shape.format, shape.without)
+        self.store = KVStore(shape.kinds, shape.format, shape.sources)
         self.newest: mx.array | None = None  # the output of the last layer that appended; its pass may be in flight
         self._spare = spare
 
@@ -35,7 +34,7 @@ class PagedArrays:
     @property
     def windows(self) -> list[int | None]:
         """The window of each layer group."""
-        return [group.window for group in self.store.groups]
+        return [group.kind.window for group in self.store.groups]
 
     @property
     def excess(self) -> int:
@@ -79,7 +78,11 @@ class PagedArrays:
     def read_alone(self, group: int, block: int, entries: int) -> mx.array:
         """Return `read` without content of other sequences: zeros behind a packed block's first entries."""
         held = self.read(group, block, entries)
-        return self.ops.cut_block(self.store, held, entries) if self.shape.format.packed and entries < BLOCK else held
+        return (
+            self.ops.cut_block(self.store, group, held, entries)
+            if self.shape.format.packed and entries < BLOCK
+            else held
+        )
 
     def write(self, group: int, block: int, entries: mx.array) -> None:
         """Write what `read` returns into a block, at once."""
@@ -94,7 +97,8 @@ class PagedArrays:
 
     def block_bytes(self, group: int) -> int:
         """Return the bytes of a block of a group."""
-        return len(self.store.groups[group].layers) * BLOCK * self.shape.row_bytes
+        held = self.store.groups[group]
+        return len(held.layers) * BLOCK * self.shape.row_bytes(held.kind)
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,8 @@
 """One sequence's K/V in contiguous buffers: its own, or a slot of shared ones (`runtime.kv.slot_buffers`).
 
-Layers of one window share the position of their first row. A full buffer grows to the entries that are reserved for
-the sequence; beyond them it doubles, later it grows by GROWTH rows, one layer at a time. Packed formats have three
-arrays where others have one: codes, scales and offsets.
+Layers of one window and shape share the position of their first row. A full buffer grows to the entries that are
+reserved for the sequence; beyond them it doubles, later it grows by GROWTH rows, one layer at a time. Packed formats
+have three arrays where others have one: codes, scales and offsets.
 
 Stock MLX attends to whole buffers only, so cached prefixes are copied from and to blocks of a pool. A sequence uses
 blocks only within a call, so all of them can be evicted at any time.
@@ -23,6 +23,7 @@ from headrace.runtime.kv.reuse import ReusableCache
 from headrace.runtime.machine.memory import moving_buffers
 from headrace.runtime.metrics.cost import DROPPED, ROLLBACK
 from headrace.runtime.ops import BLOCK, AttentionSpec, LayersNode, Ops, Phase, Projections, packed, reference
+from headrace.runtime.ops.passes import grouped
 
 GROWTH = 1024  # entries: the most that is allocated ahead of need
 _PACKED_PARTS = 3  # arrays of a layer's keys, and of its values
@@ -32,10 +33,11 @@ _Projected = TypeVar("_Projected", mx.array, Projections)
 
 @dataclass(slots=True)
 class Span:
-    """Rows for the positions [first, first + capacity) in the layers of one window."""
+    """Rows for the positions [first, first + capacity) in the layers of one kind. row_bytes: of one in one layer."""
 
     window: int | None
     layers: list[int]
+    row_bytes: int
     first: int = 0
     capacity: int = 0
 
@@ -71,8 +73,8 @@ class Span:
 class SlotCache(ReusableCache):
     """Buffers of one sequence, `slot` of `buffers` if shared. pool: see `ReusableCache`.
 
-    keys, values: of each layer (slots, Hkv, capacity, D), or three packed arrays per layer (`packed.Rows`). Kernels may
-    write them in place, outside the graph: read them through `arrays`.
+    keys, values: of each layer (slots, Hkv, capacity, D), or three packed arrays per layer (`packed.Rows`); empty where
+    a layer reads another's. Kernels may write them in place, outside the graph: read them through `arrays`.
     """
 
     def __init__(
@@ -82,12 +84,11 @@ class SlotCache(ReusableCache):
         super().__init__(pool, limit)
         self._shape = shape
         self._ops = ops
-        windows = shape.windows or (None,) * shape.layers
-        kinds = dict.fromkeys(windows)
-        self.spans = [Span(kind, [i for i, window in enumerate(windows) if window == kind]) for kind in kinds]
+        kinds = grouped(shape.kinds)
+        self.spans = [Span(kind.window, layers, shape.row_bytes(kind)) for kind, layers in kinds.items()]
         self.firsts = [0] * shape.layers  # the position of each layer's first row
         self.parts = _PACKED_PARTS if shape.format.packed else 1  # arrays of a layer's keys
-        self.keys, self.values = (_empty(shape, scales, values=side) * shape.layers for side in (False, True))
+        self.keys, self.values = (_empty(shape, scales, values=side) for side in (False, True))
         self.buffers: object | None = None  # the `SlotBuffers` of `keys` and `values`, if shared
         self.slot = 0
         self.closed = False
@@ -98,6 +99,7 @@ class SlotCache(ReusableCache):
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Append and attend. qkv (1, T, (H + 2 Hkv) * D) or its parts -> (1, T, H * D)."""
+        layer = self.source(layer)
         keys, values, first = self.keys, self.values, self.firsts[layer]
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(
@@ -113,14 +115,17 @@ class SlotCache(ReusableCache):
             out, keys[layer], values[layer] = self._ops.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase
             )
-        self._newest = out
+        if spec.appends:
+            self._newest = out
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E)."""
-        keys, values = self.keys[layers], self.values[layers]
-        x = node(self._in_turn(x), keys, values, self.length, self.firsts[layers], self.phase)
-        self._newest = x
+        own = [self.source(layer) for layer in range(layers.start, layers.stop)]
+        keys, values = ([side[layer] for layer in own] for side in self.sides)
+        x = node(self._in_turn(x), keys, values, self.length, [self.firsts[layer] for layer in own], self.phase)
+        if max(own) >= layers.start:  # some of them append
+            self._newest = x
         return x
 
     def advance(self, tokens: int) -> None:
@@ -184,6 +189,10 @@ class SlotCache(ReusableCache):
         mx.eval(self.keys, self.values)
         self.buffers, self.slot = None, 0
 
+    def source(self, layer: int) -> int:
+        """Return the layer whose K/V this one reads."""
+        return self._shape.source(layer)
+
     @property
     def sides(self) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values, as lists that can be assigned to."""
@@ -204,15 +213,11 @@ class SlotCache(ReusableCache):
 
     @property
     def committed_bytes(self) -> int:
-        return sum(len(span.layers) * max(0, self.committed - span.first) for span in self.spans) * self._row_bytes
+        return sum(len(span.layers) * max(0, self.committed - span.first) * span.row_bytes for span in self.spans)
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(len(span.layers) * span.capacity for span in self.spans) * self._row_bytes
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._shape.row_bytes
+        return sum(len(span.layers) * span.capacity * span.row_bytes for span in self.spans)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -319,13 +324,14 @@ class SlotCache(ReusableCache):
 
 
 def _empty(shape: KVShape, scales: mx.Dtype, *, values: bool) -> list[mx.array]:
-    """Return the empty arrays of a layer's keys or values."""
-
-    def zeros(width: int, dtype: mx.Dtype) -> mx.array:
-        return mx.zeros((1, shape.kv_heads, 0, width), dtype)
-
-    if not shape.format.packed:
-        return [zeros(shape.head_dim, shape.format.dtype)]
+    """Return the empty arrays of all layers' keys or values."""
     coding = shape.format.values if values else shape.format.keys
-    groups = shape.head_dim // coding.group
-    return [zeros(shape.head_dim * coding.bits // 32, mx.uint32), zeros(groups, scales), zeros(groups, scales)]
+
+    def of_layer(kv_heads: int, head_dim: int) -> list[mx.array]:
+        widths = [(head_dim, shape.format.dtype)]
+        if shape.format.packed:
+            groups = head_dim // coding.group
+            widths = [(head_dim * coding.bits // 32, mx.uint32), (groups, scales), (groups, scales)]
+        return [mx.zeros((1, kv_heads, 0, width), dtype) for width, dtype in widths]
+
+    return [array for layer in range(shape.layers) for array in of_layer(*shape.heads_of(layer))]

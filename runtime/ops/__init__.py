@@ -12,26 +12,20 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.ops import native, reference
 from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.layer_weights import BranchNorms, LatentWeights, LayerInput, LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
-from headrace.runtime.ops.passes import BLOCK, KVGroup, KVStore, Pass, Phase, SequenceRows
-from headrace.runtime.ops.weights import (
-    AttentionSpec,
-    LatentWeights,
-    LayersNode,
-    LayerWeights,
-    Mixture,
-    Projections,
-    Rope,
-    SampleRule,
-    Weight,
-)
+from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
+from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
 __all__ = [
     "BLOCK",
     "AttentionSpec",
+    "BranchNorms",
     "KVGroup",
+    "KVKind",
     "KVStore",
     "LatentWeights",
+    "LayerInput",
     "LayerWeights",
     "LayersNode",
     "MixerSizes",
@@ -101,7 +95,7 @@ class Ops(Protocol):
     def pages(self, spec: AttentionSpec) -> bool: ...
     def slots(self, spec: AttentionSpec) -> bool: ...
     def slab(self, blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array: ...
-    def cut_block(self, store: KVStore, block: mx.array, entries: int, /) -> mx.array: ...
+    def cut_block(self, store: KVStore, group: int, block: mx.array, entries: int, /) -> mx.array: ...
     def write_block(self, store: KVStore, group: int, block: int, entries: mx.array) -> None: ...
     def attend_pass(self, qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array: ...
     def mix_pass(

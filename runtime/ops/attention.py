@@ -18,32 +18,42 @@ _VECTOR_ROWS = 32  # queries times query heads of a K/V head, of these kernels o
 _VECTOR_SIZES = frozenset({64, 96, 128, 192, 256})  # their head sizes
 
 
-def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
-    """Split (B, T, (H + 2 Hkv) * D), or its three parts, into q (B, H, T, D), k and v (B, Hkv, T, D)."""
+def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """Split (B, T, (H + 2 Hkv) * D), or its parts, into q (B, H, T, D), k and v (B, Hkv, T, D), v normalized.
+
+    k and v are None where the layer has none (`AttentionSpec.projects`).
+    """
 
     def heads(x: mx.array) -> mx.array:
         return x.reshape(*x.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
 
     if isinstance(qkv, mx.array):
-        q, k, v = mx.split(heads(qkv), [spec.heads, spec.heads + spec.kv_heads], axis=1)
+        ends = [spec.heads, spec.heads + spec.kv_heads][: len(spec.projects) - 1]
+        parts = mx.split(heads(qkv), ends, axis=1) if ends else [heads(qkv)]
     else:
-        q, k, v = map(heads, qkv)
-    return q, k, v
+        parts = list(map(heads, qkv))
+    if not spec.appends:
+        return parts[0], None, None
+    q, k, v = (*parts, parts[-1])[:3]
+    return q, k, mx.fast.rms_norm(v, None, spec.norm_eps) if spec.v_norm else v
 
 
-def placed_heads(qkv: Projections, offset: int | mx.array, spec: AttentionSpec) -> tuple[mx.array, mx.array, mx.array]:
+def placed_heads(
+    qkv: Projections, offset: int | mx.array, spec: AttentionSpec
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Split as `split_heads`; apply norms, rotation and growth. offset: one, or one per row (B,).
 
     Queries and keys of one sequence are rotated together, if they have no norms: one kernel fewer.
     """
     q, k, v = split_heads(qkv, spec)
-    if isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope and spec.q_norm is None and spec.k_norm is None:
+    plain = spec.q_norm is None and spec.k_norm is None and k is not None
+    if isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope and plain:
         both = qkv[..., : (spec.heads + spec.kv_heads) * spec.head_dim]
         both = both.reshape(*both.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
         q, k = mx.split(_rotated(both, offset, spec), [spec.heads], axis=1)
     else:
         q = _norm_and_rotate(q, spec.q_norm, offset, spec)
-        k = _norm_and_rotate(k, spec.k_norm, offset, spec)
+        k = None if k is None else _norm_and_rotate(k, spec.k_norm, offset, spec)
     return _grown(q, offset, spec), k, v
 
 

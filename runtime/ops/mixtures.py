@@ -10,6 +10,12 @@ from headrace.runtime.ops.weights import Mixture, Weight
 
 def routed(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
     """Return each token's experts and their weights, (B, T, active) each. logits (B, T, X)."""
+    chosen, shares = _chosen(logits, m)
+    return chosen, shares if m.expert_scale is None else shares * m.expert_scale[chosen]
+
+
+def _chosen(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
+    """Return the same before the experts' own scales."""
     if not m.sigmoid and m.correction is None and m.groups == (1, 1):
         chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]
         if m.normalized:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
+from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.native_plans import (
     PreparedWeight,
@@ -29,16 +30,7 @@ from headrace.runtime.ops.native_plans import (
     prepared_matrix,
 )
 from headrace.runtime.ops.passes import KVStore, Pass, Phase
-from headrace.runtime.ops.weights import (
-    AttentionSpec,
-    LayersNode,
-    LayerWeights,
-    Mixture,
-    Projections,
-    Rope,
-    SampleRule,
-    Weight,
-)
+from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
 name = "native"
 
@@ -314,9 +306,9 @@ def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     return kernels.slab([blocks, *block_shape], dtype)
 
 
-def cut_block(store: KVStore, block: mx.array, entries: int) -> mx.array:
-    """Return a packed block (L, Hkv, bytes) with zeros behind its first `entries`."""
-    return kernels.cut_block(block, entries, packings(store.format), store.head_dim)
+def cut_block(store: KVStore, group: int, block: mx.array, entries: int) -> mx.array:
+    """Return a group's packed block (L, Hkv, bytes) with zeros behind its first `entries`."""
+    return kernels.cut_block(block, entries, packings(store.format), store.groups[group].kind.head_dim)
 
 
 def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> None:

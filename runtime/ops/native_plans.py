@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.layer_weights import LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
 from headrace.runtime.ops.passes import Pass
-from headrace.runtime.ops.weights import AttentionSpec, LayerWeights, Mixture, Rope, Weight
+from headrace.runtime.ops.weights import AttentionSpec, Mixture, Rope, Weight
 
 __all__ = [
     "PreparedWeight",
@@ -72,18 +73,20 @@ class PreparedWeight(Weight):
 
 
 def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.LayerPlan | None":
-    """Return the plan of a whole layer; None if it has post norms, split weights or unsupported parts."""
+    """Return the plan of a whole layer; None if it has split weights or unsupported parts."""
     feed_forward = [*layer.gate_up, *([] if layer.down is None else [layer.down])]
     weights = [*layer.qkv, layer.output, *feed_forward]
     beside = [weight.matrix for weight in layer.mixer_ends or () if isinstance(weight, PreparedWeight)]
     matrices = [weight.matrix for weight in weights if isinstance(weight, PreparedWeight)]
     gates = [gate.matrix if isinstance(gate, PreparedWeight) else None for gate in (layer.gate, layer.down_gate)]
     experts = None if layer.mixture is None else experts_plan(layer.mixture, activation)
-    if None in matrices or None in beside or layer.mlp_post_norm is not None or layer.input_norm is None:
+    if None in matrices or None in beside or len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2):
         return None
-    if layer.mlp_norm is None and (feed_forward or layer.mixture is not None):
+    if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
-    if len(layer.qkv) != 1 or len(matrices) != (4 if feed_forward else 2) or layer.latent is not None:
+    if layer.latent is not None or (layer.mixture is not None and layer.mlp_norm is None):
+        return None
+    if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
         return None
     if (layer.mixture is None) != (experts is None):
         return None
@@ -92,10 +95,37 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     plan = None if layer.attention is None else attention_plan(layer.attention)
     if layer.attention is not None and (plan is None or norms_all_heads(layer.attention)):
         return None
+    own_input = _own_input(layer)
+    if (layer.own_input is None) != (own_input is None):
+        return None
     mixer = None if layer.mixer is None else mixer_plan(layer.mixer)
     qkv, output, gate_up, down = (*matrices, None, None)[:4]
-    parts = (layer.input_norm, qkv, output, layer.mlp_norm, gate_up, down)
-    return kernels.LayerPlan(plan, *parts, eps, activation, experts, mixer, *gates, *beside)
+    after_dense, before_experts, after_experts = layer.branches or (None, None, None)
+    norms = kernels.LayerNorms(
+        layer.input_norm,
+        layer.attention_post_norm,
+        layer.mlp_norm,
+        layer.mlp_post_norm,
+        after_dense,
+        before_experts,
+        after_experts,
+        layer.scalar,
+    )
+    ends = (beside[0], beside[1]) if len(beside) > 1 and beside[0] and beside[1] else None
+    parts = (plan, qkv, output, gate_up, down, eps, activation, experts, mixer)
+    return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends)
+
+
+def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx.array] | None":
+    """Return the weights of a layer's own input; None without one, or if they were not prepared."""
+    if layer.own_input is None:
+        return None
+    gate, projection, norm = layer.own_input
+    if not isinstance(gate, PreparedWeight) or not isinstance(projection, PreparedWeight):
+        return None
+    if gate.matrix is None or projection.matrix is None:
+        return None
+    return gate.matrix, projection.matrix, norm
 
 
 def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
@@ -108,7 +138,7 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     plan = None
     gated = gate is not None or m.gate is None
     if router is not None and gated and up is not None and down is not None:
-        rule = (m.sigmoid, m.correction, m.scale, m.groups)
+        rule = (m.sigmoid, m.correction, m.scale, m.groups, m.router_norm, m.expert_scale, m.residual)
         plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule)
     elif any(matrices):
         raise ValueError("the native kernels support only some of a layer's expert weights")
@@ -147,6 +177,8 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
             spec.sinks,
             spec.norm_last,
             spec.growth,
+            spec.v_norm,
+            len(spec.projects),
         )
     _plans[key] = plan
     weakref.finalize(spec, _plans.pop, key, None)
@@ -189,13 +221,13 @@ def packings(kv: KVFormat) -> "kernels.Packings":
 def native_pass(rows: Pass) -> "kernels.Pass":
     """Return the pass in the kernels' form."""
     if rows.native is None:
-        sequences = rows.sequences
+        sequences, head_dims = rows.sequences, [group.kind.head_dim for group in rows.store.groups]
         rows.native = kernels.Pass(
             [sequence.count for sequence in sequences],
             [sequence.offset for sequence in sequences],
             [sequence.phase == "prefill" for sequence in sequences],
             [sequence.tables for sequence in sequences],
             [group.slabs for group in rows.store.groups],
-            *((packings(kv), rows.store.head_dim) if (kv := rows.store.format).packed else ()),
+            *((packings(kv), head_dims) if (kv := rows.store.format).packed else ()),
         )
     return rows.native

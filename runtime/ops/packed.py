@@ -40,8 +40,9 @@ def attend(
     batch, _, length, _ = q.shape
     row = offset - first
     end = row + length
-    keys = _written(keys, k, row, kv.keys)
-    values = _written(values, v, row, kv.values)
+    if k is not None and v is not None:
+        keys = _written(keys, k, row, kv.keys)
+        values = _written(values, v, row, kv.values)
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
     seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
     if length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):

@@ -3,14 +3,14 @@
 A row's phase decides how it attends: prefill rows belong to a prompt; decode rows are a sequence's next token and up to
 15 draft tokens. On the native kernels a row has the same bits for any batch, prompt split and number of threads.
 
-K/V are stored in blocks of BLOCK entries for a group of layers with the same window. Blocks lie in the group's slabs; a
-sequence's block tables list its blocks. The pool in `runtime.kv` assigns them.
+K/V are stored in blocks of BLOCK entries for a group of layers with equal windows and heads. Blocks lie in the group's
+slabs; a sequence's block tables list its blocks. The pool in `runtime.kv` assigns them.
 L = layers of a group, Hkv = key/value heads, D = head dimension.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -38,15 +38,32 @@ class SequenceRows:
     tables: Sequence[Sequence[int]]
 
 
+class KVKind(NamedTuple):
+    """A layer's attention window, None for none, and the shape of its entries."""
+
+    window: int | None
+    kv_heads: int
+    head_dim: int
+
+
+def grouped(kinds: Sequence[KVKind | None]) -> dict[KVKind, list[int]]:
+    """Return the layers of each kind. kinds: of each layer, None without K/V of its own."""
+    groups: dict[KVKind, list[int]] = {}
+    for layer, kind in enumerate(kinds):
+        if kind is not None:
+            groups.setdefault(kind, []).append(layer)
+    return groups
+
+
 @dataclass(slots=True, eq=False)
 class KVGroup:
-    """The K/V of the layers that share a window.
+    """The K/V of the layers of one kind.
 
     slabs: arrays of `Ops.slab`, each (blocks, L, 2, Hkv, BLOCK, D), or packed blocks. Block ids number the blocks of
     all slabs in order.
     """
 
-    window: int | None
+    kind: KVKind
     layers: list[int]
     block_shape: tuple[int, ...]  # `KVFormat.block_shape`: (L, 2, Hkv, BLOCK, D) unless packed
     slabs: list[mx.array] = field(default_factory=list)
@@ -69,31 +86,22 @@ class KVGroup:
 class KVStore:
     """The K/V of all sequences, by layer groups.
 
-    windows: one per layer, None for full attention. without: layers that have no K/V, and no place.
+    kinds: of each layer, None without K/V of its own. sources: for each layer the one whose K/V it reads; (): its own.
     """
 
-    def __init__(
-        self,
-        windows: Sequence[int | None],
-        kv_heads: int,
-        head_dim: int,
-        kv: KVFormat,
-        without: Collection[int] = (),
-    ) -> None:
+    def __init__(self, kinds: Sequence[KVKind | None], kv: KVFormat, sources: Sequence[int] = ()) -> None:
         self.format = kv
-        self.kv_heads, self.head_dim = kv_heads, head_dim
-        kept = [(i, window) for i, window in enumerate(windows) if i not in without]
-        kinds = dict.fromkeys(window for _, window in kept)
-        members = {kind: [i for i, window in kept if window == kind] for kind in kinds}
         self.groups = [
-            KVGroup(kind, layers, kv.block_shape(len(layers), kv_heads, BLOCK, head_dim))
-            for kind, layers in members.items()
+            KVGroup(kind, layers, kv.block_shape(len(layers), kind.kv_heads, BLOCK, kind.head_dim))
+            for kind, layers in grouped(kinds).items()
         ]
-        order = list(kinds)
         # Per layer: (group, index in the group); (-1, -1) without K/V.
-        self.places = [(-1, -1)] * len(windows)
-        for i, window in kept:
-            self.places[i] = order.index(window), members[window].index(i)
+        self.places = [(-1, -1)] * len(kinds)
+        for number, group in enumerate(self.groups):
+            for index, layer in enumerate(group.layers):
+                self.places[layer] = number, index
+        if sources:
+            self.places = [self.places[source] for source in sources]
 
     def block(self, group: int, block: int) -> mx.array:
         """Return a block's entries lazily; evaluate them before the block is overwritten."""

@@ -14,17 +14,10 @@ from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
+from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixtures import gathered
 from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
-from headrace.runtime.ops.weights import (
-    AttentionSpec,
-    LayersNode,
-    LayerWeights,
-    Mixture,
-    Projections,
-    SampleRule,
-    Weight,
-)
+from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, SampleRule, Weight
 
 name = "reference"
 attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
@@ -150,9 +143,10 @@ def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str
 
 
 def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
-    """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E)."""
+    """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E). See `Mixture.residual`."""
     h = rms_norm(x, norm, eps)
-    chosen, shares = mixtures.routed(linear(h, m.router), m)  # (B, T, active) each
+    asked = h if m.router_norm is None else rms_norm(x, m.router_norm, eps)
+    chosen, shares = mixtures.routed(linear(asked, m.router), m)  # (B, T, active) each
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
@@ -167,7 +161,8 @@ def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str
     if order is not None:
         y = y[mx.argsort(order)]
     y = y.reshape(*chosen.shape, -1)  # (B, T, active, E)
-    return mx.addmm(x[..., None, :], shares[..., None, :].astype(y.dtype), y)[..., 0, :]
+    weights = shares[..., None, :].astype(y.dtype)
+    return (mx.addmm(x[..., None, :], weights, y) if m.residual else weights @ y)[..., 0, :]
 
 
 def attend(
@@ -182,17 +177,19 @@ def attend(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append K/V to the cache and attend causally over its entries.
 
-    qkv (B, T, (H + 2 Hkv) * D) or its three parts; keys, values (B, Hkv, capacity, D). The first rows of the buffers
+    qkv (B, T, (H + 2 Hkv) * D) or its parts; keys, values (B, Hkv, capacity, D). The first rows of the buffers
     are positions [first, offset), with room for T more; positions before `first` must be invisible. Returns
     (out (B, T, H * D), keys, values) with rows [offset, offset + T) written; use only the returned buffers afterwards.
-    Both phases attend alike here. slot: the sequence's index in shared buffers.
+    A layer that reads an earlier one's K/V finds them written. Both phases attend alike here. slot: the sequence's
+    index in shared buffers.
     """
     q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape
     row = offset - first
     end, own = row + length, slice(slot, slot + batch)
-    keys[own, :, row:end] = k.astype(keys.dtype)
-    values[own, :, row:end] = v.astype(values.dtype)
+    if k is not None and v is not None:
+        keys[own, :, row:end] = k.astype(keys.dtype)
+        values[own, :, row:end] = v.astype(values.dtype)
 
     # No query sees entries before `start`.
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
@@ -219,7 +216,7 @@ def slab(blocks: int, block_shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     return zeros
 
 
-def cut_block(store: KVStore, _block: mx.array, _entries: int) -> mx.array:
+def cut_block(store: KVStore, _group: int, _block: mx.array, _entries: int) -> mx.array:
     """Raise ValueError: stock MLX has no packed blocks."""
     raise ValueError(f"{store.format.name}: stock MLX operations do not read packed blocks")
 
@@ -235,7 +232,7 @@ def write_block(store: KVStore, group: int, block: int, entries: mx.array) -> No
 def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -> mx.array:
     """Attend for the rows of a pass, each over the entries of its own sequence, its own included.
 
-    qkv (1, N, (H + 2 Hkv) * D) or its three parts -> (1, N, H * D). `layer` is the network's layer index. New entries
+    qkv (1, N, (H + 2 Hkv) * D) or its parts -> (1, N, H * D). `layer` is the network's layer index. New entries
     go to the store's slabs, which are replaced. Raises ValueError if a table is too short, lacks a visible block or
     has an unknown block.
     """
@@ -258,6 +255,8 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         held = mx.concatenate([kv.slabs[slab][at, index] for slab, at in places], axis=2)  # (2, Hkv, entries, D)
         out, *appended = attend(own, held[0:1], held[1:2], sequence.offset, spec, first * BLOCK, sequence.phase)
         outs.append(out)
+        if not spec.appends:
+            continue
         for position in range(sequence.offset // BLOCK * BLOCK, end, BLOCK):
             begin, stop = max(position, sequence.offset), min(position + BLOCK, end)
             slab, at = places[position // BLOCK - first]

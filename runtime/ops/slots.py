@@ -70,19 +70,20 @@ def attend_slots(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Rotate, append each row's K/V to its slot, and attend over the slot's entries.
 
-    qkv (1, N, (H + 2 Hkv) * D) or its three parts; keys, values (slots, Hkv, capacity, D) -> (out (1, N, H * D), keys,
+    qkv (1, N, (H + 2 Hkv) * D) or its parts; keys, values (slots, Hkv, capacity, D) -> (out (1, N, H * D), keys,
     values). Use only the returned buffers afterwards.
     """
     parts = [qkv] if isinstance(qkv, mx.array) else qkv
     apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
     q, k, v = placed_heads(apart[0] if isinstance(qkv, mx.array) else apart, rows.offset, spec)  # (N, H or Hkv, 1, D)
-    k, v = k.astype(keys.dtype), v.astype(values.dtype)
-    if rows.in_order and rows.place is not None:
-        keys[: rows.read, :, rows.place : rows.place + 1] = k
-        values[: rows.read, :, rows.place : rows.place + 1] = v
-    else:
-        places = rows.slots[:, None], rows.heads(spec.kv_heads), rows.places[:, None]
-        keys[places], values[places] = k[:, :, 0], v[:, :, 0]
+    if k is not None and v is not None:
+        k, v = k.astype(keys.dtype), v.astype(values.dtype)
+        if rows.in_order and rows.place is not None:
+            keys[: rows.read, :, rows.place : rows.place + 1] = k
+            values[: rows.read, :, rows.place : rows.place + 1] = v
+        else:
+            places = rows.slots[:, None], rows.heads(spec.kv_heads), rows.places[:, None]
+            keys[places], values[places] = k[:, :, 0], v[:, :, 0]
     seen_keys, seen_values = (held[: rows.read, :, rows.begin : rows.end].astype(q.dtype) for held in (keys, values))
     out = mx.fast.scaled_dot_product_attention(
         q if rows.in_order else q[rows.rows],

@@ -1,17 +1,13 @@
-"""Parameters of the fused operations: weight matrix, rotation, attention layout, mixture of experts, layer.
+"""Parameters of the fused operations: weight matrix, rotation, attention layout, mixers, mixture of experts.
 
 Shapes use N = output features, K = input features, G = group size, D = head dimension.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
-
-from headrace.runtime.ops.mixers import MixerSpec
-from headrace.runtime.ops.passes import Pass, Phase
 
 Projections = mx.array | list[mx.array]
 """q, k and v of new tokens: stacked, (B, T, (H + 2 Hkv) * D), or separate, (B, T, H * D) and two (B, T, Hkv * D)."""
@@ -86,11 +82,13 @@ class AttentionSpec:
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
-    or of all heads together, (H * D,) and (Hkv * D,).
-    norm_last: heads are normalized behind the rotation. growth (b, L): the query at position p is multiplied by
+    or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized behind the rotation. With
+    `v_norm` values are normalized, without weights. growth (b, L): the query at position p is multiplied by
     1 + b * log(1 + floor(p / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included.
     `softcap` c soft-caps scores to c * tanh(score / c).
     `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
+    `projects` are the parts of a token's row: queries only where the K/V of an earlier layer are read; without values
+    where the keys, before their norm and rotation, are values, too.
     """
 
     heads: int
@@ -106,6 +104,13 @@ class AttentionSpec:
     sinks: mx.array | None = None
     norm_last: bool = False
     growth: tuple[float, int] | None = None
+    v_norm: bool = False
+    projects: Literal["q", "qk", "qkv"] = "qkv"
+
+    @property
+    def appends(self) -> bool:
+        """True if the layer has K/V of its own."""
+        return self.projects != "q"
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -116,6 +121,8 @@ class Mixture:
     Their weights are the scores, divided by their sum if `normalized`, times `scale`. For the choice alone,
     `correction` (X,) is added to the scores, and only the experts of the best `groups[1]` of `groups[0]` groups take
     part, by the sum of their two largest (DeepSeek-V3, arXiv:2412.19437).
+    `router_norm` (E,) is the router's own norm of the input. `expert_scale` (X,) multiplies the weights at last.
+    Without `residual` the output of `Ops.experts` is the experts' alone.
     """
 
     router: Weight  # (X, E)
@@ -128,6 +135,14 @@ class Mixture:
     correction: mx.array | None = None
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
+    router_norm: mx.array | None = None
+    expert_scale: mx.array | None = None
+    residual: bool = True
+
+    @property
+    def vectors(self) -> list[mx.array]:
+        every = (self.correction, self.router_norm, self.expert_scale)
+        return [vector for vector in every if vector is not None]
 
     @property
     def count(self) -> int:
@@ -137,90 +152,3 @@ class Mixture:
     def stacks(self) -> tuple[Weight, ...]:
         """Weights of which a token reads only the active experts."""
         return tuple(stack for stack in (self.gate, self.up, self.down) if stack is not None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LatentWeights:
-    """Attention over latents (MLA, arXiv:2405.04434) with absorbed products: all queries share one K/V head.
-
-    An entry is a rotated key of size R and a latent of size L, which is key and value. `AttentionSpec` has heads of
-    R + L, and the rotation of the first R numbers.
-    """
-
-    q_norm: mx.array | None  # (Q,); None: queries are projected at once
-    q: Weight | None  # ((R + N) * H, Q)
-    norm: mx.array  # (L,)
-    embed: Weight  # a stack of H: (L, N), of the queries' other parts
-    unembed: Weight  # a stack of H: (V, L), of the attended latents
-    eps: float
-
-    @property
-    def latent(self) -> int:
-        """L, the size of a latent."""
-        return int(self.norm.size)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """One decoder layer. E = width, F = feed-forward size.
-
-    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
-    has none, and a layer may lack a feed-forward. A `mixture` of experts replaces `gate_up` and `down`, or has them as
-    a shared expert beside the others. A `mixer` replaces attention, or stands beside it with the same input, if it has
-    `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with the layer's
-    input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's.
-    """
-
-    attention: AttentionSpec | None
-    input_norm: mx.array | None
-    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E), or the projections into the mixer
-    output: Weight  # (E, H * D)
-    attention_post_norm: mx.array | None
-    mlp_norm: mx.array | None
-    gate_up: list[Weight]  # together (2 F, E); up alone, (F, E), for an activation that gates nothing
-    down: Weight | None  # (E, F)
-    mlp_post_norm: mx.array | None
-    mixture: Mixture | None = None
-    mixer: MixerSpec | None = None
-    gate: Weight | None = None
-    down_gate: Weight | None = None
-    latent: LatentWeights | None = None
-    mixer_ends: tuple[Weight, Weight] | None = None  # projections into a mixer beside attention, and out of it
-
-    @property
-    def matrices(self) -> list[Weight]:
-        """Weights that every token reads whole."""
-        feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
-        gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
-        router = [self.mixture.router] if self.mixture else []
-        ends = self.mixer_ends or ()
-        latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
-        latent = [part for part in latent if part]
-        return [*self.qkv, *gates, *latent, self.output, *ends, *router, *feed_forward]
-
-
-class LayersNode(Protocol):
-    """Several layers as one node. Called by the cache that owns the buffers."""
-
-    def __call__(
-        self,
-        x: mx.array,
-        keys: list[mx.array],
-        values: list[mx.array],
-        offset: int,
-        firsts: Sequence[int],
-        phase: Phase,
-        /,
-    ) -> mx.array:
-        """Run the layers. x (B, T, E) -> (B, T, E). keys, values, firsts: per layer, see `attend`; written in place."""
-        ...
-
-    def run_pass(
-        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, /
-    ) -> list[mx.array]:
-        """Run these layers of the network for a pass. x (1, N, E) -> (1, N, E). See `attend_pass` and `mix_pass`.
-
-        states: of each layer with a mixer, one per sequence. Behind x, the result has for each such layer the new
-        states, and the mixer's inputs (1, kept, projected) of the first `kept` rows, if any.
-        """
-        ...

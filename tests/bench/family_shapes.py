@@ -9,12 +9,14 @@ class FamilyShape:
     """One model. config: as mlx-lm's class takes it. keys: GGUF metadata, the architecture's prefix left out.
 
     names: replacements in mlx-lm's tensor names that lead to names of Hugging Face, which `gguf` translates.
+    vectors: of the GGUF alone.
     """
 
     config: dict[str, Any]
     architecture: str
     keys: dict[str, Any]
     names: dict[str, str] = field(default_factory=dict)
+    vectors: dict[str, list[float]] = field(default_factory=dict)
 
 
 _CONTEXT = 8192
@@ -116,6 +118,17 @@ _GLM4_MOE = {
     "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "vocab_size": 65536, "max_position_embeddings": _CONTEXT,
     "rms_norm_eps": 1e-5, "rope_theta": 1e6, "rope_scaling": None, "use_qk_norm": True, "tie_word_embeddings": False,
     "attention_bias": True, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+
+_GEMMA4_SLIDES = [i % 5 != 4 for i in range(20)]
+_GEMMA4 = {
+    "model_type": "gemma4_text", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 20,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "vocab_size": 131072,
+    "vocab_size_per_layer_input": 131072, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10,
+    "use_double_wide_mlp": True, "sliding_window": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": _CONTEXT,
+    "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention" if slides else "full_attention" for slides in _GEMMA4_SLIDES],
 }  # fmt: skip
 
 
@@ -231,6 +244,19 @@ FAMILIES: dict[str, FamilyShape] = {
             "expert_weights_norm": True, "rope.dimension_count": 64,
         },
         _STACKS,
+    ),
+    "gemma4-e1b": FamilyShape(  # as E2B, smaller
+        _GEMMA4,
+        "gemma4",
+        {
+            **_common(_GEMMA4), "attention.key_length": 512, "attention.value_length": 512, "rope.dimension_count": 512,
+            "attention.key_length_swa": 256, "attention.value_length_swa": 256, "rope.dimension_count_swa": 256,
+            "rope.freq_base_swa": 1e4, "attention.sliding_window": 512, "attention.shared_kv_layers": 10,
+            "attention.sliding_window_pattern": _GEMMA4_SLIDES, "embedding_length_per_layer_input": 256,
+            "feed_forward_length": [4096] * 10 + [8192] * 10, "final_logit_softcapping": 30.0,
+        },
+        {"layer_scalar": "layer_scalar.weight"},
+        {"rope_freqs.weight": [1.0] * 64 + [1e30] * 192},
     ),
     "llama": _dense("llama", "llama", {}),
     "olmo2": _dense("olmo2", "olmo2", {}),

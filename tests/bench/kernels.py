@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from headrace.runtime.ops import BLOCK, KVStore, Pass, Phase, SequenceRows, native, select
-from headrace.runtime.ops.weights import AttentionSpec, LayersNode, LayerWeights, Rope, Weight
+from headrace.runtime.ops import BLOCK, KVKind, KVStore, Pass, Phase, SequenceRows, native, select
+from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
+from headrace.runtime.ops.weights import AttentionSpec, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
 
 Cache = tuple[list[mx.array], list[mx.array]]  # keys and values of every layer
@@ -84,7 +85,7 @@ class Model:
     def pass_of(self, depth: int, sequences: int = 1) -> Callable[[], None]:
         """Return a step of several sequences, each over `depth` entries in interleaved blocks."""
         s = self.shape
-        store = KVStore([None] * s.layers, s.kv_heads, s.head_dim, self.ops.kv_format(mx.float32))
+        store = KVStore([KVKind(None, s.kv_heads, s.head_dim)] * s.layers, self.ops.kv_format(mx.float32))
         each = depth // BLOCK + 1
         store.groups[0].slabs.append(self.ops.slab(each * sequences, store.groups[0].block_shape, store.format.dtype))
         tables = [[list(range(i, each * sequences, sequences))] for i in range(sequences)]

@@ -124,6 +124,8 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
             writer.add_tensor(name, blocks.reshape(*t.shape[:-1], -1), raw_dtype=kind)
         else:
             writer.add_tensor(name, _as_llama(t, name, family))
+    for name, numbers in family.vectors.items():
+        writer.add_tensor(name, np.array(numbers, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

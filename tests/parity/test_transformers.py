@@ -20,6 +20,7 @@ from tests.tiny import load_decoder
 pytestmark = pytest.mark.peer
 # What headrace has a decoder of its own for.
 OWN = {"phi3", "phi3-longrope", "phi3-window", "phi4-mini", "llama-longrope", "llama-yarn", "gemma3_text", "ministral"}
+OWN |= {"gemma4-per-layer", "gemma4-shared", "gemma4-mixture", "gemma4-nested"}
 OWN |= {"gemma3-nested", "mistral3-nested", "pixtral-nested", "qwen3_vl-nested", "qwen2_5_vl-nested"}
 if native.status().available:
     OWN |= {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_5_moe-nested", "qwen3_next", "lfm2_moe", "granite-hybrid"}

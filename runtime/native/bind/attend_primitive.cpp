@@ -150,14 +150,15 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
                              const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm,
                              float norm_eps, std::optional<int> window, std::optional<float> softcap,
                              const std::optional<mx::array>& sinks, bool norm_last,
-                             std::optional<std::pair<float, int>> growth)
+                             std::optional<std::pair<float, int>> growth, bool v_norm, int parts)
     : rope_(std::move(rope)) {
   require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads must be shared evenly by kv heads");
   require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
   const int64_t rows = int64_t{heads} + 2 * int64_t{kv_heads};  // of projections: queries, keys and values
   require(rows <= std::numeric_limits<int>::max() / dim, "attention is wider than an array can be");
   require(rope_ == nullptr || rope_->dims() <= dim, "rope turns more dimensions than a head has");
-  vectors_.reserve(3);
+  require(parts >= 1 && parts <= 3, "a row has queries, then keys, then values");
+  vectors_.reserve(4);
   call_.heads = heads;
   call_.kv_heads = kv_heads;
   call_.dim = dim;
@@ -174,6 +175,8 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   call_.q_norm = keep(q_norm, dim);
   call_.k_norm = keep(k_norm, dim);
   call_.sinks = keep(sinks, heads);
+  call_.parts = parts;
+  if (v_norm) call_.v_norm = keep(mx::ones({dim}), dim);
 }
 
 const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t size) {
@@ -192,8 +195,7 @@ mx::array attended(const mx::array& qkv, const std::shared_ptr<AttentionPlan>& p
 
 void require_projections(const mx::array& qkv, const AttendCall& call) {
   require(qkv.dtype() == mx::float32, "activations must be float32");
-  require(qkv.ndim() == 3 && qkv.shape(2) == (call.heads + 2 * call.kv_heads) * call.dim,
-          "qkv must be (B, T, (H + 2 Hkv) * D)");
+  require(qkv.ndim() == 3 && qkv.shape(2) == call.projected(), "qkv must be (B, T, (H + 2 Hkv) * D), or its parts that are there");
 }
 
 }  // namespace

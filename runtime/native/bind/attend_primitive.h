@@ -22,7 +22,8 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
   AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                 const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,
                 std::optional<int> window, std::optional<float> softcap, const std::optional<mx::array>& sinks,
-                bool norm_last = false, std::optional<std::pair<float, int>> growth = std::nullopt);
+                bool norm_last = false, std::optional<std::pair<float, int>> growth = std::nullopt, bool v_norm = false,
+                int parts = 3);
 
   const AttendCall& call() const { return call_; }  // the part that is constant over steps
 
@@ -34,7 +35,7 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
   std::vector<mx::array> vectors_;
 };
 
-// qkv (B, T, (H + 2 Hkv) * D) float32; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).
+// qkv (B, T, (H + 2 Hkv) * D) float32, or without the parts that the plan has none of; keys, values (B, Hkv, capacity, D), written in place -> out (B, T, H * D).
 // `first`: position of the buffers' first row. `prefill`: prompt tokens.
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
                  const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill);

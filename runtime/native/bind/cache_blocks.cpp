@@ -77,11 +77,13 @@ LayerBlocks contiguous_blocks(const mx::array& keys, const mx::array& values, co
 }
 
 Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
-           const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings, int dim) {
+           const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings,
+           const std::vector<int>& dims) {
   require(offsets.size() == counts.size() && prefill.size() == counts.size() && tables.size() == counts.size(),
           "every sequence needs a count, an offset, a phase and tables");
   counts_ = counts;
   for (const int count : counts) rows_ += count;
+  require(packings.keys.bits == 0 || dims.size() == slabs.size(), "packed groups have a head size each");
   for (size_t group = 0; group < slabs.size(); ++group) {
     auto cache = std::make_shared<CacheBlocks>();
     require(!slabs[group].empty(), "a group of layers has no slabs");
@@ -91,6 +93,7 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
     require(shape.size() == (packings.keys.bits != 0 ? 4 : 6), "slabs have 6 dimensions, packed ones 4");
     cache->layers = shape[1];
     if (packings.keys.bits != 0) {
+      const int dim = dims[group];
       require(dtype == mx::uint8 && dim > 0 && dim % 16 == 0 && shape[3] == head_bytes(packings, dim),
               "packed slabs must be (blocks, layers, Hkv, bytes of 128 entries)");
       cache->kv_heads = shape[2];

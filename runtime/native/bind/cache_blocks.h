@@ -48,11 +48,11 @@ class Pass : public std::enable_shared_from_this<Pass> {
  public:
   using Tables = std::vector<std::vector<int>>;  // of one sequence: block ids, for each group of layers
 
-  // slabs: per group of layers, arrays (blocks, layers, 2, Hkv, kBlock, D), or packed (blocks, layers, Hkv, bytes) for heads of `dim`.
+  // slabs: per group of layers, arrays (blocks, layers, 2, Hkv, kBlock, D), or packed (blocks, layers, Hkv, bytes) for heads of `dims`.
   // Throws std::invalid_argument for wrong shapes or types, tables that are too short, and unknown blocks.
   Pass(const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
        const std::vector<Tables>& tables, const std::vector<std::vector<mx::array>>& slabs, const Packings& packings = {},
-       int dim = 0);
+       const std::vector<int>& dims = {});
 
   // Throws std::invalid_argument for an unknown layer, a shape other than the plan's, or missing visible entries.
   LayerBlocks layer(int group, int index, const AttendCall& plan) const;

@@ -93,7 +93,8 @@ Act activation_of(const std::string& name) {
 ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate,
                          std::shared_ptr<MatrixHandle> up, std::shared_ptr<MatrixHandle> down, int active,
                          bool normalized, const std::string& activation, RouterRule rule,
-                         const std::optional<mx::array>& correction)
+                         const std::optional<mx::array>& correction, const std::optional<mx::array>& router_norm,
+                         const std::optional<mx::array>& expert_scale, bool residual)
     : router_(std::move(router)), gate_(std::move(gate)), up_(std::move(up)), down_(std::move(down)) {
   const Matrix &r = router_->view(), &u = up_->view(), &d = down_->view();
   require(active > 0 && active <= r.n, "a token is given to at least one expert, and to no more than there are");
@@ -106,14 +107,21 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
   call_.normalized = normalized;
   require(rule.groups.first > 0 && rule.groups.second > 0 && r.n % rule.groups.first == 0, "the groups of experts are equal");
   call_.rule = rule;
-  if (correction.has_value()) {
-    require(correction->shape() == mx::Shape{static_cast<int>(r.n)}, "every expert has a correction");
-    correction_ = settled(mx::astype(*correction, mx::float32, cpu_stream()));
-    call_.rule.correction = correction_->data<float>();
-  }
+  vectors_.reserve(3);
+  call_.rule.correction = keep(correction, r.n, "every expert has a correction");
+  call_.rule.expert_scale = keep(expert_scale, r.n, "every expert has a scale");
+  call_.router_norm = keep(router_norm, r.k, "a router's norm is as wide as the layer");
+  call_.residual = residual;
   call_.act = activation_of(activation);
   require(gates(call_.act) == (gate_ != nullptr), "a gated unit has a gate");
   require(gate_ == nullptr || (call_.gate.n == u.n && call_.gate.k == u.k), "gate and up do not fit");
+}
+
+const float* ExpertsPlan::keep(const std::optional<mx::array>& vector, int64_t size, const char* problem) {
+  if (!vector.has_value()) return nullptr;
+  require(vector->shape() == mx::Shape{static_cast<int>(size)}, problem);
+  vectors_.push_back(settled(mx::astype(*vector, mx::float32, cpu_stream())));
+  return vectors_.back().data<float>();
 }
 
 mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan) {

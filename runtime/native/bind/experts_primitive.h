@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../core/experts.h"
 #include "matrix_handle.h"
@@ -19,7 +20,8 @@ class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
   // Stacks have as many matrices as the router has rows. Throws std::invalid_argument for inconsistent shapes.
   ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate, std::shared_ptr<MatrixHandle> up,
               std::shared_ptr<MatrixHandle> down, int active, bool normalized, const std::string& activation, RouterRule rule = {},
-              const std::optional<mx::array>& correction = std::nullopt);
+              const std::optional<mx::array>& correction = std::nullopt, const std::optional<mx::array>& router_norm = std::nullopt,
+              const std::optional<mx::array>& expert_scale = std::nullopt, bool residual = true);
 
   // Everything but rows, norm and output.
   const ExpertsCall& call() const { return call_; }
@@ -27,10 +29,12 @@ class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
  private:
   ExpertsCall call_;
   std::shared_ptr<MatrixHandle> router_, gate_, up_, down_;
-  std::optional<mx::array> correction_;
+  const float* keep(const std::optional<mx::array>& vector, int64_t size, const char* problem);
+
+  std::vector<mx::array> vectors_;
 };
 
-// x + the experts' output for norm(x). x (..., E) float32 -> the same shape.
+// x + the experts' output for norm(x), or without x if the plan has no residual. x (..., E) float32 -> the same shape.
 mx::array experts(const mx::array& x, const mx::array& norm, float eps, const std::shared_ptr<ExpertsPlan>& plan);
 
 // Products of rows x (M, K) float32 with matrices of a stack of `experts`, (N, K) each. indices: experts of the rows in turn, as many

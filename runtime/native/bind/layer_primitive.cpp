@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,15 +34,22 @@ LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float
   return call;
 }
 
-// The rest of a layer with experts.
-void run_experts_half(const LayerPlan& plan, const LinearCall* following, int64_t rows, float* out) {
+// The experts of a layer, whose input is x.
+void run_layer_experts(const LayerPlan& plan, const LinearCall* following, int64_t rows, const float* x, float* out) {
   ExpertsCall call = plan.experts->call();
-  call.x = call.out = out;
+  call.x = x;
+  call.out = out;
   call.rows = rows;
-  call.norm = plan.mlp_norm;
+  call.norm = plan.before_experts != nullptr ? plan.before_experts : plan.mlp_norm;
   call.eps = plan.eps;
   call.next = following;
   run_experts(Pool::shared(), best_kernels(), call);
+}
+
+// out = (residual + norm(x)) * scale.
+void add_normed(const LayerPlan& plan, int64_t rows, const float* x, const float* norm, const float* residual, float scale,
+                float* out) {
+  run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.qkv->view().k, norm, plan.eps, residual, scale, out});
 }
 
 // One layer's memory in a pass: K/V blocks, or the mixer's sequences.
@@ -50,7 +58,23 @@ struct LayerMemory {
   const std::vector<MixerRows>* sequences = nullptr;
   float* inputs = nullptr;  // of the first `kept` rows of the mixer, to keep
   int64_t kept = 0;
+  const float* own_input = nullptr;  // of the layer, rows `input_stride` apart
+  int64_t input_stride = 0;
 };
+
+// gates = gelu(gates) * the layer's own input, (rows, P).
+void run_own_input(const LayerMemory& memory, int64_t rows, int64_t size, float* gates) {
+  const Kernels& kernels = best_kernels();
+  Pool::shared().run(
+      rows,
+      [&](Tasks& tasks) {
+        while (tasks.next()) {
+          float* gate = gates + tasks.index() * size;
+          kernels.gated(gate, memory.own_input + tasks.index() * memory.input_stride, size, Act::gelu, gate);
+        }
+      },
+      rows * size > kAloneNumbers);
+}
 
 // The mixer of a layer: the projection `into` it, then y (rows, Hv * Dv).
 void run_recurrent(const LayerPlan& plan, const LayerMemory& memory, const LinearCall& into, float* y) {
@@ -112,6 +136,35 @@ void run_down_gate(const LayerPlan& plan, int64_t rows, const float* x, float* i
   }, rows > 1);
 }
 
+// The feed-forward of x in place. `last`: the call behind it. branch: (rows, E).
+void run_feed_forward(const LayerPlan& plan, const LinearCall* last, int64_t rows, const LinearCall& gate_up, LinearCall down,
+                      float* branch, float* x) {
+  Pool& pool = Pool::shared();
+  const Kernels& kernels = best_kernels();
+  if (plan.down == nullptr) {
+    if (plan.experts != nullptr) run_layer_experts(plan, last, rows, x, x);
+    return;
+  }
+  down.next = last;
+  run_linear(pool, kernels, gate_up);
+  if (plan.down_gate != nullptr) run_down_gate(plan, rows, x, gate_up.out);
+  if (plan.mlp_post == nullptr) {
+    down.residual = down.out = x;
+    if (plan.experts != nullptr) run_layer_experts(plan, nullptr, rows, x, x);  // beside the shared one, of the same input
+    return run_linear(pool, kernels, down);
+  }
+  down.out = branch;
+  run_linear(pool, kernels, down);
+  if (plan.experts != nullptr) {
+    const int64_t width = plan.qkv->view().k;
+    float* other = scratch(Slot::other_branch, rows * width);
+    run_layer_experts(plan, nullptr, rows, x, other);
+    run_rms_norm(pool, kernels, branch, rows, width, plan.after_dense, plan.eps, branch);
+    add_normed(plan, rows, other, plan.after_experts, branch, 1.0f, branch);
+  }
+  add_normed(plan, rows, branch, plan.mlp_post, x, plan.own_gate == nullptr ? plan.scalar : 1.0f, x);
+}
+
 // The calls of a layer, in order; `out` may be `x`. `after` is the next layer, or nullptr.
 void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory& memory, int64_t rows, const float* x, float* out) {
   Pool& pool = Pool::shared();
@@ -119,52 +172,56 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   const int64_t inner = plan.down == nullptr ? 0 : plan.down->view().k;
   float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, inner));
   float* heads = scratch(Slot::heads, rows * plan.output->view().k);
+  float* branch = plan.has_branch() ? scratch(Slot::branch, rows * plan.qkv->view().k) : nullptr;
 
-  LinearCall output = projection(heads, rows, *plan.output, out), beside;
-  LinearCall following;
+  LinearCall following, gate_up, down, own_gate, own_projection;
   if (after != nullptr) following.w = after->qkv->view();
-  const LinearCall* next = after != nullptr ? &following : nullptr;
-  output.residual = x;
+  const LinearCall *next = after != nullptr ? &following : nullptr, *last = next;
+  if (plan.own_gate != nullptr) {
+    float* gates = scratch(Slot::own_input, rows * plan.own_gate->view().n);
+    own_projection = projection(gates, rows, *plan.own_projection, branch);
+    own_projection.next = next;
+    own_gate = projection(out, rows, *plan.own_gate, gates);
+    own_gate.next = &own_projection;
+    last = &own_gate;
+  }
+  LinearCall output = projection(heads, rows, *plan.output, plan.attention_post == nullptr ? out : branch);
+  if (plan.attention_post == nullptr) output.residual = x;
+  if (plan.down != nullptr) {
+    gate_up = projection(out, rows, *plan.gate_up, wide);
+    gate_up.norm = plan.mlp_norm;
+    gate_up.eps = plan.eps;
+    gate_up.act = plan.act;
+    down = projection(wide, rows, *plan.down, nullptr);
+    gate_up.next = &down;
+    output.next = &gate_up;
+  } else if (plan.experts == nullptr) {
+    output.next = last;
+  }
   run_mixing(plan, memory, projection(x, rows, *plan.qkv, wide), output, heads);
-  if (plan.mixer_in != nullptr) {  // of the same input, which `output` overwrites if out is x
+  if (plan.mixer_in == nullptr) {
+    run_linear(pool, kernels, output);
+  } else {  // of the same input, which `output` overwrites if out is x
     LinearCall into = projection(x, rows, *plan.mixer_in, scratch(Slot::beside, rows * plan.mixer_in->view().n));
     float* y = scratch(Slot::beside_heads, rows * plan.mixer_out->view().k);
     into.norm = plan.input_norm;
     into.eps = plan.eps;
     into.next = &output;
     run_recurrent(plan, memory, into, y);
-    beside = projection(y, rows, *plan.mixer_out, out);
+    LinearCall beside = projection(y, rows, *plan.mixer_out, out);
     beside.residual = out;
+    beside.next = output.next;
+    output.next = &beside;
+    run_linear(pool, kernels, output);
+    run_linear(pool, kernels, beside);
   }
-  LinearCall& last = plan.mixer_in != nullptr ? beside : output;  // before the feed-forward
-  const auto run_outputs = [&] {
-    if (plan.mixer_in != nullptr) {
-      output.next = &beside;
-      run_linear(pool, kernels, output);
-    }
-    run_linear(pool, kernels, last);
-  };
-  if (plan.down == nullptr) {
-    if (plan.experts == nullptr) last.next = next;
-    run_outputs();
-    if (plan.experts != nullptr) run_experts_half(plan, next, rows, out);
-    return;
-  }
-
-  LinearCall gate_up = projection(out, rows, *plan.gate_up, wide);
-  LinearCall down = projection(wide, rows, *plan.down, out);
-  gate_up.norm = plan.mlp_norm;
-  gate_up.eps = plan.eps;
-  gate_up.act = plan.act;
-  down.residual = out;
-  last.next = &gate_up;
-  gate_up.next = &down;
-  down.next = next;
-  run_outputs();
-  run_linear(pool, kernels, gate_up);
-  if (plan.down_gate != nullptr) run_down_gate(plan, rows, out, wide);
-  if (plan.experts != nullptr) run_experts_half(plan, nullptr, rows, out);  // beside the shared one, of the same input
-  run_linear(pool, kernels, down);
+  if (plan.attention_post != nullptr) add_normed(plan, rows, branch, plan.attention_post, x, 1.0f, out);
+  run_feed_forward(plan, last, rows, gate_up, down, branch, out);
+  if (plan.own_gate == nullptr) return;
+  run_linear(pool, kernels, own_gate);
+  run_own_input(memory, rows, own_gate.w.n, own_gate.out);
+  run_linear(pool, kernels, own_projection);
+  add_normed(plan, rows, branch, plan.after_input, out, plan.scalar, out);
 }
 
 struct Layer {
@@ -172,7 +229,14 @@ struct Layer {
   LayerBlocks blocks;
 };
 
-// Input and output: x. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
+// Numbers of all layers' own inputs of a token.
+int64_t inputs_of(const std::vector<Layer>& layers) {
+  int64_t sum = 0;
+  for (const Layer& layer : layers) sum += layer.plan->own_gate == nullptr ? 0 : layer.plan->own_gate->view().n;
+  return sum;
+}
+
+// Input and output: x; the input may have the layers' own inputs behind its E numbers. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
 // mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence.
 class Layers : public Node {
  public:
@@ -193,11 +257,18 @@ class Layers : public Node {
     auto task = [layers = layers_, counts = counts_, kept = kept_, rows, from = std::move(from), to = std::move(to)] {
       std::vector<std::vector<char>> copies(from.size());
       const float* x = from[0].read<float>(copies[0]);
+      const int64_t width = layers->front().plan->qkv->view().k, stride = width + inputs_of(*layers);
+      const float* own_input = x + width;
+      if (stride > width) {
+        for (int64_t m = 0; m < rows; ++m) std::memcpy(to[0] + m * width, x + m * stride, static_cast<size_t>(width) * sizeof(float));
+        x = to[0];
+      }
       size_t state = 1, output = 1;
       for (size_t i = 0; i < layers->size(); ++i) {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
-        LayerMemory memory{.blocks = &layer.blocks, .kept = kept};
+        LayerMemory memory{.blocks = &layer.blocks, .kept = kept, .own_input = own_input, .input_stride = stride};
+        if (layer.plan->own_gate != nullptr) own_input += layer.plan->own_gate->view().n;
         std::vector<MixerRows> sequences;
         if (layer.plan->mixer != nullptr) {
           int64_t row = 0;
@@ -225,19 +296,13 @@ class Layers : public Node {
   int kept_;
 };
 
-mx::array norm_of(const mx::array& weight, int64_t width) {
-  require(weight.shape() == mx::Shape{static_cast<int>(width)}, "a norm must be as wide as the layer");
-  return settled(mx::astype(weight, mx::float32, cpu_stream()));
-}
-
 }  // namespace
 
-LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array& input,
-                     std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_, const std::optional<mx::array>& mlp,
+LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<MatrixHandle> qkv_, std::shared_ptr<MatrixHandle> output_,
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
                      const std::string& activation, std::shared_ptr<ExpertsPlan> experts_, std::shared_ptr<MixerPlan> mixer_,
-                     std::shared_ptr<MatrixHandle> gate_, std::shared_ptr<MatrixHandle> down_gate_,
-                     std::shared_ptr<MatrixHandle> mixer_in_, std::shared_ptr<MatrixHandle> mixer_out_)
+                     Gates gates_, const LayerNorms& norms, const std::optional<OwnInput>& own_input,
+                     const std::optional<Gates>& mixer_ends)
     : attention(std::move(attention_)),
       qkv(std::move(qkv_)),
       output(std::move(output_)),
@@ -245,17 +310,16 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
       down(std::move(down_)),
       experts(std::move(experts_)),
       mixer(std::move(mixer_)),
-      gate(std::move(gate_)),
-      down_gate(std::move(down_gate_)),
-      mixer_in(std::move(mixer_in_)),
-      mixer_out(std::move(mixer_out_)),
+      gate(std::move(gates_.first)),
+      down_gate(std::move(gates_.second)),
       eps(eps_),
-      act(activation_of(activation)),
-      norms_{norm_of(input, qkv->view().k), norm_of(mlp.value_or(input), qkv->view().k)} {
+      act(activation_of(activation)) {
   const int64_t width = qkv->view().k;
+  if (mixer_ends.has_value()) std::tie(mixer_in, mixer_out) = *mixer_ends;
   require((attention != nullptr) + (mixer != nullptr) == (mixer_in != nullptr ? 2 : 1), "a layer has attention or a mixer");
   int64_t inner = 0, projected = 0;
   if (mixer_in != nullptr) {
+    require(mixer_out != nullptr && !norms.attention_post.has_value(), "a mixer beside attention has two projections");
     const Matrix &into = mixer_in->view(), &from = mixer_out->view();
     require(into.n == mixer->shape().projected() && into.k == width, "the projections into the mixer do not fit");
     require(from.k == mixer->shape().inner() && from.n == width, "the mixer's output does not fit");
@@ -266,37 +330,69 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, const mx::array&
   } else {
     const AttendCall& heads = attention->call();
     inner = heads.heads * heads.dim;
-    projected = inner + 2 * heads.kv_heads * heads.dim;
+    projected = heads.projected();
   }
   require(qkv->view().n == projected && output->view().k == inner && output->view().n == width, "the projections do not fit");
   require(gate == nullptr || (mixer == nullptr && gate->view().n == inner && gate->view().k == width), "the gate does not fit");
   require(down_gate == nullptr || (down != nullptr && down_gate->view().n == 1 && down_gate->view().k == width), "the gate does not fit");
   if (experts != nullptr) require(experts->call().router.k == width, "the experts do not fit");
   require((gate_up != nullptr) == (down != nullptr), "a feed-forward has two projections");
-  require(mlp.has_value() || (down == nullptr && experts == nullptr), "a feed-forward has a norm");
   if (down != nullptr) {
     require(gate_up->view().k == width && gate_up->view().n == (gates(act) ? 2 : 1) * down->view().k, "gate and up do not fit");
     require(down->view().n == width, "down does not fit");
   }
-  input_norm = norms_[0].data<float>();
-  mlp_norm = norms_[1].data<float>();
+  input_norm = keep(norms.input);
+  attention_post = keep(norms.attention_post);
+  mlp_norm = keep(norms.mlp);
+  mlp_post = keep(norms.mlp_post);
+  after_dense = keep(norms.after_dense);
+  before_experts = keep(norms.before_experts);
+  after_experts = keep(norms.after_experts);
+  if (norms.scalar.has_value()) {
+    require(norms.scalar->size() == 1 && mlp_post != nullptr, "a layer's factor is one number, behind a norm");
+    scalar = settled(mx::astype(*norms.scalar, mx::float32, cpu_stream())).data<float>()[0];
+  }
+  if (own_input.has_value()) {
+    mx::array norm = mx::array(0.0f);
+    std::tie(own_gate, own_projection, norm) = *own_input;
+    after_input = keep(norm);
+    require(own_gate->view().k == width && own_projection->view().n == width && own_projection->view().k == own_gate->view().n,
+            "a layer's own input does not fit");
+  }
+  if (experts == nullptr) return;
+  const bool branches = after_dense != nullptr && before_experts != nullptr && after_experts != nullptr;
+  require(branches ? mlp_post != nullptr && down != nullptr : mlp_post == nullptr, "experts behind a norm are a branch of their own");
+  require(branches != experts->call().residual, "experts of a branch are added later");
+}
+
+const float* LayerPlan::keep(const std::optional<mx::array>& norm) {
+  if (!norm.has_value()) return nullptr;
+  require(norm->shape() == mx::Shape{static_cast<int>(qkv->view().k)}, "a norm must be as wide as the layer");
+  kept_.push_back(settled(mx::astype(*norm, mx::float32, cpu_stream())));
+  return kept_.back().data<float>();
 }
 
 namespace {
 
-void check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans) {
+// Checks x (B, T, E and all layers' own inputs), and returns the shape of the result.
+mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans) {
   require(x.dtype() == mx::float32 && !plans.empty(), "activations must be float32");
+  int64_t inputs = 0;
   for (const auto& plan : plans) {
     require(plan != nullptr, "a layer has no plan");
-    require(x.ndim() == 3 && x.shape(2) == plan->qkv->view().k, "x must be (B, T, E)");
+    require(plan->qkv->view().k == plans[0]->qkv->view().k, "layers are equally wide");
+    if (plan->own_gate != nullptr) inputs += plan->own_gate->view().n;
   }
+  const int64_t width = plans[0]->qkv->view().k;
+  require(x.ndim() == 3 && x.shape(2) == width + inputs, "x must be (B, T, E), with the layers' own inputs behind");
+  return {x.shape(0), x.shape(1), static_cast<int>(width)};
 }
 
 }  // namespace
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill) {
-  check_rows(x, plans);
+  mx::Shape shape = check_rows(x, plans);
   require(keys.size() == plans.size() && values.size() == plans.size() && (firsts.empty() || firsts.size() == plans.size()),
           "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
@@ -306,19 +402,19 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
                                                  firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode)});
   }
   auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0);
-  return mx::array(x.shape(), mx::float32, std::move(node), {x});
+  return mx::array(std::move(shape), mx::float32, std::move(node), {x});
 }
 
 std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
                                    const std::vector<std::vector<mx::array>>& states, int kept) {
-  check_rows(x, plans);
+  mx::Shape shape = check_rows(x, plans);
   require(places.size() == plans.size(), "the place of every layer is needed");
   require(x.shape(0) == 1 && x.shape(1) == pass->rows() && kept >= 0 && kept <= pass->rows(), "x must have the rows of the pass");
   std::vector<Layer> stack;
   std::vector<mx::array> inputs{x};
-  std::vector<mx::Shape> shapes{x.shape()};
+  std::vector<mx::Shape> shapes{std::move(shape)};
   size_t recurrent = 0;
   for (size_t i = 0; i < plans.size(); ++i) {
     stack.push_back({plans[i], {}});

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,35 +19,52 @@
 
 namespace headrace {
 
-// The plain pre-norm layer: x + attention(norm(x)), or a recurrent mixer in its place or, with `mixer_in` and `mixer_out`, beside it;
-// then + feed-forward(norm(x)), if there is one. The feed-forward is one unit (`gate_up` and `down`), `experts`, or both added. A `gate`
-// multiplies what attention returns, and the single row of a `down_gate` what `down` does, by the sigmoid of its product with norm(x).
+// Norms (E) of a layer, where it has them, and a factor (1) of its output.
+struct LayerNorms {
+  std::optional<mx::array> input, attention_post, mlp, mlp_post, after_dense, before_experts, after_experts, scalar;
+};
+
+// gate (P, E), projection (E, P) and norm (E) of a layer with an input of its own (P): x + norm(projection @ (gelu(gate @ x) * input)).
+using OwnInput = std::tuple<std::shared_ptr<MatrixHandle>, std::shared_ptr<MatrixHandle>, mx::array>;
+
+// Two matrices: `gate` and `down_gate`, each may be nullptr; or `mixer_in` and `mixer_out`.
+using Gates = std::pair<std::shared_ptr<MatrixHandle>, std::shared_ptr<MatrixHandle>>;
+
+// x + attention(norm(x)), or a recurrent mixer in its place or, with `mixer_in` and `mixer_out`, beside it; then + feed-forward(norm(x)),
+// if there is one. Each half has a further norm behind it where there is one. The feed-forward is one unit (`gate_up` and `down`),
+// `experts`, or both added. A `gate` multiplies what attention returns, and the single row of a `down_gate` what `down` does, by the
+// sigmoid of its product with norm(x).
 class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
  public:
   // Throws std::invalid_argument for inconsistent shapes.
-  LayerPlan(std::shared_ptr<AttentionPlan> attention, const mx::array& input_norm, std::shared_ptr<MatrixHandle> qkv,
-            std::shared_ptr<MatrixHandle> output, const std::optional<mx::array>& mlp_norm, std::shared_ptr<MatrixHandle> gate_up,
-            std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
-            std::shared_ptr<ExpertsPlan> experts, std::shared_ptr<MixerPlan> mixer = nullptr,
-            std::shared_ptr<MatrixHandle> gate = nullptr, std::shared_ptr<MatrixHandle> down_gate = nullptr,
-            std::shared_ptr<MatrixHandle> mixer_in = nullptr, std::shared_ptr<MatrixHandle> mixer_out = nullptr);
+  LayerPlan(std::shared_ptr<AttentionPlan> attention, std::shared_ptr<MatrixHandle> qkv, std::shared_ptr<MatrixHandle> output,
+            std::shared_ptr<MatrixHandle> gate_up, std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
+            std::shared_ptr<ExpertsPlan> experts, std::shared_ptr<MixerPlan> mixer, Gates gates, const LayerNorms& norms,
+            const std::optional<OwnInput>& own_input, const std::optional<Gates>& mixer_ends = std::nullopt);
 
-  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer.
+  bool has_branch() const { return attention_post != nullptr || mlp_post != nullptr || own_gate != nullptr; }
+
+  // Parameters of a task. E = width, F = feed-forward size. `qkv` are the projections into attention or into the mixer. Norms are
+  // nullptr where there are none.
   std::shared_ptr<AttentionPlan> attention;
   std::shared_ptr<MatrixHandle> qkv, output, gate_up, down;
   std::shared_ptr<ExpertsPlan> experts;
   std::shared_ptr<MixerPlan> mixer;
-  std::shared_ptr<MatrixHandle> gate, down_gate, mixer_in, mixer_out;
-  const float *input_norm, *mlp_norm;
-  float eps;
+  std::shared_ptr<MatrixHandle> gate, down_gate, mixer_in, mixer_out, own_gate, own_projection;
+  const float *input_norm, *attention_post, *mlp_norm, *mlp_post, *after_dense, *before_experts, *after_experts;
+  const float* after_input = nullptr;
+  float eps, scalar = 1.0f;
   Act act;
 
  private:
-  mx::array norms_[2];
+  const float* keep(const std::optional<mx::array>& norm);
+
+  std::vector<mx::array> kept_;
 };
 
 // x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place, their first rows the positions
-// `firsts` (empty: 0) -> x (B, T, E). `prefill`: prompt tokens.
+// `firsts` (empty: 0) -> x (B, T, E). With layers that have an input of their own, the input x has those of all layers behind its E
+// numbers. `prefill`: prompt tokens.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill);
 

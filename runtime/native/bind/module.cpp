@@ -62,41 +62,48 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](int heads, int kv_heads, int dim, float scale, std::shared_ptr<hr::Rope> rope,
                        const Optional& q_norm, const Optional& k_norm, float norm_eps, std::optional<int> window,
                        std::optional<float> softcap, const Optional& sinks, bool norm_last,
-                       std::optional<std::pair<float, int>> growth) {
+                       std::optional<std::pair<float, int>> growth, bool v_norm, int parts) {
              return std::make_shared<hr::AttentionPlan>(heads, kv_heads, dim, scale, std::move(rope), q_norm, k_norm,
-                                                        norm_eps, window, softcap, sinks, norm_last, growth);
+                                                        norm_eps, window, softcap, sinks, norm_last, growth, v_norm, parts);
            }),
            "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
            "norm_eps"_a, "window"_a.none(), "softcap"_a.none(), "sinks"_a.none() = nb::none(), "norm_last"_a = false,
-           "growth"_a.none() = nb::none());
+           "growth"_a.none() = nb::none(), "v_norm"_a = false, "parts"_a = 3);
 
   nb::class_<hr::ExpertsPlan>(m, "ExpertsPlan")
       .def(nb::new_([](std::shared_ptr<hr::MatrixHandle> router, std::shared_ptr<hr::MatrixHandle> gate,
                        std::shared_ptr<hr::MatrixHandle> up, std::shared_ptr<hr::MatrixHandle> down, int active,
                        bool normalized, const std::string& activation, bool sigmoid, const Optional& correction, float scale,
-                       std::pair<int, int> groups) {
+                       std::pair<int, int> groups, const Optional& router_norm, const Optional& expert_scale, bool residual) {
              return std::make_shared<hr::ExpertsPlan>(std::move(router), std::move(gate), std::move(up), std::move(down), active,
-                                                      normalized, activation, hr::RouterRule{sigmoid, scale, groups}, correction);
+                                                      normalized, activation, hr::RouterRule{sigmoid, scale, groups}, correction,
+                                                      router_norm, expert_scale, residual);
            }),
            "router"_a, "gate"_a.none(), "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a, "sigmoid"_a = false,
-           "correction"_a.none() = nb::none(), "scale"_a = 1.0f, "groups"_a = std::pair<int, int>(1, 1));
+           "correction"_a.none() = nb::none(), "scale"_a = 1.0f, "groups"_a = std::pair<int, int>(1, 1),
+           "router_norm"_a.none() = nb::none(), "expert_scale"_a.none() = nb::none(), "residual"_a = true);
+  nb::class_<hr::LayerNorms>(m, "LayerNorms")
+      .def(nb::new_([](const Optional& input, const Optional& attention_post, const Optional& mlp, const Optional& mlp_post,
+                       const Optional& after_dense, const Optional& before_experts, const Optional& after_experts,
+                       const Optional& scalar) {
+             return hr::LayerNorms{input, attention_post, mlp, mlp_post, after_dense, before_experts, after_experts, scalar};
+           }),
+           "input"_a.none(), "attention_post"_a.none(), "mlp"_a.none(), "mlp_post"_a.none(), "after_dense"_a.none() = nb::none(),
+           "before_experts"_a.none() = nb::none(), "after_experts"_a.none() = nb::none(), "scalar"_a.none() = nb::none());
   nb::class_<hr::LayerPlan>(m, "LayerPlan")
-      .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, const hr::mx::array& input_norm,
-                       std::shared_ptr<hr::MatrixHandle> qkv, std::shared_ptr<hr::MatrixHandle> output,
-                       const Optional& mlp_norm, std::shared_ptr<hr::MatrixHandle> gate_up,
+      .def(nb::new_([](std::shared_ptr<hr::AttentionPlan> attention, std::shared_ptr<hr::MatrixHandle> qkv,
+                       std::shared_ptr<hr::MatrixHandle> output, std::shared_ptr<hr::MatrixHandle> gate_up,
                        std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
                        std::shared_ptr<hr::ExpertsPlan> experts, std::shared_ptr<hr::MixerPlan> mixer,
-                       std::shared_ptr<hr::MatrixHandle> gate, std::shared_ptr<hr::MatrixHandle> down_gate,
-                       std::shared_ptr<hr::MatrixHandle> mixer_in, std::shared_ptr<hr::MatrixHandle> mixer_out) {
-             return std::make_shared<hr::LayerPlan>(std::move(attention), input_norm, std::move(qkv), std::move(output), mlp_norm,
-                                                    std::move(gate_up), std::move(down), eps, activation, std::move(experts),
-                                                    std::move(mixer), std::move(gate), std::move(down_gate), std::move(mixer_in),
-                                                    std::move(mixer_out));
+                       hr::Gates gates, const hr::LayerNorms& norms, const std::optional<hr::OwnInput>& own_input,
+                       const std::optional<hr::Gates>& mixer_ends) {
+             return std::make_shared<hr::LayerPlan>(std::move(attention), std::move(qkv), std::move(output), std::move(gate_up),
+                                                    std::move(down), eps, activation, std::move(experts), std::move(mixer),
+                                                    std::move(gates), norms, own_input, mixer_ends);
            }),
-           "attention"_a.none(), "input_norm"_a, "qkv"_a, "output"_a, "mlp_norm"_a.none(), "gate_up"_a.none(), "down"_a.none(),
-           "eps"_a, "activation"_a, "experts"_a.none() = nb::none(), "mixer"_a.none() = nb::none(),
-           "gate"_a.none() = nb::none(), "down_gate"_a.none() = nb::none(), "mixer_in"_a.none() = nb::none(),
-           "mixer_out"_a.none() = nb::none());
+           "attention"_a.none(), "qkv"_a, "output"_a, "gate_up"_a.none(), "down"_a.none(), "eps"_a, "activation"_a,
+           "experts"_a.none(), "mixer"_a.none(), "gates"_a, "norms"_a, "own_input"_a.none() = nb::none(),
+           "mixer_ends"_a.none() = nb::none());
 
   nb::class_<hr::MixerPlan>(m, "MixerPlan")
       .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,
@@ -115,10 +122,12 @@ NB_MODULE(_native, m) {
   nb::class_<hr::Pass>(m, "Pass")
       .def(nb::new_([](const std::vector<int>& counts, const std::vector<int>& offsets, const std::vector<bool>& prefill,
                        const std::vector<hr::Pass::Tables>& tables,
-                       const std::vector<std::vector<hr::mx::array>>& slabs, const hr::Packings& packings, int dim) {
-             return std::make_shared<hr::Pass>(counts, offsets, prefill, tables, slabs, packings, dim);
+                       const std::vector<std::vector<hr::mx::array>>& slabs, const hr::Packings& packings,
+                       const std::vector<int>& dims) {
+             return std::make_shared<hr::Pass>(counts, offsets, prefill, tables, slabs, packings, dims);
            }),
-           "counts"_a, "offsets"_a, "prefill"_a, "tables"_a, "slabs"_a, "packings"_a = hr::Packings{}, "head_dim"_a = 0);
+           "counts"_a, "offsets"_a, "prefill"_a, "tables"_a, "slabs"_a, "packings"_a = hr::Packings{},
+           "head_dims"_a = std::vector<int>());
 
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
   m.def("embed", &hr::embed, "tokens"_a, "w"_a);

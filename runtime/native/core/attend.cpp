@@ -29,7 +29,7 @@ float growth_at(const AttendCall& call, int64_t position) {
 void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, const SequenceRows& rows,
                  int64_t t, float* q) {
   const int64_t dim = call.dim, row = rows.row + t;
-  const float* from = call.qkv + row * (call.heads + 2 * call.kv_heads) * dim;
+  const float* from = call.qkv + row * call.projected();
   const size_t head_bytes = static_cast<size_t>(dim) * sizeof(float);
   for (int64_t h = 0; h < call.heads; ++h, from += dim) {
     float* to = q + query_at(call, rows, t, h);
@@ -37,11 +37,16 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
     place(kernels, call, table, row, call.q_norm, to);
     if (call.growth != 0.0f) kernels.rescale(to, growth_at(call, rows.offset + t), dim);
   }
-  float* head = scratch(Slot::rows, dim);
+  if (call.parts == 1) return;
+  float* head = scratch(Slot::rows, 2 * dim);
   const int64_t position = rows.offset + t, entry = position % kBlock, at = entry * dim * size_of(call.kv_type);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
     char* to = rows.blocks[position / kBlock] + h * call.head_bytes;
-    const float* value = from + call.kv_heads * dim;
+    const float* value = from + (call.parts - 2) * call.kv_heads * dim;
+    if (call.v_norm != nullptr) {
+      kernels.rms_norm(value, call.v_norm, call.norm_eps, dim, head + dim);
+      value = head + dim;
+    }
     std::memcpy(head, from, head_bytes);
     place(kernels, call, table, row, call.k_norm, head);
     if (call.packed()) {
@@ -69,8 +74,7 @@ void run_attend(Pool& pool, const Kernels& kernels, const AttendCall& call) {
   pool.label(Work::attention);
   const auto table = rotations(call);
   float* q = scratch(Slot::shared_rows, tokens * call.heads * call.dim);
-  const int64_t token_floats = (call.heads + 2 * call.kv_heads) * call.dim;
-  const int64_t step = std::max<int64_t>(1, kTaskFloats / token_floats);
+  const int64_t step = std::max<int64_t>(1, kTaskFloats / call.projected());
   pool.run((tokens + step - 1) / step, [&](Tasks& tasks) {
     const SequenceRows* rows = call.sequences;
     while (tasks.next()) {

@@ -32,7 +32,7 @@ struct SequenceRows {
 };
 
 struct AttendCall {
-  const float* qkv = nullptr;  // (N, (H + 2 Hkv) * D)
+  const float* qkv = nullptr;  // (N, projected())
   const SequenceRows* sequences = nullptr;
   int64_t count = 0;  // of those
   Type kv_type = Type::f32;
@@ -43,6 +43,8 @@ struct AttendCall {
   int64_t head_bytes = 0;  // and from a head to the next
   const float* q_norm = nullptr;  // (D) or nullptr
   const float* k_norm = nullptr;
+  const float* v_norm = nullptr;
+  int64_t parts = 3;  // of a token's row: 1 with queries only, whose entries are in the cache; 2 where keys are values, too
   float norm_eps = 0;
   bool norm_last = false;  // behind the rotation
   float growth = 0;        // the query at position p is multiplied by 1 + growth * log(1 + floor(p / growth_length))
@@ -53,6 +55,7 @@ struct AttendCall {
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
   float* out = nullptr;  // (N, H * D)
 
+  int64_t projected() const { return (heads + (parts - 1) * kv_heads) * dim; }
   bool packed() const { return packings.keys.bits != 0; }
   int64_t rows() const { return count == 0 ? 0 : sequences[count - 1].row + sequences[count - 1].count; }
 };

@@ -58,10 +58,12 @@ struct Routing {
 
   // One token's experts and their shares.
   void choose(const float* logits, int64_t token, bool normalized, const RouterRule& rule) {
-    if (!rule.plain()) {
-      choose_by(logits, token, normalized, rule);
-      return;
-    }
+    rule.plain() ? choose_plainly(logits, token, normalized, rule) : choose_by(logits, token, normalized, rule);
+    if (rule.expert_scale == nullptr) return;
+    for (int64_t k = token * active; k < (token + 1) * active; ++k) shares[k] *= rule.expert_scale[chosen[k]];
+  }
+
+  void choose_plainly(const float* logits, int64_t token, bool normalized, const RouterRule& rule) {
     int32_t* best = best_of(logits, token);
     const float top = logits[best[0]];
     std::sort(best, best + active);
@@ -260,6 +262,15 @@ void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, cons
   for (int64_t i = 0; i < n; ++i) out[i] += share * product[i];
 }
 
+// What experts are added to: n columns of a row.
+void start(const ExpertsCall& call, const float* x, int64_t n, float* out) {
+  if (!call.residual) {
+    std::fill(out, out + n, 0.0f);
+  } else if (out != x) {
+    std::memcpy(out, x, static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
 // One token: each task reads its columns of every chosen expert.
 void run_down_alone(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const Routing& routing, Prepared inner,
                     const float* x, float* out) {
@@ -272,7 +283,7 @@ void run_down_alone(Pool& pool, const Kernels& kernels, const ExpertsCall& call,
     const Upcoming after = first_of(pool, call.next, tasks.number());
     do {
       const int64_t at = tasks.index() * step, n = std::min(step, width - at);
-      if (out != x) std::memcpy(out + at, x + at, static_cast<size_t>(n) * sizeof(float));
+      start(call, x + at, n, out + at);
       for (int64_t g = 0; g < routing.groups; ++g) {
         const int64_t row = routing.group[g] * width + at;
         const bool last = g + 1 == routing.groups;
@@ -309,7 +320,7 @@ void run_down(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
   pool.run(routing.tokens, [&](Tasks& tasks) {
     while (tasks.next()) {
       const int64_t m = tasks.index();
-      if (out != x) std::memcpy(out + m * width, x + m * width, static_cast<size_t>(width) * sizeof(float));
+      start(call, x + m * width, width, out + m * width);
       for (int64_t i = m * routing.active; i < (m + 1) * routing.active; ++i) {
         add_share(products + routing.pair_of[i] * width, routing.shares[i], width, out + m * width);
       }
@@ -322,7 +333,7 @@ void run_router(Pool& pool, const Kernels& kernels, const ExpertsCall& call, con
   LinearCall router;
   router.x = x;
   router.rows = rows;
-  router.norm = call.norm;
+  router.norm = call.router_norm != nullptr ? call.router_norm : call.norm;
   router.eps = call.eps;
   router.w = call.router;
   router.out = logits;

@@ -19,6 +19,7 @@ struct RouterRule {
   float scale = 1.0f;                   // of shares
   std::pair<int, int> groups{1, 1};     // of experts, and how many of them take part
   const float* correction = nullptr;    // (X) added to scores for the choice, or nullptr
+  const float* expert_scale = nullptr;  // (X) multiplies shares at last, or nullptr
 
   bool plain() const { return !sigmoid && correction == nullptr && groups.second >= groups.first; }
 };
@@ -28,6 +29,8 @@ struct ExpertsCall {
   int64_t rows = 0;                // M
   const float* norm = nullptr;     // (E) RMSNorm weight
   float eps = 0;
+  const float* router_norm = nullptr;  // (E) of the router's input; nullptr: the same
+  bool residual = true;            // x is added; else out is not x
   Matrix router;                   // (X, E)
   Matrix gate, up, down;           // stacks of X: (F, E), (F, E) and (E, F) each; no gate if the activation has none
   int64_t active = 0;              // experts per token

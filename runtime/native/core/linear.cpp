@@ -135,6 +135,23 @@ void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   run_columns(pool, kernels, call);
 }
 
+void run_norm_add(Pool& pool, const Kernels& kernels, const NormAddCall& call) {
+  pool.label(Work::weights);
+  pool.run(
+      call.rows,
+      [&](Tasks& tasks) {
+        while (tasks.next()) {
+          const int64_t m = tasks.index();
+          float* normed = scratch(Slot::rows, call.k);
+          kernels.rms_norm(call.x + m * call.k, call.norm, call.eps, call.k, normed);
+          const float* residual = call.residual + m * call.k;
+          float* out = call.out + m * call.k;
+          for (int64_t i = 0; i < call.k; ++i) out[i] = (residual[i] + normed[i]) * call.scale;
+        }
+      },
+      call.rows * call.k > kAloneNumbers);
+}
+
 void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
                   float eps, float* out) {
   const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(k, 1));  // least rows per task

@@ -30,8 +30,23 @@ Upcoming first_of(const Pool& pool, const LinearCall* next, int number);
 
 void run_linear(Pool& pool, const Kernels& kernels, const LinearCall& call);
 
+constexpr int64_t kAloneNumbers = 1 << 14;  // numbers of rows that the caller handles alone
+
 // out[m] = x[m] normalised, (M, K).
 void run_rms_norm(Pool& pool, const Kernels& kernels, const float* x, int64_t rows, int64_t k, const float* norm,
                   float eps, float* out);
+
+// out[m] = (residual[m] + x[m] normalised) * scale, (M, K); out may be residual.
+struct NormAddCall {
+  const float* x = nullptr;
+  int64_t rows = 0, k = 0;
+  const float* norm = nullptr;
+  float eps = 0;
+  const float* residual = nullptr;
+  float scale = 1.0f;
+  float* out = nullptr;
+};
+
+void run_norm_add(Pool& pool, const Kernels& kernels, const NormAddCall& call);
 
 }  // namespace headrace

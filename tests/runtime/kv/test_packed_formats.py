@@ -143,5 +143,6 @@ def test_the_account_is_what_the_arrays_take(decoder: Decoder) -> None:
     held = {id(group): sum(slab.nbytes for slab in group.slabs) for group in pool.storage.store.groups}
     entries = {id(group): group.blocks * BLOCK * len(group.layers) for group in pool.storage.store.groups}
     rows = {nbytes / entries[group] for group, nbytes in held.items()}
-    assert rows == {decoder.kv_shape.row_bytes}
-    assert decoder.cost.kv_bytes_per_token == decoder.kv_shape.layers * decoder.kv_shape.row_bytes
+    kinds = decoder.kv_shape.kinds
+    assert rows == {decoder.kv_shape.row_bytes(kind) for kind in kinds if kind is not None}
+    assert decoder.cost.kv_bytes_per_token == decoder.kv_shape.bytes_per_token

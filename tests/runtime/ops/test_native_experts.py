@@ -110,6 +110,17 @@ def test_any_size_and_rule(size: int) -> None:
         assert difference(m, 1, activation="gelu") < 5e-4
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_routers_own_norm_and_scales_of_experts(tokens: int) -> None:
+    norm, scale = mx.random.uniform(0.1, 3, (64,)), mx.random.uniform(0.5, 2, (EXPERTS,))
+    m = mixture(4, 64, 96, router_norm=norm, expert_scale=scale)
+    assert difference(m, tokens) < 5e-4
+    assert difference(replace(m, residual=False), tokens) < 5e-4
+    x = mx.random.normal((1, tokens, 64))
+    alone = answers(replace(m, residual=False), x)
+    assert mx.abs(answers(m, x) - x - alone).max() < 1e-5
+
+
 @pytest.mark.parametrize("size", [24, 41])
 def test_rows_that_do_not_fill_a_band(size: int) -> None:
     m = mixture(4, 64, size)

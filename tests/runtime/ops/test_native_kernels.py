@@ -238,7 +238,7 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
     """A layout, B, T, offset and the K/V type."""
     mx.random.seed(draw(st.integers(0, 2**31)))
     kv_heads, shared = draw(st.integers(1, 3)), draw(st.integers(1, 6))
-    dim = draw(st.sampled_from([16, 32, 48, 64, 80, 128, 256]))
+    dim = draw(st.sampled_from([16, 32, 48, 64, 80, 128, 256, 512]))
     dims = draw(st.sampled_from([dim, dim // 2]))
     rope = Rope(dims, 10_000 ** (mx.arange(0, dims, 2) / dims), draw(st.sampled_from([1.0, 1.25])))
     normed = draw(st.booleans())
@@ -254,6 +254,8 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
         draw(st.sampled_from([None, 1, 5, 70])),
         softcap := draw(st.sampled_from([None, 5.0])),
         2 * mx.random.normal((kv_heads * shared,)) if softcap is None and draw(st.booleans()) else None,
+        v_norm=draw(st.booleans()),
+        projects=draw(st.sampled_from(["q", "qk", "qkv", "qkv"])),
     )
     length = draw(st.sampled_from([1, 1, 2, 4, 5, 47, 48, 49, 110]))
     return spec, draw(st.integers(1, 2)), length, draw(st.integers(0, 600)), draw(st.sampled_from(_FLOATS))
@@ -264,7 +266,8 @@ def test_attention(case: tuple[AttentionSpec, int, int, int, mx.Dtype]) -> None:
     spec, batch, length, offset, dtype = case
     shape = (batch, spec.kv_heads, offset + length + 3, spec.head_dim)
     keys, values = mx.random.normal(shape).astype(dtype), mx.random.normal(shape).astype(dtype)
-    qkv = mx.random.normal((batch, length, (spec.heads + 2 * spec.kv_heads) * spec.head_dim))
+    rows = spec.heads + (len(spec.projects) - 1) * spec.kv_heads
+    qkv = mx.random.normal((batch, length, rows * spec.head_dim))
     theirs = reference.attend(qkv, mx.array(keys), mx.array(values), offset, spec)
     mx.eval(keys, values, qkv, theirs)
     phases: tuple[Phase, ...] = ("prefill", "decode") if length <= 16 else ("prefill",)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.runtime.ops import BLOCK, AttentionSpec, KVStore, Pass, Phase, SequenceRows, native
+from headrace.runtime.ops import BLOCK, AttentionSpec, KVKind, KVStore, Pass, Phase, SequenceRows, native
 from headrace.runtime.ops.kv_format import FLOAT32, K8V4, Q4, Q8, Coding, KVFormat
 from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
@@ -24,7 +24,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[int, Phase]]) -> mx.array:
     """Attend for qkv (1, T, ...) of one sequence, in passes of so many rows -> (1, T, H * D)."""
-    store = KVStore([spec.window], spec.kv_heads, spec.head_dim, kv)
+    store = KVStore([KVKind(spec.window, spec.kv_heads, spec.head_dim)], kv)
     group, length = store.groups[0], qkv.shape[1]
     group.slabs.append(native.slab(-(-length // BLOCK), group.block_shape, kv.dtype))
     table, outs, done = list(range(group.blocks)), [], 0

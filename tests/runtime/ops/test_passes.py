@@ -17,6 +17,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import (
     BLOCK,
     AttentionSpec,
+    KVKind,
     KVStore,
     LayersNode,
     Ops,
@@ -68,8 +69,8 @@ class Blocks:
         for number, (group, table) in enumerate(zip(self.store.groups, sequence.tables, strict=True)):
             while len(table) * BLOCK < sequence.length + count:
                 table.append(self._take(number))
-            if group.window is not None:
-                gone = max(0, sequence.length - group.window + 1) // BLOCK
+            if group.kind.window is not None:
+                gone = max(0, sequence.length - group.kind.window + 1) // BLOCK
                 self._free[number] += [block for block in table[:gone] if block >= 0]
                 table[:gone] = [-1] * gone
         return SequenceRows(count, sequence.length, phase, sequence.tables)
@@ -97,7 +98,7 @@ class Blocks:
 
 
 def new_store(kv: KVFormat) -> KVStore:
-    return KVStore([spec.window for spec in SPECS], SPEC.kv_heads, SPEC.head_dim, kv)
+    return KVStore([KVKind(spec.window, SPEC.kv_heads, SPEC.head_dim) for spec in SPECS], kv)
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def test_the_reference_agrees(ops: Ops, dtype: mx.Dtype) -> None:
 
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
-    store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, FLOAT16)
+    store = KVStore([KVKind(None, SPEC.kv_heads, SPEC.head_dim)], FLOAT16)
     blocks = Blocks(ops, store, 3)
 
     def appended(sequence: Sequence, identity: int, count: int, phase: Phase) -> mx.array:
@@ -243,7 +244,7 @@ def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
 
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
 def test_invalid_block_tables_are_refused(ops: Ops) -> None:
-    store = KVStore([None], SPEC.kv_heads, SPEC.head_dim, FLOAT16)
+    store = KVStore([KVKind(None, SPEC.kv_heads, SPEC.head_dim)], FLOAT16)
     group = store.groups[0]
     group.slabs.append(ops.slab(2, group.block_shape, mx.float16))
     qkv = mx.zeros((1, 1, 8 * SPEC.head_dim))
@@ -315,7 +316,7 @@ def test_a_network_over_a_pass(variant: str, ops: Ops, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "llama" if variant == "4 bits" else variant)
     network = load_decoder(quantize_model(model, tmp_path / "quantized") if variant == "4 bits" else model, ops)
     shape = network.kv_shape
-    store = KVStore(shape.windows or (None,) * shape.layers, shape.kv_heads, shape.head_dim, shape.format)
+    store = KVStore(shape.kinds, shape.format)
     blocks = Blocks(ops, store, 4)
     prompts = [[3, 1, 4, 1, 5], [2, 7], [9] * 40]
     singles = [blocks.new() for _ in prompts]

@@ -1,0 +1,133 @@
+"""Weights of a decoder layer, and several layers as one node.
+
+Shapes use E = width, F = feed-forward size, H = heads, D = head dimension.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from headrace.runtime.ops.mixers import MixerSpec
+from headrace.runtime.ops.passes import Pass, Phase
+from headrace.runtime.ops.weights import AttentionSpec, Mixture, Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """Attention over latents (MLA, arXiv:2405.04434) with absorbed products: all queries share one K/V head.
+
+    An entry is a rotated key of size R and a latent of size L, which is key and value. `AttentionSpec` has heads of
+    R + L, and the rotation of the first R numbers.
+    """
+
+    q_norm: mx.array | None  # (Q,); None: queries are projected at once
+    q: Weight | None  # ((R + N) * H, Q)
+    norm: mx.array  # (L,)
+    embed: Weight  # a stack of H: (L, N), of the queries' other parts
+    unembed: Weight  # a stack of H: (V, L), of the attended latents
+    eps: float
+
+    @property
+    def latent(self) -> int:
+        """L, the size of a latent."""
+        return int(self.norm.size)
+
+
+class LayerInput(NamedTuple):
+    """A layer's own input of each token (P,): x + norm(projection @ (gelu(gate @ x) * input))."""
+
+    gate: Weight  # (P, E)
+    projection: Weight  # (E, P)
+    norm: mx.array  # (E,)
+
+
+class BranchNorms(NamedTuple):
+    """Norms (E,) of experts beside a dense feed-forward: behind the dense one, before and behind the experts."""
+
+    after_dense: mx.array
+    before_experts: mx.array
+    after_experts: mx.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One decoder layer. E = width, F = feed-forward size.
+
+    `qkv` and `gate_up` are single matrices unless their parts are quantized differently. Norms are None where a layer
+    has none, and a layer may lack a feed-forward. A `mixture` of experts replaces `gate_up` and `down`, or has them as
+    a shared expert beside the others. A `mixer` replaces attention, or stands beside it with the same input, if it has
+    `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with the layer's
+    input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's. `branches`: experts and dense
+    feed-forward have norms of their own before they are added. `scalar` (1,) multiplies the layer's output.
+    """
+
+    attention: AttentionSpec | None
+    input_norm: mx.array | None
+    qkv: list[Weight]  # together ((H + 2 Hkv) * D, E), or the projections into the mixer
+    output: Weight  # (E, H * D)
+    attention_post_norm: mx.array | None
+    mlp_norm: mx.array | None
+    gate_up: list[Weight]  # together (2 F, E); up alone, (F, E), for an activation that gates nothing
+    down: Weight | None  # (E, F)
+    mlp_post_norm: mx.array | None
+    mixture: Mixture | None = None
+    mixer: MixerSpec | None = None
+    gate: Weight | None = None
+    down_gate: Weight | None = None
+    latent: LatentWeights | None = None
+    mixer_ends: tuple[Weight, Weight] | None = None  # projections into a mixer beside attention, and out of it
+    branches: BranchNorms | None = None
+    own_input: LayerInput | None = None
+    scalar: mx.array | None = None
+
+    @property
+    def vectors(self) -> list[mx.array]:
+        """All weights that are no matrices."""
+        spec = self.attention
+        every = [self.input_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm, self.scalar]
+        every += [] if spec is None else [spec.q_norm, spec.k_norm, spec.sinks]
+        every += [] if self.mixer is None else self.mixer.vectors
+        every += [] if self.mixture is None else self.mixture.vectors
+        every += [self.latent.q_norm, self.latent.norm] if self.latent else []
+        every += [*(self.branches or ()), *([] if self.own_input is None else [self.own_input.norm])]
+        return list({id(vector): vector for vector in every if vector is not None}.values())
+
+    @property
+    def matrices(self) -> list[Weight]:
+        """Weights that every token reads whole."""
+        feed_forward = [*self.gate_up, *([] if self.down is None else [self.down])]
+        gates = [gate for gate in (self.gate, self.down_gate) if gate is not None]
+        router = [self.mixture.router] if self.mixture else []
+        latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
+        own = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
+        latent = [part for part in latent if part]
+        return [*self.qkv, *gates, *latent, self.output, *(self.mixer_ends or ()), *router, *feed_forward, *own]
+
+
+class LayersNode(Protocol):
+    """Several layers as one node. Called by the cache that owns the buffers."""
+
+    def __call__(
+        self,
+        x: mx.array,
+        keys: list[mx.array],
+        values: list[mx.array],
+        offset: int,
+        firsts: Sequence[int],
+        phase: Phase,
+        /,
+    ) -> mx.array:
+        """Run the layers. x (B, T, E) -> (B, T, E). keys, values, firsts: per layer, see `attend`; written in place."""
+        ...
+
+    def run_pass(
+        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, /
+    ) -> list[mx.array]:
+        """Run these layers of the network for a pass. x (1, N, E) -> (1, N, E). See `attend_pass` and `mix_pass`.
+
+        states: of each layer with a mixer, one per sequence. Behind x, the result has for each such layer the new
+        states, and the mixer's inputs (1, kept, projected) of the first `kept` rows, if any.
+        """
+        ...
