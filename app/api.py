@@ -20,6 +20,7 @@ from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.answer.tools import read_tools
 from headrace.app.answer.value_types import Whole, read_value
+from headrace.app.config.activations_option import activations_choice
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
@@ -235,6 +236,7 @@ def load(
     quantize: int | None = None,
     group_size: int = 64,
     kv: str = "f16",
+    activations: str = "16",
     force: bool = False,
     progress: Progress = silent,
 ) -> Model:
@@ -242,15 +244,17 @@ def load(
 
     context: limit in tokens; None: the model's, as memory allows. quantize: bits to quantize a plain checkpoint to
     while loading, in groups of `group_size`. kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of
-    these in which the context fits. force: go beyond the memory limit, or with `context` the model's.
+    these in which the context fits. activations: of prompts, "16", "8" or "auto" bits. force: go beyond the memory
+    limit, or with `context` the model's.
     progress(stage, done, total): called during long work. Warns (RuntimeWarning) if the native kernels are missing.
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
     requantize = Quantization(quantize, group_size) if quantize is not None else None  # refused before any fetch
-    kv_format = kv_choice(kv)
+    kv_format, rounding = kv_choice(kv), activations_choice(activations)
     resolved = resolve(name, progress=progress)
     _warn_of_slow_kernels()
-    return Model(load_resolved(resolved, context=context, requantize=requantize, kv=kv_format, force=force))
+    how: dict[str, Any] = {"context": context, "kv": kv_format, "activations": rounding, "force": force}
+    return Model(load_resolved(resolved, requantize=requantize, **how))
 
 
 def predict(

@@ -32,7 +32,7 @@ NEVER_ENDING = SamplingParams(logit_bias={IM_END: -100.0})
 
 # Names that programs rely on. Adding is free; renaming or removing breaks programs.
 SIGNATURES = {
-    "load": ["name", "context", "quantize", "group_size", "kv", "force", "progress"],
+    "load": ["name", "context", "quantize", "group_size", "kv", "activations", "force", "progress"],
     "predict": ["name", "chip", "memory_gb", "context", "batch"],
     "Model.chat": ["self", "messages", "sampling", "cancel", "options"],
     "Model.complete": ["self", "text", "sampling", "cancel", "options"],

@@ -6,6 +6,7 @@ them in turn.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
@@ -39,13 +40,15 @@ class Comparison(ParallelAnswers):
         *,
         context: int | None = None,
         kv: str = "f16",
+        activations: str = "16",
     ) -> None:
         """second: makes another engine. Raises EngineError while an answer is being written.
 
         An answer to the last question that A's setup gave stays A's; B answers at once.
         """
         super().__init__(conversation)
-        self._second, self._context, self._kv = second, context, kv
+        self._second = second
+        self._load_options: dict[str, Any] = {"context": context, "kv": kv, "activations": activations}
         session = conversation.session
         setups = AnswerSetup.of(session), other
         a, b = (ParallelAnswer(name, setup, self._store, session) for name, setup in zip("AB", setups, strict=True))
@@ -214,7 +217,7 @@ class Comparison(ParallelAnswers):
         answer.phase = "loading"
         if engine.model != wanted or engine.engine.state != "loading":
             engine.model = wanted
-            engine.engine.start(ModelSpec(answer.setup.model, self._context, self._kv))
+            engine.engine.start(ModelSpec(answer.setup.model, **self._load_options))
 
     def _choose_engine(self, answer: ParallelAnswer) -> None:
         """Decide, before B's model is loaded for the first time, whether it fits into memory beside A's."""

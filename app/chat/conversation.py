@@ -59,8 +59,9 @@ class Conversation:
         *,
         context: int | None = None,
         kv: str = "f16",
+        activations: str = "16",
     ) -> None:
-        """session: None creates one. context, kv: see `ModelSpec`."""
+        """session: None creates one. context, kv, activations: see `ModelSpec`."""
         self.engine, self.store = engine, store
         self.branch = SessionBranch(store, session if session is not None else store.create())
         self.writer = AnswerWriter(engine, self.branch)
@@ -68,7 +69,7 @@ class Conversation:
         self.unsent = UnsentMessage()
         self.notice: str | None = None
         self.damage: str | None = None
-        self._context, self._kv = context, kv
+        self._load_options: dict[str, Any] = {"context": context, "kv": kv, "activations": activations}
         self._unasked: int | None = None  # the question to submit once a model can be loaded
 
     @property
@@ -214,7 +215,7 @@ class Conversation:
     def load_model(self) -> None:
         """Start the engine with the session's model. An answer being written is kept as partial."""
         self.notice = self.damage = None
-        self.engine.start(ModelSpec(self.session.model, self._context, self._kv))
+        self.engine.start(ModelSpec(self.session.model, **self._load_options))
 
     def settle(self) -> None:
         """Store the last answer, if that failed when it ended. Raises SessionError as long as it fails."""

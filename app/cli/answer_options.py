@@ -18,6 +18,7 @@ from headrace.app.answer.value_types import (
     Whole,
     read_value,
 )
+from headrace.app.config.activations_option import ACTIVATION_NAMES
 from headrace.app.config.grammar_file import is_schema, read_grammar_file
 from headrace.app.config.kv_option import KV_NAMES
 from headrace.models.text.thinking import LEVELS
@@ -69,6 +70,13 @@ def kv_option(command: Command) -> Command:
     """Add --kv to a click command."""
     help = f"K/V format: {', '.join(KV_NAMES[:-1])}, or auto, the best that fits [f16, or the settings']."
     return click.option("--kv", type=click.Choice(KV_NAMES), metavar="FORMAT", help=help)(command)
+
+
+def activations_option(command: Command) -> Command:
+    """Add --activations to a click command."""
+    help = "Bits of prompts' activations on the CPU kernels; auto: 8 if possible [16, or the settings']."
+    choices = click.Choice(ACTIVATION_NAMES)
+    return click.option("--activations", type=choices, metavar="|".join(ACTIVATION_NAMES), help=help)(command)
 
 
 def as_object(kind: Callable[..., T]) -> Callable[[Callable[[T], int]], Command]:

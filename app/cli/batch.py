@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.app.answer.options import AnswerOptions
-from headrace.app.cli.answer_options import answer_options, as_object, kv_option
+from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
@@ -50,6 +50,7 @@ class BatchArguments:
     in_order: bool
     context: int | None
     kv: str | None
+    activations: str | None
     force: bool
     as_json: bool
     quiet: bool
@@ -86,6 +87,7 @@ class BatchArguments:
 @click.option("--in-order", is_flag=True, help="Results in the order of the lines, not as they finish.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
+@activations_option
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("--json", "as_json", is_flag=True, help="With -o: the summary as one JSON document.")
 @click.option("-q", "--quiet", is_flag=True, help="Results and errors only: no progress, no summary.")
@@ -128,7 +130,8 @@ def batch(arguments: BatchArguments) -> int:
         tally = Tally(total=len(lines), kept=len(lines) - len(remaining))
         if remaining:
             kv = arguments.kv or settings.chat.kv
-            loaded = load_noted(resolved, context=context, kv=kv, force=arguments.force)
+            rounding = arguments.activations or settings.chat.activations
+            loaded = load_noted(resolved, context=context, kv=kv, activations=rounding, force=arguments.force)
             draft_network = load_draft(draft, loaded, quiet=arguments.quiet)
             _raise_known_damage(resolved)
             stack.enter_context(first_interrupt_cancels(cancel))

@@ -190,6 +190,7 @@ def _run_options(given: BenchOptions) -> "Options":
         profile=given.profile,
         peers=chosen_peers(given, formats[0]),
         kv=formats,
+        activations=given.activations or settings.chat.activations,
         draft=given.draft,
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from headrace.app.cli.completion import files, kv_names, model_names, workload_names
+from headrace.app.config.activations_option import ACTIVATION_NAMES
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 
@@ -36,6 +37,7 @@ class BenchOptions:
     openvino_python: str | None
     quality: bool
     kv: str | None
+    activations: str | None
     against: tuple[str, ...]
     text: Path | None
     profile: bool
@@ -111,6 +113,12 @@ _OPTIONS = (
         metavar="FORMAT,...",
         shell_complete=kv_names,
         help="K/V formats to compare: f16, q8, k8v4, q4; or auto [settings].",
+    ),
+    click.option(
+        "--activations",
+        type=click.Choice(ACTIVATION_NAMES),
+        metavar="|".join(ACTIVATION_NAMES),
+        help="Bits of prompts' activations; with --quality, 8 is compared with 16 [settings].",
     ),
     click.option(
         "--against",

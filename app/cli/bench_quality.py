@@ -15,7 +15,7 @@ from headrace.runtime.errors import UsageError
 
 _ACCEPTED = {
     *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
-    *("peers", "llama_python", "llama_model", "openvino_python"),
+    *("activations", "peers", "llama_python", "llama_model", "openvino_python"),
 }
 
 
@@ -44,6 +44,7 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
         Options(
             model=model,
             kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
+            coarse=given.activations in ("8", "auto"),
             against=given.against,
             peers=chosen_peers(given, "f16"),
             depths=parse_counts(given.depths, "-d") if "depths" in typed else None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.answer_options import answer_option, kv_option, read_options
+from headrace.app.cli.answer_options import activations_option, answer_option, kv_option, read_options
 from headrace.app.cli.completion import model_names, session_ids
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.gguf_copy import agree_to_copy
@@ -38,6 +38,7 @@ class ChatOptions:
     seed: int | None
     context: int | None
     kv: str | None
+    activations: str | None
     speculate: str | None
     thinking: str | None
     draft: str | None
@@ -73,6 +74,7 @@ class ChatOptions:
     "--context", type=click.IntRange(1), metavar="N", help="Context limit in tokens [the largest for model and memory]."
 )
 @kv_option
+@activations_option
 @answer_option("speculate")
 @answer_option("thinking")
 @draft_option
@@ -104,7 +106,11 @@ def chat(**options: Any) -> int:
         except FullDiskError:
             store.go_unsaved()
             session = _session(store, given, settings)
-        load_options = {"context": given.context or settings.chat.context or None, "kv": given.kv or settings.chat.kv}
+        load_options = {
+            "context": given.context or settings.chat.context or None,
+            "kv": given.kv or settings.chat.kv,
+            "activations": given.activations or settings.chat.activations,
+        }
         if os.environ["TERM"] == "dumb":
             return _line_chat(store, session, settings, _engine_of(given, draft), load_options)
         return _screen_chat(store, session, settings, _engine_of(given, draft), load_options)

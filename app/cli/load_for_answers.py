@@ -30,13 +30,22 @@ def load_noted(
     context: int | None,
     requantize: "Quantization | None" = None,
     kv: str = "f16",
+    activations: str = "16",
     force: bool,
 ) -> "LoadedModel":
     """Load the model, and print its notes on standard error. Raises the errors of `load_resolved`."""
+    from headrace.app.config.activations_option import activations_choice
     from headrace.app.config.kv_option import kv_choice
     from headrace.models.loading.load import load_resolved
 
-    loaded = load_resolved(resolved, context=context, requantize=requantize, kv=kv_choice(kv), force=force)
+    loaded = load_resolved(
+        resolved,
+        context=context,
+        requantize=requantize,
+        kv=kv_choice(kv),
+        activations=activations_choice(activations),
+        force=force,
+    )
     for note in loaded.notes:
         say(note, err=True)
     return loaded

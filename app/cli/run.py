@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headrace.app.cli.answer_options import answer_options, as_object, kv_option
+from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
 from headrace.app.cli.completion import files, model_names, prompt_files, session_ids
 from headrace.app.cli.draft import draft_option
 from headrace.app.cli.run_arguments import RunArguments
@@ -43,6 +43,7 @@ from headrace.app.cli.run_arguments import RunArguments
 @click.option("--samples", type=click.IntRange(1, 256), metavar="N", help="N answers, decoded side by side.")
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
+@activations_option
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
 @click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 or 128 [64].")
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")

@@ -47,6 +47,7 @@ def run_answer(arguments: RunArguments) -> int:
         context=arguments.context or settings.chat.context or None,
         requantize=requantize,
         kv=arguments.kv or settings.chat.kv,
+        activations=arguments.activations or settings.chat.activations,
         force=arguments.force,
     )
     network = load_draft(draft, loaded, quiet=arguments.quiet)

@@ -27,6 +27,7 @@ class RunArguments:
     draft: str | None
     context: int | None
     kv: str | None
+    activations: str | None
     quantize: int | None
     group_size: int | None
     force: bool

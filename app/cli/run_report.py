@@ -86,6 +86,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "step_ms": in_milliseconds(summary.step_latency),
         "weight_bytes_per_step": summary.weight_bytes_per_step,
         "kv_format": report.model.kv.name if report.model.kv else None,
+        "activations": report.model.activations,
         "kv_bytes_per_token": summary.kv_bytes_per_token,
         "kv_cache_bytes": summary.kv_cache_bytes,
         "peak_memory_bytes": summary.peak_memory_bytes,

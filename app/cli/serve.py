@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.app.cli.answer_options import as_object, kv_option
+from headrace.app.cli.answer_options import activations_option, as_object, kv_option
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
@@ -41,6 +41,7 @@ class ServeArguments:
     draft: str | None
     context: int | None
     kv: str | None
+    activations: str | None
     force: bool
     quiet: bool
 
@@ -78,6 +79,7 @@ class ServeArguments:
 @draft_option
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
+@activations_option
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no line per request.")
 @as_object(ServeArguments)
@@ -102,6 +104,7 @@ def serve(arguments: ServeArguments) -> int:
         model,
         arguments.context or settings.chat.context or None,
         arguments.kv or settings.chat.kv,
+        activations=arguments.activations or settings.chat.activations,
         force=arguments.force,
         draft=draft,
         serving=True,

@@ -1,13 +1,29 @@
 """`headrace verify`: answers alone against answers in batches. Exit code 1 if they differ, 130 after Ctrl-C."""
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import click
 
-from headrace.app.cli.answer_options import kv_option
+from headrace.app.cli.answer_options import activations_option, as_object, kv_option
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.json_output import print_json
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyArguments:
+    """The command's arguments."""
+
+    model: str | None
+    tokens: int
+    sequences: int
+    seed: int
+    server: bool
+    kv: str | None
+    activations: str | None
+    as_json: bool
+    force: bool
 
 
 @click.command()
@@ -19,18 +35,11 @@ from headrace.app.cli.json_output import print_json
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of prompts and joining times [0].")
 @click.option("--server", is_flag=True, help="Compare run, batch, Python API and server instead.")
 @kv_option
+@activations_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
-def verify(
-    model: str | None,
-    tokens: int,
-    sequences: int,
-    seed: int,
-    server: bool,
-    kv: str | None,
-    as_json: bool,
-    force: bool,
-) -> int:
+@as_object(VerifyArguments)
+def verify(given: VerifyArguments) -> int:
     """Check that an answer is the same alone and in a batch, for any prompt chunks or threads.
 
     Exit code 1 if an answer differs.
@@ -44,12 +53,13 @@ def verify(
     from headrace.app.verify.run import verify_interfaces
 
     settings = load_settings()
-    resolved = resolved_model(chosen_model(model, settings), quiet=as_json)
-    kv = kv or settings.chat.kv
-    load, plan = partial(load_noted, resolved, context=None, kv=kv, force=force), Plan(tokens, sequences, seed)
-    options = [f"--kv={kv}", *(["--force"] if force else [])]
-    found = verify_interfaces(load, plan, resolved.path, options) if server else run_checks(load(), plan)
-    if as_json:
+    resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
+    kv, rounding = given.kv or settings.chat.kv, given.activations or settings.chat.activations
+    load = partial(load_noted, resolved, context=None, kv=kv, activations=rounding, force=given.force)
+    plan, options = Plan(given.tokens, given.sequences, given.seed), [f"--kv={kv}", f"--activations={rounding}"]
+    options += ["--force"] if given.force else []
+    found = verify_interfaces(load, plan, resolved.path, options) if given.server else run_checks(load(), plan)
+    if given.as_json:
         print_json(found)
     else:
         show(found, table_width(sys.stdout))

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, Option
 from headrace.app.answer.value_types import Flag, Number, OneOf, Text, ValueType, Whole, read_value
+from headrace.app.config.activations_option import ACTIVATION_NAMES
 from headrace.app.config.file_lock import alone_with
 from headrace.app.config.kv_option import KV_NAMES
 from headrace.runtime.config import environment
@@ -34,6 +35,7 @@ class ChatSettings:
     draft: str = _setting("", Text(), "Draft model, a smaller one of the same vocabulary. Empty: none")
     context: int = _setting(0, Whole(), "Context limit in tokens. 0: the model's, as memory allows")
     kv: str = _setting("f16", OneOf(KV_NAMES), "K/V format, as --kv: f16, q8, k8v4, q4 or auto")
+    activations: str = _setting("16", OneOf(ACTIVATION_NAMES), "Bits of prompts' activations: 16, 8 or auto")
     read_ahead: bool = _setting(True, Flag(), "Prompt prefetch: prefill of typed text in the pauses of typing")
     kept_gb: float = _setting(
         2.0, Number(), "Gigabytes on disk for the K/V of recent chats, to reopen them fast; 0: none"

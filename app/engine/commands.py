@@ -20,7 +20,7 @@ class ModelSpec:
 
     name: as after `-m`; None: the default. context: tokens; None: as many as fit into memory. kv: K/V format, as after
     --kv. draft: a draft model; None: none. serving: for many clients: prompts may fill the context, text leaves sooner,
-    and the load is always reported. max_running: sequences at a time.
+    and the load is always reported. max_running: sequences at a time. activations: as after --activations.
     """
 
     name: str | None = None
@@ -30,6 +30,7 @@ class ModelSpec:
     draft: str | None = None
     serving: bool = False
     max_running: int = 16
+    activations: str = "16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
 from headrace.app.answer.token_reports import token_reports
+from headrace.app.config.activations_option import activations_choice
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import CountTokens, Generate, ModelSpec, PrefetchPrompt
@@ -117,7 +118,8 @@ class EngineHost:
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
-        loaded = load_resolved(resolved, context=spec.context, kv=kv_choice(spec.kv), force=spec.force)
+        kv, rounding = kv_choice(spec.kv), activations_choice(spec.activations)
+        loaded = load_resolved(resolved, context=spec.context, kv=kv, activations=rounding, force=spec.force)
         draft = _draft(spec, loaded, progress)
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 
@@ -147,6 +149,7 @@ class EngineHost:
             active_memory_bytes=mx.get_active_memory(),
             notes=tuple(loaded.notes),
             kv=loaded.kv.name if loaded.kv else None,
+            activations=loaded.activations,
             compute_flops=self.idle.compute_flops,
             thinking_levels=self._answerer.chat_prompt.has_levels,
         )

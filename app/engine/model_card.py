@@ -19,6 +19,7 @@ class ModelCard:
     thinks: the chat template has <think> sections. thinking_levels: it takes levels of thinking. peak, compute_flops:
     None until measured (`PeakMeasured`). spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading.
     notes: lines for the user. kv: name of the K/V format; None: that of mlx-lm's classes.
+    activations: bits of prompts' activations.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelCard:
     active_memory_bytes: int
     notes: tuple[str, ...] = ()
     kv: str | None = None
+    activations: int = 16
     compute_flops: float | None = None
     thinking_levels: bool = False
 

@@ -57,11 +57,13 @@ class HeadraceApp(App[None]):
         settings: Settings | None = None,
         context: int | None = None,
         kv: str = "f16",
+        activations: str = "16",
         warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
     ) -> None:
-        """context, kv: as in `ModelSpec`. warning: shown after the start. watch: machine load; None: not shown.
+        """context, kv, activations: as in `ModelSpec`. warning: shown after the start. watch: machine load; None: not
+        shown.
 
         second_engine: makes the engine of a second model.
         """
@@ -73,7 +75,7 @@ class HeadraceApp(App[None]):
             store,
             session,
             settings=self.settings,
-            load_options={"context": context, "kv": kv},
+            load_options={"context": context, "kv": kv, "activations": activations},
             second_engine=second_engine,
         )
         self.poller = Poller(self, self.state, watch)

@@ -35,7 +35,8 @@ def expectation(loaded: LoadedModel) -> Expectation:
     chosen = ops.select()
     reason = _inexact(loaded, chosen.name)
     if reason is None:
-        return Expectation(True, 0.0, "native kernels, activations in 16 bits: equal bits expected")
+        bits = "16 bits" if loaded.activations == 16 else f"{loaded.activations} bits in prompts, else 16"
+        return Expectation(True, 0.0, f"native kernels, activations in {bits}: equal bits expected")
     on_cpu = loaded.kind == "headrace" and mx.default_device().type == mx.DeviceType.cpu
     rounded = chosen.kv_format(mx.float32) if on_cpu else BFLOAT16
     return Expectation(False, _TOLERANCE[rounded.name], f"{reason}: near-ties may flip")

@@ -22,6 +22,7 @@ from headrace.models.cost.costs import loaded_weight_bytes, shape_to_run, workin
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
 from headrace.models.loading.recommended import generation_defaults, recommended_sampling
+from headrace.models.network.activations import ActivationsChoice, with_activations
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
@@ -65,6 +66,11 @@ class LoadedModel:
     notes: list[str] = field(default_factory=list)  # messages for the user about the loaded weights
     kv: KVFormat | None = None  # K/V storage format; None: mlx-lm's default
 
+    @property
+    def activations(self) -> int:
+        """Bits of the rounded activations of prompts, 16 or 8."""
+        return getattr(self.network, "activations", 16)
+
 
 def load_resolved(
     resolved: ResolvedModel,
@@ -72,6 +78,7 @@ def load_resolved(
     context: int | None = None,
     requantize: Quantization | None = None,
     kv: KVChoice = None,
+    activations: ActivationsChoice = 16,
     force: bool = False,
 ) -> LoadedModel:
     """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it.
@@ -80,7 +87,9 @@ def load_resolved(
     """
     path, name = resolved.path, resolved.name
     with report_store_damage(resolved.stored_as, path):
-        loaded = load_model(path, name=name, context=context, requantize=requantize, kv=kv, force=force)
+        loaded = load_model(
+            path, name=name, context=context, requantize=requantize, kv=kv, activations=activations, force=force
+        )
         return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
 
 
@@ -91,13 +100,14 @@ def load_model(
     context: int | None = None,
     requantize: Quantization | None = None,
     kv: KVChoice = None,
+    activations: ActivationsChoice = 16,
     force: bool = False,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
     if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
-    requantizing a quantized checkpoint and for an unsupported K/V format.
+    requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -124,7 +134,7 @@ def load_model(
         convert_read_errors(),
         memory.reading_weights(),
     ):
-        network = make()
+        network = with_activations(make(), activations)
         mx.eval(network.arrays)
         mx.synchronize()
     return LoadedModel(

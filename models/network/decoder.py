@@ -34,6 +34,7 @@ class Decoder:
     """The network (see `runtime.network`) of all architectures in `models.network.config`."""
 
     draft_head: DraftHead | None = None
+    activations = 16  # bits of the rounded activations of a prompt's rows, or 8
 
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None
@@ -80,6 +81,12 @@ class Decoder:
         twin = copy(self)
         twin.kv_shape = replace(self.kv_shape, format=kv)
         return twin
+
+    def with_activations(self, bits: int) -> "Decoder":
+        """Return a decoder with the same weights, which `models.network.activations` must allow."""
+        twin = copy(self)
+        twin.activations = bits
+        return twin.with_ops(self._ops)
 
     def with_rope(self, rope: Rope) -> "Decoder":
         """Return a decoder with the same weights and `rope` in all layers with rotation."""
@@ -199,13 +206,13 @@ class Decoder:
         Layers behind the last that appends K/V are a group of their own: a pass without logits leaves them out.
         """
         eps, activation, count = self.config.norm_eps, self.config.family.activation, len(self._layers)
-        plain = not (self.config.family.centred or self.config.family.parallel)
+        plain, bits = not (self.config.family.centred or self.config.family.parallel), self.activations
         appends = count - sum(layer.source is not None for layer in self.config.layers)
         parts = [slice(0, appends), slice(appends, count)][: 1 if appends == count else 2]
-        nodes = [ops.fuse(self._layers[part], eps, activation) if plain else None for part in parts]
+        nodes = [ops.fuse(self._layers[part], eps, activation, rounding=bits) if plain else None for part in parts]
         if None not in nodes:
             return list(zip(parts, nodes, strict=True))
-        one_by_one = [ops.fuse([layer], eps, activation) if plain else None for layer in self._layers]
+        one_by_one = [ops.fuse([layer], eps, activation, rounding=bits) if plain else None for layer in self._layers]
         return [(slice(i, i + 1), node) for i, node in enumerate(one_by_one)]
 
     def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:

@@ -361,18 +361,23 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     return kernels.sample(logits.astype(mx.float32), rules, keys)
 
 
-def fuse(layers: Sequence[LayerWeights], eps: float, activation: str) -> LayersNode | None:
-    """Return the layers as one node, which saves graph overhead; None if a layer is not supported as a whole."""
+def fuse(layers: Sequence[LayerWeights], eps: float, activation: str, *, rounding: int = 16) -> LayersNode | None:
+    """Return the layers as one node, which saves graph overhead; None if a layer is not supported as a whole.
+
+    rounding: bits of the rounded activations of a prompt's rows, 16 or 8. Those of decode rows, mixers and experts have
+    16.
+    """
     plans = [layer_plan(layer, eps, activation) for layer in layers]
     complete = [plan for plan in plans if plan is not None]
-    return None if len(complete) < len(plans) else _Fused(complete)
+    return None if len(complete) < len(plans) else _Fused(complete, coarse=rounding == 8)
 
 
 class _Fused:
     """Layers as one node of the kernels. See `LayersNode`."""
 
-    def __init__(self, plans: "list[kernels.LayerPlan]") -> None:
+    def __init__(self, plans: "list[kernels.LayerPlan]", *, coarse: bool) -> None:
         self._plans = plans
+        self._coarse = coarse  # a prompt's rows are rounded to 8 bits
 
     def __call__(
         self,
@@ -384,12 +389,13 @@ class _Fused:
         phase: Phase,
     ) -> mx.array:
         firsts = firsts if any(firsts) else ()
-        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill")
+        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill", self._coarse)
 
     def run_pass(
         self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int
     ) -> list[mx.array]:
-        return kernels.layers_pass(x, native_pass(rows), rows.store.places[layers], self._plans, states, kept)
+        places = rows.store.places[layers]
+        return kernels.layers_pass(x, native_pass(rows), places, self._plans, states, kept, self._coarse)
 
 
 if missing is None and (_wanted := environment.threads()):

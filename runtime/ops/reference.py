@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
-from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent, stock_sampling
+from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent, rounding, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
@@ -22,6 +22,7 @@ from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Sa
 name = "reference"
 attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
 expert_linear, join_experts = mixtures.expert_linear, mixtures.join_experts
+rounded_to_bytes = rounding.rounded_to_bytes
 recurrence, convolve, mix_pass = recurrent.recurrence, recurrent.convolve, recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
@@ -265,7 +266,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
 
 
-def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str) -> LayersNode | None:
+def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: int) -> LayersNode | None:
     """Return None: stock MLX cannot run whole layers as one node."""
     return None
 

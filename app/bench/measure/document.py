@@ -140,6 +140,7 @@ def model_document(loaded: "LoadedModel") -> Document:
         "bytes": checkpoint.nbytes,
         "weight_bytes_per_step": cost.weight_bytes,
         "kv_format": loaded.kv.name if loaded.kv else None,
+        "activations": loaded.activations,
         "kv_bytes_per_token": cost.kv_bytes_per_token,
         "context": loaded.context_limit,
     }

@@ -56,6 +56,8 @@ class Options:
     peers: Sequence[Peer] = field(default_factory=list)
     kv: Sequence[str] = ("f16",)
     """K/V formats as in --kv; several are compared side by side."""
+    activations: str = "16"
+    """Bits of prompts' activations, as in --activations."""
     draft: str | None = None
     """Draft model for the first model, on workloads."""
 
@@ -231,6 +233,7 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
 
 
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
+    from headrace.app.config.activations_option import activations_choice
     from headrace.app.config.kv_option import kv_choice
     from headrace.models.loading.load import load_resolved
     from headrace.models.registry.background_check import BackgroundCheck
@@ -240,7 +243,9 @@ def _load(name: str | None, options: Options) -> tuple["LoadedModel", "Backgroun
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
     kv = kv_choice(options.kv[0] if len(options.kv) == 1 else "f16")
-    return load_resolved(resolved, context=limit, kv=kv, force=options.force), BackgroundCheck(resolved)
+    rounding = activations_choice(options.activations)
+    loaded = load_resolved(resolved, context=limit, kv=kv, activations=rounding, force=options.force)
+    return loaded, BackgroundCheck(resolved)
 
 
 def _expected(model: "LoadedModel") -> tuple[bool, str]:

@@ -21,6 +21,7 @@ from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
 from headrace.models.loading.load import LoadedModel, load_resolved
+from headrace.models.network.activations import with_activations
 from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
@@ -48,8 +49,10 @@ def run(options: Options) -> Document:
     room = min(model.context_limit for model in (reference, *others))
     found = passages(text, reference.tokenizer, depths, options.scored, room, asked=asked)
     notes: list[str] = []
-    compared = bool(options.against or options.peers)
+    compared = bool(options.against or options.peers or options.coarse)
     variants = _formats(reference.network, asked_formats, notes) if asked_formats or not compared else []
+    if options.coarse:
+        variants.append(Variant("8-bit activations", "activations", with_activations(reference.network, 8)))
     variants += [Variant(other.name, "weights", other.network) for other in others]
     interrupted, base = False, reference.network
     with ExitStack() as stack:

@@ -21,14 +21,16 @@ class Options:
     """Options of a run.
 
     kv: formats to compare with the default K/V; None: all packed ones, or none if `against` is set. against: models to
-    compare with. peers: engines to compare with; the reference is then the same weights in float32. depths: None means
-    DEPTHS, as far as text and model go. threads: of every engine, None: headrace's choice.
+    compare with. peers: engines to compare with; the reference is then the same weights in float32. coarse: compare
+    8-bit activations of prompts. depths: None means DEPTHS, as far as text and model go. threads: of every engine,
+    None: headrace's choice.
     """
 
     model: str | None
     kv: Sequence[str] | None = None
     against: Sequence[str] = ()
     peers: Sequence[Peer] = ()
+    coarse: bool = False
     depths: Sequence[int] | None = None
     scored: int = SCORED
     text: Path | None = None
@@ -41,7 +43,7 @@ class Variant:
     """A format, model or engine compared with the reference. It has a network or is a peer."""
 
     name: str
-    kind: Literal["kv", "weights", "engine"]
+    kind: Literal["kv", "activations", "weights", "engine"]
     network: Network | None
     peer: PeerLogits | None = None
     found: dict[Condition, Divergence] = field(default_factory=dict)

@@ -54,7 +54,10 @@ class ChatState:
         load_options: dict[str, Any],
         second_engine: Callable[[], ChatEngine],
     ) -> None:
-        """load_options: `context` and `kv` of a `ModelSpec`. second_engine: makes the engine of a second model."""
+        """load_options: `context`, `kv` and `activations` of a `ModelSpec`.
+
+        second_engine: makes the engine of a second model.
+        """
         self._app = app
         self.engine, self.store, self.settings = engine, store, settings
         self.load_options, self.second_engine = load_options, second_engine

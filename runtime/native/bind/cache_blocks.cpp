@@ -1,6 +1,7 @@
 // See cache_blocks.h.
 #include "cache_blocks.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -84,6 +85,9 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
   counts_ = counts;
   for (const int count : counts) rows_ += count;
   require(packings.keys.bits == 0 || dims.size() == slabs.size(), "packed groups have a head size each");
+  if (std::find(prefill.begin(), prefill.end(), true) != prefill.end()) {
+    for (size_t i = 0; i < counts.size(); ++i) of_prompts_.insert(of_prompts_.end(), static_cast<size_t>(counts[i]), prefill[i] ? 1 : 0);
+  }
   for (size_t group = 0; group < slabs.size(); ++group) {
     auto cache = std::make_shared<CacheBlocks>();
     require(!slabs[group].empty(), "a group of layers has no slabs");

@@ -59,9 +59,11 @@ class Pass : public std::enable_shared_from_this<Pass> {
 
   int64_t rows() const { return rows_; }
   const std::vector<int>& counts() const { return counts_; }  // rows of each sequence
+  const std::vector<uint8_t>& of_prompts() const { return of_prompts_; }  // 1 for each row of phase prefill; empty without any
 
  private:
   std::vector<int> counts_;
+  std::vector<uint8_t> of_prompts_;
   int64_t rows_ = 0;
   std::vector<std::shared_ptr<const CacheBlocks>> groups_;
 };

@@ -52,7 +52,7 @@ void add_normed(const LayerPlan& plan, int64_t rows, const float* x, const float
   run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.qkv->view().k, norm, plan.eps, residual, scale, out});
 }
 
-// One layer's memory in a pass: K/V blocks, or the mixer's sequences.
+// One layer's memory in a pass: K/V blocks, or the mixer's sequences. coarse: as in LinearCall.
 struct LayerMemory {
   const LayerBlocks* blocks = nullptr;
   const std::vector<MixerRows>* sequences = nullptr;
@@ -60,6 +60,7 @@ struct LayerMemory {
   int64_t kept = 0;
   const float* own_input = nullptr;  // of the layer, rows `input_stride` apart
   int64_t input_stride = 0;
+  const uint8_t* coarse = nullptr;
 };
 
 // gates = gelu(gates) * the layer's own input, (rows, P).
@@ -103,6 +104,7 @@ void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv
     gate.norm = plan.input_norm;
     gate.eps = plan.eps;
     gate.next = &output;
+    gate.coarse = qkv.coarse;
   }
   qkv.next = plan.gate != nullptr ? &gate : &output;
   if (plan.attention == nullptr) {
@@ -198,7 +200,11 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   } else if (plan.experts == nullptr) {
     output.next = last;
   }
-  run_mixing(plan, memory, projection(x, rows, *plan.qkv, wide), output, heads);
+  LinearCall qkv = projection(x, rows, *plan.qkv, wide);
+  // A recurrence adds up what its inputs were moved by, so that those of mixers stay in 16 bits.
+  if (plan.mixer == nullptr) output.coarse = qkv.coarse = memory.coarse;
+  gate_up.coarse = down.coarse = memory.coarse;
+  run_mixing(plan, memory, qkv, output, heads);
   if (plan.mixer_in == nullptr) {
     run_linear(pool, kernels, output);
   } else {  // of the same input, which `output` overwrites if out is x
@@ -237,14 +243,15 @@ int64_t inputs_of(const std::vector<Layer>& layers) {
 }
 
 // Input and output: x; the input may have the layers' own inputs behind its E numbers. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
-// mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence.
+// mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence. coarse: of each row, or empty.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept)
+  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept, std::vector<uint8_t> coarse)
       : Node(stream),
         layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))),
         counts_(std::move(counts)),
-        kept_(kept) {}
+        kept_(kept),
+        coarse_(std::move(coarse)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     std::vector<float*> to;
@@ -254,7 +261,7 @@ class Layers : public Node {
     }
     const int64_t rows = static_cast<int64_t>(outputs[0].size()) / outputs[0].shape(-1);
     std::vector<Rows> from(inputs.begin(), inputs.end());
-    auto task = [layers = layers_, counts = counts_, kept = kept_, rows, from = std::move(from), to = std::move(to)] {
+    auto task = [layers = layers_, counts = counts_, kept = kept_, coarse = coarse_, rows, from = std::move(from), to = std::move(to)] {
       std::vector<std::vector<char>> copies(from.size());
       const float* x = from[0].read<float>(copies[0]);
       const int64_t width = layers->front().plan->qkv->view().k, stride = width + inputs_of(*layers);
@@ -267,7 +274,8 @@ class Layers : public Node {
       for (size_t i = 0; i < layers->size(); ++i) {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
-        LayerMemory memory{.blocks = &layer.blocks, .kept = kept, .own_input = own_input, .input_stride = stride};
+        LayerMemory memory{.blocks = &layer.blocks, .kept = kept, .own_input = own_input, .input_stride = stride,
+                           .coarse = coarse.empty() ? nullptr : coarse.data()};
         if (layer.plan->own_gate != nullptr) own_input += layer.plan->own_gate->view().n;
         std::vector<MixerRows> sequences;
         if (layer.plan->mixer != nullptr) {
@@ -294,6 +302,7 @@ class Layers : public Node {
   std::shared_ptr<const std::vector<Layer>> layers_;  // shared with the task, which outlives the node
   std::vector<int> counts_;
   int kept_;
+  std::vector<uint8_t> coarse_;
 };
 
 }  // namespace
@@ -391,7 +400,7 @@ mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<Layer
 }  // namespace
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill) {
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill, bool coarse) {
   mx::Shape shape = check_rows(x, plans);
   require(keys.size() == plans.size() && values.size() == plans.size() && (firsts.empty() || firsts.size() == plans.size()),
           "keys, values and the first position of every layer are needed");
@@ -401,14 +410,15 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
     stack.push_back({plans[i], contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
                                                  firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode)});
   }
-  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0);
+  const auto rows = static_cast<size_t>(coarse && prefill ? int64_t{x.shape(0)} * x.shape(1) : 0);
+  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0, std::vector<uint8_t>(rows, 1));
   return mx::array(std::move(shape), mx::float32, std::move(node), {x});
 }
 
 std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
-                                   const std::vector<std::vector<mx::array>>& states, int kept) {
+                                   const std::vector<std::vector<mx::array>>& states, int kept, bool coarse) {
   mx::Shape shape = check_rows(x, plans);
   require(places.size() == plans.size(), "the place of every layer is needed");
   require(x.shape(0) == 1 && x.shape(1) == pass->rows() && kept >= 0 && kept <= pass->rows(), "x must have the rows of the pass");
@@ -433,7 +443,8 @@ std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pas
     if (kept > 0) shapes.push_back({1, kept, static_cast<int>(shape.projected())});
   }
   const std::vector<mx::Dtype> types(shapes.size(), mx::float32);
-  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), pass->counts(), kept);
+  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), pass->counts(), kept,
+                                       coarse ? pass->of_prompts() : std::vector<uint8_t>());
   return mx::array::make_arrays(std::move(shapes), types, std::move(node), inputs);
 }
 

@@ -19,8 +19,8 @@ namespace {
 // Inputs: x, then the norm weight and the residual where present.
 class Linear : public Node {
  public:
-  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act)
-      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act) {}
+  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act, bool coarse)
+      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act), coarse_(coarse) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -33,11 +33,13 @@ class Linear : public Node {
     call.act = act_;
     call.out = out.data<float>();
     std::vector<Rows> rows(inputs.begin(), inputs.end());
-    auto task = [call, w = w_, norm = norm_, residual = residual_, rows = std::move(rows)]() mutable {
+    std::vector<uint8_t> coarse(coarse_ ? static_cast<size_t>(call.rows) : 0, 1);
+    auto task = [call, w = w_, coarse = std::move(coarse), norm = norm_, residual = residual_, rows = std::move(rows)]() mutable {
       std::vector<char> copies[3];
       call.x = rows[0].read<float>(copies[0]);
       if (norm) call.norm = rows[1].read<float>(copies[1]);
       if (residual) call.residual = rows.back().read<float>(copies[2]);
+      if (!coarse.empty()) call.coarse = coarse.data();
       run_linear(Pool::shared(), best_kernels(), call);
     };
     mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
@@ -51,6 +53,7 @@ class Linear : public Node {
   float eps_;
   bool residual_;
   Act act_;
+  bool coarse_;
 };
 
 class RmsNorm : public Node {
@@ -90,7 +93,7 @@ mx::array norm_weight(const mx::array& a, int64_t width) {
 }  // namespace
 
 mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
-                 float eps, const std::optional<mx::array>& residual, const std::string& activation) {
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse) {
   const Matrix& view = w->view();
   const Act act = activation.empty() ? Act::none : activation_of(activation);
   require_floats(x, view.k);
@@ -106,7 +109,7 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
     if (residual->shape() != shape) throw std::invalid_argument("the residual must have the product's shape");
     inputs.push_back(*residual);
   }
-  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act);
+  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act, coarse);
   return mx::array(std::move(shape), mx::float32, std::move(node), std::move(inputs));
 }
 

@@ -34,6 +34,7 @@ struct Matrix {
   int group = 0;
   Code code = Code::affine;
   bool exact = false;  // never round activations
+  int rounding = 16;   // bits of rounded activations, 16 or 8
   Type type = Type::f32;  // of scales and offsets, or of plain data
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.

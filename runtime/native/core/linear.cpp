@@ -59,15 +59,35 @@ void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t a
   }
 }
 
+// The call's matrix for each of its rows. Rows of 16 bits need no less room than those of 8.
+struct Roundings {
+  const uint8_t* coarse;
+  Matrix fine, eight;
+  bool all;  // rows are of 8 bits
+
+  explicit Roundings(const LinearCall& call) : coarse(call.w.rounds() ? call.coarse : nullptr), fine(call.w), eight(call.w) {
+    eight.rounding = 8;
+    all = coarse != nullptr && std::all_of(coarse, coarse + call.rows, [](uint8_t row) { return row != 0; });
+  }
+
+  const Matrix& of(int64_t m) const { return coarse != nullptr && coarse[m] != 0 ? eight : fine; }
+  // Rows [m, end) that are rounded alike, at most `most`.
+  int64_t alike(int64_t m, int64_t most) const {
+    int64_t count = 1;
+    while (count < most && &of(m + count) == &of(m)) ++count;
+    return count;
+  }
+};
+
 // A row of x, normalised if the call has a norm, prepared for the matrix.
-void prepare_row(const Kernels& kernels, const LinearCall& call, int64_t m, float* prepared) {
+void prepare_row(const Kernels& kernels, const LinearCall& call, const Matrix& w, int64_t m, float* prepared) {
   const float* x = call.x + m * call.w.k;
   if (call.norm != nullptr) {
     float* normed = scratch(Slot::rows, call.w.k);
     kernels.rms_norm(x, call.norm, call.eps, call.w.k, normed);
     x = normed;
   }
-  kernels.prepare(call.w, x, prepared);
+  kernels.prepare(w, x, prepared);
 }
 
 // A task is a range of output columns for all rows; its products fit the cache.
@@ -75,7 +95,8 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const Matrix& w = call.w;
   const bool gated = gates(call.act);
   const int64_t width = width_of(call);
-  const int64_t stride = kernels.prepared_size(w);
+  const Roundings roundings(call);
+  const int64_t stride = kernels.prepared_size(roundings.all ? roundings.eight : roundings.fine);
   const int64_t batch = call.rows;
   const int64_t at_once = std::min(batch, most_rows(w));
   const int64_t step = columns_per_task(pool, call);
@@ -85,7 +106,10 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   if (batch > 1) {
     shared = scratch(Slot::shared_rows, batch * stride);
     pool.run(batch, [&](Tasks& tasks) {
-      while (tasks.next()) prepare_row(kernels, call, tasks.index(), shared + tasks.index() * stride);
+      while (tasks.next()) {
+        const int64_t m = tasks.index();
+        prepare_row(kernels, call, roundings.of(m), m, shared + m * stride);
+      }
     });
   }
   pool.run(ceil_div(width, step), [&](Tasks& tasks) {
@@ -96,7 +120,7 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
     }
     if (batch == 1) {
       float* own = scratch(Slot::panel, stride);
-      prepare_row(kernels, call, 0, own);
+      prepare_row(kernels, call, roundings.of(0), 0, own);
       prepared = own;
     }
     float* products = scratch(Slot::output, 2 * at_once * step);
@@ -106,12 +130,12 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
       const int64_t at = tasks.index() * step;
       const int64_t n = std::min(step, width - at);
       const Upcoming then = tasks.last_of_own() ? after : Upcoming{&w, at + step};
-      for (int64_t m = 0; m < batch; m += at_once) {
-        const int64_t here = std::min(at_once, batch - m);
+      for (int64_t m = 0, here = 0; m < batch; m += here) {
+        here = roundings.alike(m, std::min(at_once, batch - m));
         for (int half = 0; half < (gated ? 2 : 1); ++half) {
           float* y = half == 0 ? products : ups;
           const Upcoming next = gated && half == 0 ? Upcoming{&w, width + at} : then;
-          multiply_rows(kernels, w, prepared + m * stride, stride, here, half * width + at, n, y, step, next);
+          multiply_rows(kernels, roundings.of(m), prepared + m * stride, stride, here, half * width + at, n, y, step, next);
         }
         for (int64_t i = 0; i < here; ++i) {
           finish(kernels, call, m + i, at, n, products + i * step, gated ? ups + i * step : nullptr);

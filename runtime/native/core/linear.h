@@ -17,6 +17,7 @@ struct LinearCall {
   const float* residual = nullptr;  // (M, N) added to the product, or nullptr
   Act act = Act::none;              // if it gates, w is F gate rows above F up rows and out is (M, F)
   float* out = nullptr;             // (M, N); may be residual, never x
+  const uint8_t* coarse = nullptr;  // (M) whether a row is rounded to 8 bits, not 16, where w.rounds(); nullptr: no row is
   const LinearCall* next = nullptr; // the next call, for prefetch (`w` and `act` only), or nullptr
 };
 

@@ -1,6 +1,6 @@
 // Rounded activation rows times a matrix of 2-, 4- or 8-bit weights: decode, small batches and prefill alike.
 //
-// Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with one pair of every
+// Weights are interleaved (core/interleaved.h): a lane belongs to a weight row, each word is multiplied with two or four values of every
 // activation row, and nothing is summed across lanes. A band is read sequentially; further activation rows find it in the cache.
 #include <type_traits>
 
@@ -45,22 +45,50 @@ struct Streams {
   }
 };
 
+// The high parts of a row's outliers (Quads), added to its products.
+template <class X, Type T, int R, int B>
+[[gnu::always_inline]] inline void add_outliers(const Matrix& w, const float* entries, const Streams& here, int64_t lane, float* out) {
+  const int64_t count = X::outliers(w);
+  const auto part = [&](int number, int64_t e) __attribute__((always_inline)) {
+    return static_cast<int64_t>(__builtin_bit_cast(int32_t, entries[number * count + e]));
+  };
+  vf sums[B * R];
+#pragma GCC unroll 16
+  for (int r = 0; r < B * R; ++r) sums[r] = load(&out[r / R * kBand + lane + r % R * W]);
+  for (int64_t e = 0; e < count; ++e) {
+    const vi xs = set1_word(entries + count + e);
+    const int64_t word = part(2, e) + lane, scale_at = part(4, e) + lane;
+#pragma GCC unroll 16
+    for (int r = 0; r < B * R; ++r) {
+      const auto* words = reinterpret_cast<const uint32_t*>(here.words + r / R * here.words_apart) + word + r % R * W;
+      const vi product = X::dot(vi{}, X::take_from(load_words(words), entries + 3 * count + e), xs);
+      vf scale = load_as<T>(here.scales + r / R * here.scales_apart, scale_at + r % R * W), offset;
+      X::F::fit(scale, offset);
+      sums[r] = fma(mul(scale, set1(entries[e])), to_float(product), sums[r]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < B * R; ++r) store(&out[r / R * kBand + lane + r % R * W], sums[r]);
+}
+
 // out[m][b * kBand + lane + i] = w[(band + b) * kBand + lane + i] . x[m] for i < R * W and b < B. Rows of x are ldx apart;
 // `next`: data to prefetch. Sums are in memory, products of the current group in registers, split in two for few rows to shorten the
 // chains of additions.
-template <class F, Type T, int M, int R, int B>
+template <class X, Type T, int M, int R, int B>
 [[gnu::always_inline]] inline void meet_bands(const Matrix& w, const float* x, int64_t ldx, int64_t band, int64_t lane,
                                               const Streams& next, float (&out)[M][B * kBand]) {
-  constexpr int kHalf = Rounded<F>::kHalf;
+  using F = typename X::F;
+  constexpr int kWords = X::kWords;
   constexpr int kChains = 4 * M * R * B <= kAccumulators ? 2 : 1;
-  const int64_t group_words = w.group / F::kSteps, groups = w.groups();
+  const int64_t group_words = X::group(w) / F::kSteps, groups = X::groups(w);
+  const int sharing = __builtin_ctzll(static_cast<uint64_t>(w.group / X::group(w)));  // 2^sharing groups have one scale of weights
   const Streams here(w, band);
   const int64_t apart = here.words_apart / static_cast<int64_t>(sizeof(uint32_t));
   const auto* words = reinterpret_cast<const uint32_t*>(here.words) + lane;
   const int64_t group_bytes = group_words * kBand * static_cast<int64_t>(sizeof(uint32_t));
   const int64_t groups_ahead = group_bytes < kWordsAhead ? kWordsAhead / group_bytes : 1;
-  const float* scales = x + Rounded<F>::scales_at(w);
-  const float* sums = x + Rounded<F>::sums_at(w);
+  const float* scales = x + X::scales_at(w);
+  const float* sums = x + X::sums_at(w);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
@@ -88,33 +116,33 @@ template <class F, Type T, int M, int R, int B>
         }
       }
 #pragma GCC unroll 8
-      for (int s = 0; s < kHalf; ++s) {
+      for (int s = 0; s < kWords; ++s) {
         vi weights[B * R];
 #pragma GCC unroll 16
-        for (int r = 0; r < B * R; ++r) weights[r] = F::take(packed[r], s);
+        for (int r = 0; r < B * R; ++r) weights[r] = X::take(packed[r], s);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           const vi xs = set1_word(rows[m] + s);
           vi(&sum)[B * R] = dot[s % kChains][m];
 #pragma GCC unroll 16
-          for (int r = 0; r < B * R; ++r) sum[r] = dot_pairs(sum[r], weights[r], xs);
+          for (int r = 0; r < B * R; ++r) sum[r] = X::dot(sum[r], weights[r], xs);
         }
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        rows[m] += kHalf;
+        rows[m] += kWords;
         asm("" : "+r"(rows[m]));
       }
     }
     vf scale[B * R], offset[B * R];
 #pragma GCC unroll 16
     for (int r = 0; r < B * R; ++r) {
-      const int64_t at = g * kBand + lane + r % R * W;
+      const int64_t at = (g >> sharing) * kBand + lane + r % R * W;
       scale[r] = load_as<T>(here.scales + r / R * here.scales_apart, at);
       if constexpr (F::kAffine) offset[r] = load_as<T>(here.offsets + r / R * here.scales_apart, at);
       F::fit(scale[r], offset[r]);
       if (r % R == 0) {
-        const int64_t to = r / R * later.scales_apart + (later_group * kBand + lane) * size_of(T);
+        const int64_t to = r / R * later.scales_apart + ((later_group >> sharing) * kBand + lane) * size_of(T);
         request(later.scales + to);
         if constexpr (F::kAffine) request(later.offsets + to);
       }
@@ -132,10 +160,13 @@ template <class F, Type T, int M, int R, int B>
       }
     }
   }
+  if constexpr (X::kEach == 4) {
+    for (int m = 0; m < M; ++m) add_outliers<X, T, R, B>(w, sums + m * ldx + groups, here, lane, out[m]);
+  }
 }
 
 // y[m * ldy + r] for weight rows [row, row + rows) and any number of activation rows; `next`: rows to prefetch.
-template <class F, Type T>
+template <class X, Type T>
 inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows,
                            float* y, int64_t ldy, const Upcoming& next) {
   const int64_t end_band = (row + rows + kBand - 1) / kBand;
@@ -145,7 +176,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
     alignas(64) float out[M][B * kBand];
     const Streams after = band + B < end_band || next.w == nullptr ? Streams(w, band + B) : Streams(*next.w, next.row / kBand);
     for (int64_t lane = 0; lane < kBand; lane += R * W) {
-      meet_bands<F, T, M, R, B>(w, x + m * ldx, ldx, band, lane, after, out);
+      meet_bands<X, T, M, R, B>(w, x + m * ldx, ldx, band, lane, after, out);
     }
     const int64_t start = band * kBand;
     const int64_t begin = row > start ? row : start;
@@ -203,7 +234,11 @@ void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64
   with_words(w, [&](auto format) {
     using F = decltype(format);
     with_scales<F>(w, [&](auto type) {
-      multiply_bands<F, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
+      if (w.rounding == 8) {
+        multiply_bands<Quads<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
+      } else {
+        multiply_bands<Pairs<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
+      }
     });
   });
 }

@@ -1,4 +1,4 @@
-// Activations in the kernels' layout: rounded to 16 bits if the matrix rounds(), else in the weight format's order.
+// Activations in the kernels' layout: rounded if the matrix rounds(), else in the weight format's order.
 #pragma once
 
 #include "rounded.h"
@@ -6,7 +6,12 @@
 namespace headrace::HEADRACE_ISA {
 
 inline int64_t prepared_size(const Matrix& w) {
-  if (w.rounds()) return with_words(w, [&](auto format) { return Rounded<decltype(format)>::size(w); });
+  if (w.rounds()) {
+    return with_words(w, [&](auto format) {
+      using F = decltype(format);
+      return w.rounding == 8 ? Quads<F>::size(w) : Pairs<F>::size(w);
+    });
+  }
   return with_format(w, [&](auto format) {
     return padded_depth<decltype(format)>(w);
   });
@@ -21,7 +26,10 @@ inline void order_block(const float* x, float* out) {
 
 inline void prepare(const Matrix& w, const float* x, float* out) {
   if (w.rounds()) {
-    with_words(w, [&](auto format) { round_row<decltype(format)>(w, x, out); });
+    with_words(w, [&](auto format) {
+      using F = decltype(format);
+      w.rounding == 8 ? round_row_coarsely<F>(w, x, out) : round_row<F>(w, x, out);
+    });
     return;
   }
   with_format(w, [&](auto format) {

@@ -123,6 +123,29 @@ inline vi set1_word(const float* p) { return _mm256_set1_epi32(__builtin_bit_cas
 inline vi dot_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 inline vi dot_pairs_with(vi acc, vi a, const float* pair) { return dot_pairs(acc, a, set1_word(pair)); }
 inline vi add_words(vi a, vi b) { return _mm256_add_epi32(a, b); }
+// Four bytes a dword, as in simd_avx512.h.
+template <int Bits>
+inline vi quads(vi words, int step) {
+  if constexpr (Bits == 8) return words;
+  return _mm256_and_si256(shift_right(words, step * Bits), _mm256_set1_epi8((1 << Bits) - 1));
+}
+template <int Bits>
+inline vi dot_quads(vi acc, vi a, vi b) {
+  const vi ones = _mm256_set1_epi16(1);
+  if constexpr (Bits < 8) return dot_pairs(acc, _mm256_maddubs_epi16(a, b), ones);
+  // Sums of two products of 8 bits need 17.
+  const vi even = _mm256_set1_epi16(0xff);
+  acc = dot_pairs(acc, _mm256_maddubs_epi16(_mm256_and_si256(a, even), b), ones);
+  return dot_pairs(acc, _mm256_maddubs_epi16(_mm256_andnot_si256(even, a), b), ones);
+}
+inline vi shift_right_by(vi words, const float* bits) { return _mm256_srlv_epi32(words, set1_word(bits)); }
+inline uint32_t lanes_with(vf v, float x) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, set1(x), _CMP_EQ_OQ)));
+}
+inline void store_bytes(int8_t* p, vi whole) {
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
+}
 inline vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
 inline void store_halves(float* p, vi whole) {
   const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
@@ -155,6 +178,10 @@ inline vi fp4_pairs(vi words) {
   const vi at = _mm256_or_si256(low, _mm256_set1_epi32(-0x7fff8000));
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at);
+}
+inline vi fp4_quads(vi words) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), _mm256_and_si256(words, _mm256_set1_epi8(15)));
 }
 inline vf fp8(vi words, int step) {
   const vi up = _mm256_slli_epi32(words, 24 - 8 * step);

@@ -118,6 +118,21 @@ inline vi dot_pairs_with(vi acc, vi a, const float* pair) {
   return acc;
 }
 inline vi add_words(vi a, vi b) { return _mm512_add_epi32(a, b); }
+// Four bytes a dword: value `step` of every byte of packed weights, without a sign; sums of products with signed ones.
+template <int Bits>
+inline vi quads(vi words, int step) {
+  if constexpr (Bits == 8) return words;
+  return _mm512_and_si512(shift_right(words, step * Bits), _mm512_set1_epi8((1 << Bits) - 1));
+}
+template <int Bits>
+inline vi dot_quads(vi acc, vi a, vi b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
+inline vi shift_right_by(vi words, const float* bits) { return _mm512_srlv_epi32(words, set1_word(bits)); }
+// A bit for each lane that is x.
+inline uint32_t lanes_with(vf v, float x) { return _mm512_cmp_ps_mask(v, set1(x), _CMP_EQ_OQ); }
+inline void store_bytes(int8_t* p, vi whole) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole)); }
 inline vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
 // The nearest whole numbers; those of 16 bits, one behind the other.
 inline void store_halves(float* p, vi whole) {
@@ -159,6 +174,10 @@ inline vi fp4_pairs(vi words) {
   const vi at = _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0x000f000f), _mm512_set1_epi32(-0x7fff8000), kAndOr);
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at);
+}
+inline vi fp4_quads(vi words) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), _mm512_and_si512(words, _mm512_set1_epi8(15)));
 }
 
 // E4M3: byte `step` of each lane's dword, its bits where a float has them, which is off by a power of two.

@@ -132,6 +132,30 @@ inline vi dot_pairs(vi acc, vi a, vi b) {
 #endif
 inline vi dot_pairs_with(vi acc, vi a, const float* pair) { return dot_pairs(acc, a, set1_word(pair)); }
 inline vi add_words(vi a, vi b) { return a + b; }
+// Four bytes a dword, as in simd_avx512.h.
+template <int Bits>
+inline vi quads(vi words, int step) {
+  if constexpr (Bits == 8) return words;
+  return shift_right(words, step * Bits) & (((1u << Bits) - 1) * 0x01010101u);
+}
+typedef int16_t vh __attribute__((vector_size(16)));
+template <int Bits>
+inline vi dot_quads(vi acc, vi a, vi b) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  if constexpr (Bits < 8) return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)a, (int8x16_t)b);
+#endif
+  acc = dot_pairs(acc, a & 0x00ff00ffu, (vi)((vh)((vh)b << 8) >> 8));
+  return dot_pairs(acc, (a >> 8) & 0x00ff00ffu, (vi)((vh)b >> 8));
+}
+inline vi shift_right_by(vi words, const float* bits) { return words >> __builtin_bit_cast(uint32_t, *bits); }
+inline uint32_t lanes_with(vf v, float x) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < W; ++i) lanes |= static_cast<uint32_t>(v[i] == x) << i;
+  return lanes;
+}
+inline void store_bytes(int8_t* p, vi whole) {
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(whole[i]);
+}
 inline vf to_float(vi v) { return __builtin_convertvector((vs)v, vf); }
 inline vi to_whole(vf v) { return (vi)__builtin_convertvector(round_even(v), vs); }
 inline void store_halves(float* p, vi whole) {
@@ -175,6 +199,7 @@ inline vi fp4_pairs(vi words) {
   return (vi)(((twice ^ below) - below) + 12);
 }
 #endif
+inline vi fp4_quads(vi words) { return fp4_pairs(words & 0x000f000fu) | fp4_pairs((words >> 8) & 0x000f000fu) << 8; }
 inline vf fp8(vi words, int step) {
   const vs up = (vs)(words << static_cast<uint32_t>(24 - 8 * step));
   const vi bits = (vi)(up >> 4) & 0x87f00000u;

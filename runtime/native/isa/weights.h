@@ -1,8 +1,8 @@
 // Readers of the weight formats, block by block, as vectors of floats.
 //
 // A format has: kBlock, values per block; kSteps, vectors per block; load, the block's raw bits (load_last for a partial block);
-// value, vector `step`, to be scaled with scale and offset from `adapt`; for rounding formats (rounded.h) take, pair `step` of the
-// values in every dword, and fit, like adapt. kAffine: whether there are offsets. Values come in the format's own "prepared order";
+// value, vector `step`, to be scaled with scale and offset from `adapt`; for rounding formats (rounded.h) take and take_four,
+// pair or four `step` of the values in every dword, and fit, like adapt. kAffine: whether there are offsets. Values come in the format's own "prepared order";
 // `source` gives a value's index in the row.
 #pragma once
 
@@ -30,6 +30,7 @@ struct Words {
   static vf value(Raw raw, int step) { return quant<Bits>(raw, step); }
   static void adapt(vf& scale, vf& offset) { decode<Bits>(scale, offset); }
   static vi take(vi words, int step) { return pairs<Bits>(words, step); }
+  static vi take_four(vi words, int step) { return quads<Bits>(words, step); }
   static void fit(vf&, vf&) {}
   static int64_t source(int step, int lane) { return lane * kSteps + step; }
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
@@ -41,6 +42,7 @@ struct Fp4 : Words<4> {
   static vf value(Raw raw, int step) { return fp4(raw, step); }
   static void adapt(vf&, vf&) {}
   static vi take(vi words, int step) { return fp4_pairs(shift_right(words, 4 * step)); }
+  static vi take_four(vi words, int step) { return fp4_quads(shift_right(words, 4 * step)); }
   static void fit(vf& scale, vf& offset) {
     offset = mul(scale, set1(-6.0f));
     scale = mul(scale, set1(0.5f));

@@ -1,5 +1,5 @@
 // Projections: every storage format by every number of activation rows, odd sizes, every epilogue, two callers at once;
-// exact, and with rounded activations where that differs.
+// exact, and with activations in 16 bits, in 8, and in both by turns, where that differs.
 #include <algorithm>
 #include <cmath>
 #include <thread>
@@ -14,12 +14,14 @@ namespace {
 
 constexpr double kBound = 2e-6;  // of the sum of absolute products
 
+enum class Rounding { none, fine, coarse, mixed };
+
 struct Epilogue {
   bool norm = false, bias = false, residual = false;
   Act act = Act::none;
 };
 
-void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue, bool exact) {
+void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue, Rounding kind) {
   const int64_t n = w.view.n, k = w.view.k, width = epilogue.act == Act::none ? n : n / 2;
   auto values = random_floats(rows * k);
   const auto norms = random_floats(k), biases = random_floats(n), residuals = random_floats(rows * width);
@@ -28,7 +30,12 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   LinearCall call;
   call.x = x.as<float>();
   call.rows = rows;
-  call.w = exact ? w.view : w.rounded;
+  call.w = kind == Rounding::none ? w.view : w.rounded;
+  std::vector<uint8_t> coarse(static_cast<size_t>(rows), kind == Rounding::coarse);
+  if (kind == Rounding::mixed) {
+    for (size_t m = 0; m < coarse.size(); ++m) coarse[m] = m % 5 < 2;
+  }
+  if (kind == Rounding::coarse || kind == Rounding::mixed) call.coarse = coarse.data();
   call.eps = 1e-5f;
   call.act = epilogue.act;
   call.out = out.as<float>();
@@ -46,10 +53,11 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
     const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
     for (int64_t i = 0; i < k; ++i) row[i] = values[m * k + i] * (epilogue.norm ? factor * norms[i] : 1.0);
     if (call.w.rounds()) {
-      for (int64_t i = 0; i < k; i += w.view.group) {
+      const int64_t group = coarse[m] != 0 ? std::min(w.view.group, 32) : w.view.group;
+      for (int64_t i = 0; i < k; i += group) {
         double largest = 0;
-        for (int64_t j = i; j < i + w.view.group; ++j) largest = std::max(largest, std::fabs(row[j]));
-        for (int64_t j = i; j < i + w.view.group; ++j) rounding[j] = largest / 65534;
+        for (int64_t j = i; j < i + group; ++j) largest = std::max(largest, std::fabs(row[j]));
+        for (int64_t j = i; j < i + group; ++j) rounding[j] = largest / (coarse[m] != 0 ? 253.9 : 65534);
       }
     }
     for (int64_t r = 0; r < n; ++r) {
@@ -82,8 +90,9 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
 }
 
 void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue = {}) {
-  test_projection(kernels, w, rows, epilogue, true);
-  if (w.rounded.rounds()) test_projection(kernels, w, rows, epilogue, false);
+  test_projection(kernels, w, rows, epilogue, Rounding::none);
+  if (!w.rounded.rounds()) return;
+  for (const Rounding kind : {Rounding::fine, Rounding::coarse, Rounding::mixed}) test_projection(kernels, w, rows, epilogue, kind);
 }
 
 // Every row, and rows that no matrix has.

@@ -1,0 +1,50 @@
+"""Bits of rounded activations: 16, or 8 for a prompt's rows, on the native kernels (docs/kernels.md)."""
+
+from typing import Literal
+
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.long_rope_decoder import long_rope
+from headrace.runtime.config import environment
+from headrace.runtime.errors import UsageError
+from headrace.runtime.network import Network
+
+ActivationsChoice = int | Literal["auto"]
+"""16, 8, or "auto": 8 if the network supports it."""
+
+
+def with_activations(network: Network, wanted: ActivationsChoice) -> Network:
+    """Return a network that shares every weight with `network`, and rounds a prompt's activations to `wanted` bits.
+
+    Raises UsageError, with the reason, if they cannot be rounded to 8.
+    """
+    if wanted == getattr(network, "activations", 16):
+        return network
+    if wanted == 16:
+        assert isinstance(network, Decoder)
+        return network.with_activations(16)
+    reason = _unsupported(network)
+    if reason is None:
+        assert isinstance(network, Decoder)
+        return network.with_activations(8)
+    if wanted == "auto":
+        return network
+    raise UsageError(f"activations cannot be rounded to 8 bits here: {reason}", "--activations 16 always works")
+
+
+def _unsupported(network: Network) -> str | None:
+    if not isinstance(network, Decoder):
+        return "mlx-lm's model classes round to 16"
+    if network.ops.name != "native":
+        return f"the {network.ops.name} operations do not round"
+    if environment.exact():
+        return "HEADRACE_EXACT asks for float32 throughout"
+    if long_rope(network.config) is not None:
+        return "LongRoPE has two sets of layers"
+    return None if _rounds(network) else "no layer of this model runs whole, with 2-, 4- or 8-bit weights"
+
+
+def _rounds(network: Decoder) -> bool:
+    """Return whether some layers run as one node, with weights that meet rounded activations."""
+    fused = [layer for part, node in network._layer_groups if node is not None for layer in network._layers[part]]
+    weights = [weight for layer in fused if layer.mixer is None for weight in layer.qkv]
+    return any(weight.bits in (2, 4, 8) and weight.mode != "mxfp8" for weight in weights)
