@@ -104,6 +104,8 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         stated = scaling.get("rope_type") or scaling.get("type") or "default"
         if stated != "default":
             raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
+    if kind == "falcon_h1" and config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
+        raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")
     text = config.get("text_config")
     if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
         raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")

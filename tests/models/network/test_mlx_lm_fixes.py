@@ -171,3 +171,9 @@ def test_classes_that_need_a_mac_or_a_package_are_refused(capfd: pytest.CaptureF
     with pytest.raises(UnsupportedModelError, match="ai2-olmo"):
         mlx_lm_load.of_config({"model_type": "olmo"})
     assert capfd.readouterr().out == ""
+
+
+def test_falcon_h1s_norm_by_groups_is_refused_where_its_class_answers() -> None:
+    config = {"model_type": "falcon_h1", "mamba_n_groups": 2, "mamba_rms_norm": True}
+    with pytest.raises(UnsupportedModelError, match="norm by groups"):
+        mlx_lm_load.of_config(config)
