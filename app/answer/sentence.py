@@ -74,7 +74,7 @@ class StepFigures:
 
 def sentence(of: StepFigures) -> str:
     """Return what a step reads, the limit that follows, and the speed."""
-    if of.step_bytes <= 0:
+    if of.step_bytes < 1:
         speed = of.rate
         return "No model is loaded." if speed is None else f"{three_digits(speed)} tok/s; a step's bytes are unknown."
     return " ".join([_bytes(of), _limit(of), _speed(of)])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from headrace.app.answer.repetition import REPEATS
 from headrace.app.chat.conversation import Conversation
@@ -33,15 +34,14 @@ class LineConversation:
         session: Session,
         lines: Lines,
         *,
-        context: int | None = None,
-        kv: str = "f16",
         show_thinking: bool = False,
         progress: Progress = silent,
+        **load_options: Any,
     ) -> None:
-        """context, kv: as in `ModelSpec`. progress: takes the reports of loading."""
+        """progress: takes the reports of loading. load_options: `context`, `kv`, `activations` of `ModelSpec`."""
         self.engine, self.store, self.lines = engine, store, lines
         self.show_thinking, self.attached = show_thinking, ""
-        self._spec: tuple[int | None, str] = context, kv
+        self._load_options = load_options
         self._progress = progress
         self._shown: str | None = None  # the latest notice
         self.conversation = self._opened(session)
@@ -105,8 +105,7 @@ class LineConversation:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _opened(self, session: Session) -> Conversation:
-        context, kv = self._spec
-        return Conversation(self.engine, self.store, session, context=context, kv=kv)
+        return Conversation(self.engine, self.store, session, **self._load_options)
 
     def _printer(self) -> AnswerPrinter:
         return AnswerPrinter(self.lines, self.last, show_thinking=self.show_thinking)

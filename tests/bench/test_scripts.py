@@ -10,6 +10,8 @@ from headrace.models.gguf.container import open_container
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime import ops
 from headrace.runtime.ops import native
+from tests.bench import to_q4_0
+from tests.models.gguf.build_layered import write_layered
 from tests.tiny_chat import write_chat_model
 
 HERE = Path(__file__).parent
@@ -30,6 +32,7 @@ COVERED = {
     "speculation_replay",
     "structured",
     "text_flow",
+    "to_q4_0",
     "turns",
     "ui_tax",
 }
@@ -182,3 +185,18 @@ def test_ui_tax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("serve", monkeypatch, "--rounds", "1", "--tokens", "16", "--agent", "300")
     assert "8 clients over bench batch 8" in capsys.readouterr().out
+
+
+def test_q4_1_becomes_q4_0(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    old, new = write_layered(tmp_path / "old.gguf", "lfm2", matrices="Q4_1"), tmp_path / "new.gguf"
+    to_q4_0.convert(str(old), str(new))
+    before, after = gguf.GGUFReader(old), gguf.GGUFReader(new)
+    kinds = [tensor.tensor_type.name for tensor in after.tensors]
+    assert "Q4_1" not in kinds
+    assert kinds == [tensor.tensor_type.name.replace("Q4_1", "Q4_0") for tensor in before.tensors]
+    assert kinds.count("Q4_0") > 10
+    assert after.fields.keys() == before.fields.keys()
+    for one, other in zip(before.tensors, after.tensors, strict=True):
+        values = [gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in (one, other)]
+        assert abs(values[0] - values[1]).max() <= 0.2 * abs(values[0]).max()

@@ -11,7 +11,7 @@ import pytest
 from headrace.app.bench.measure.child import ChildProcess
 from headrace.app.bench.measure.kv_formats import check_formats, check_memory, kv_ratios, peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
-from headrace.app.bench.measure.peers import _CHILDREN
+from headrace.app.bench.measure.peers import CHILDREN
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.show.formats import kv_ratio_line
 from headrace.models.checkpoint.safetensors import open_checkpoint
@@ -109,7 +109,7 @@ def test_llama_cpp_python_gets_the_same_format(
 ) -> None:
     (tmp_path / "llama_cpp.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    script = str(_CHILDREN / "llama_cpp_child.py")
+    script = str(CHILDREN / "llama_cpp_child.py")
     command = [sys.executable, script, "some.gguf", "64", "2", peer_kv_type(kv)]
     child = ChildProcess("llama.cpp", "m", command, threads=2, tunes=True)
     try:
@@ -124,7 +124,7 @@ def test_llama_cpp_python_gets_the_same_format(
 def test_a_hybrid_in_llama_cpp_is_fed_again_at_each_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llama_cpp.py").write_text(FAKE + RECURRENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [sys.executable, str(_CHILDREN / "llama_cpp_child.py"), "some.gguf", "64", "2", "q8_0"]
+    command = [sys.executable, str(CHILDREN / "llama_cpp_child.py"), "some.gguf", "64", "2", "q8_0"]
     child = ChildProcess("llama.cpp", "m", command, threads=2, tunes=False)
     try:
         for depth in (16, 16, 8, 0):

@@ -25,7 +25,7 @@ from headrace.runtime.metrics.telemetry import Percentiles
 
 COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
 NETWORK = SimpleNamespace(cost=COST)
-MODEL: Any = SimpleNamespace(name="m", kind="headrace", network=NETWORK, context_limit=1000, kv=None)
+MODEL: Any = SimpleNamespace(name="m", kind="headrace", network=NETWORK, context_limit=1000, kv=None, activations=16)
 PROMPT = 7
 TOKENIZER: Any = SimpleNamespace(answer_stream=lambda: None)
 

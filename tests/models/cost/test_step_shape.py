@@ -34,12 +34,12 @@ class Watching:
         if name in ("prepare", "kv_format", "embed"):  # a table that is looked up is not read
             return function
 
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments: Any, **options: Any) -> Any:
             for argument in arguments[1:]:  # the first is an activation
                 for array in getattr(argument, "arrays", [argument]):
                     if isinstance(array, mx.array) and array.ndim < 3:
                         self.arrays[id(array)] = array
-            return function(*arguments)
+            return function(*arguments, **options)
 
         return watched
 
