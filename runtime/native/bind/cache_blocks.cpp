@@ -85,9 +85,6 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
   counts_ = counts;
   for (const int count : counts) rows_ += count;
   require(packings.keys.bits == 0 || dims.size() == slabs.size(), "packed groups have a head size each");
-  if (std::find(prefill.begin(), prefill.end(), true) != prefill.end()) {
-    for (size_t i = 0; i < counts.size(); ++i) of_prompts_.insert(of_prompts_.end(), static_cast<size_t>(counts[i]), prefill[i] ? 1 : 0);
-  }
   for (size_t group = 0; group < slabs.size(); ++group) {
     auto cache = std::make_shared<CacheBlocks>();
     require(!slabs[group].empty(), "a group of layers has no slabs");
@@ -139,6 +136,10 @@ Pass::Pass(const std::vector<int>& counts, const std::vector<int>& offsets, cons
           std::move(blocks), whole_from);
     }
     groups_.push_back(std::move(cache));
+  }
+  if (std::find(prefill.begin(), prefill.end(), true) == prefill.end()) return;
+  for (size_t i = 0; i < counts.size(); ++i) {  // last: the tables bound the counts
+    of_prompts_.insert(of_prompts_.end(), static_cast<size_t>(counts[i]), prefill[i] ? 1 : 0);
   }
 }
 
