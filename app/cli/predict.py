@@ -23,6 +23,8 @@ class PredictOptions:
 
     model: str | None
     chips: tuple[str, ...]
+    hosts: str | None
+    link: str | None
     list_chips: bool
     memory: int | None
     contexts: str
@@ -49,6 +51,8 @@ class PredictOptions:
     shell_complete=chip_names,
     help='Chip: "M4 Max", m4max, 4090 ...; repeatable [this machine].',
 )
+@click.option("--hosts", metavar="CHIPS", help='Machines that share the model: "M4 Max,2x M3 Ultra 256 GB".')
+@click.option("--link", metavar="KIND", help="Link of --hosts: tb5-rdma, tb5, 10gbe or wifi [all].")
 @click.option("--list-chips", is_flag=True, help="List of known chips.")
 @click.option(
     "--memory",
@@ -69,7 +73,9 @@ class PredictOptions:
     "--acceptance", type=float, metavar="P", help="Gain of speculation if draft tokens are accepted at rate P, 0 to 1."
 )
 @click.option("--explain", is_flag=True, help="List of every matrix and cache read of a step and a prefill.")
-@click.option("--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prefill length for --explain [512].")
+@click.option(
+    "--prefill", type=click.IntRange(1), default=512, metavar="N", help="Prompt length for --explain and --hosts [512]."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def predict(**options: Any) -> None:
     """Predict decode speed, its limit and possible gains, on this machine or other chips."""
@@ -83,7 +89,11 @@ def predict(**options: Any) -> None:
         return
     from headrace.app.predict import view
 
-    if given.acceptance is not None:
+    if given.hosts is not None:
+        from headrace.app.predict.hosts_document import show_hosts
+
+        show_hosts(document)
+    elif given.acceptance is not None:
         view.show_acceptance(document)
     elif given.users:
         view.show_users(document)
@@ -102,6 +112,8 @@ def _document(given: PredictOptions) -> dict[str, Any]:
     from headrace.models.registry.find_shape import find_shape
 
     counts = parse_counts(given.contexts, "--context")
+    if given.hosts is not None or given.link is not None:
+        return _hosts_document(given, counts)
     users = None if given.users is None else _users(given.users, counts, explain=given.explain)
     if given.acceptance is not None:
         _check_acceptance(given.acceptance, counts, other=given.explain or users is not None)
@@ -118,6 +130,26 @@ def _document(given: PredictOptions) -> dict[str, Any]:
     if given.explain:
         return explanation(name, shape, past=asked[-1], prefill=given.prefill)
     return prediction(name, shape, targets, list(dict.fromkeys(asked)))
+
+
+def _hosts_document(given: PredictOptions, contexts: Sequence[int]) -> dict[str, Any]:
+    """Return the document of `--hosts`. Raises UsageError, and the errors of `find_shape`."""
+    from headrace.app.config.settings import chosen_model, load_settings
+    from headrace.app.predict.chip_names import machine_targets
+    from headrace.app.predict.hosts_document import hosts_prediction, links_between
+    from headrace.models.registry.find_shape import find_shape
+
+    if given.hosts is None:
+        raise UsageError("--link needs --hosts")
+    if given.chips or given.users or given.explain or given.acceptance is not None or len(contexts) > 1:
+        raise UsageError("--hosts needs one --context, and excludes --chip, --users, --acceptance and --explain")
+    targets = machine_targets(given.hosts, given.memory)
+    over = links_between(targets, given.link)
+    settings = load_settings()
+    name, shape = find_shape(chosen_model(given.model, settings))
+    context = min(contexts[0], shape.context_length - 1)
+    shape = _stored(shape, given.kv or settings.chat.kv, [], context, 1)
+    return hosts_prediction(name, shape, targets, over, context, given.prefill)
 
 
 def _stored(shape: "StepShape", kv: str, targets: "Sequence[Target]", context: int, sequences: int) -> "StepShape":

@@ -15,6 +15,8 @@ from headrace.runtime.machine.chips import Chip, table
 _VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
 _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
+_MACHINE = re.compile(r"(?:(?P<count>\d+)\s*x\s+)?(?P<chip>.+?)(?:[\s,]+(?P<memory>\d+)\s*GB)?", re.IGNORECASE)
+MOST_MACHINES = 16
 _LIST = "`headrace predict --list-chips` lists all"
 
 
@@ -30,6 +32,25 @@ def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
         raise UsageError(f"the {bare(name)} has {_any_of(map(str, sold))} GPU cores, not {cores}")
     sized = [chip for chip in fitting if not (memory_gb and chip.memory_gb) or memory_gb in chip.memory_gb]
     return [_target(chip, cores, memory_gb) for chip in sorted(sized or fitting, key=lambda chip: chip.bandwidth)]
+
+
+def machine_targets(text: str, memory_gb: int | None = None) -> list[Target]:
+    """Return the machines of a list such as `M4 Max, 2x M3 Ultra 256 GB`; the fastest variant of an open name.
+
+    memory_gb: of machines without a size of their own. Raises UsageError.
+    """
+    found: list[Target] = []
+    for name in text.split(","):
+        shown = _MACHINE.fullmatch(name.strip())
+        if shown is None or not 1 <= (count := int(shown["count"] or 1)) <= MOST_MACHINES:
+            raise UsageError(
+                f"--hosts: {name.strip()!r} is no machine", 'machines look like "M4 Max,2x M3 Ultra 256 GB"'
+            )
+        size = int(shown["memory"]) if shown["memory"] else memory_gb
+        found += [chip_targets(shown["chip"], size)[-1]] * count
+    if not 2 <= len(found) <= MOST_MACHINES:
+        raise UsageError(f"--hosts takes 2 to {MOST_MACHINES} machines, not {len(found)}")
+    return found
 
 
 def known_targets(memory_gb: int | None = None) -> list[Target]:

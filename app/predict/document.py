@@ -33,7 +33,7 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
     assumed = assumptions(ENGINE)
     first, longest = targets[0], max(contexts)
     return {
-        "model": _model(name, shape),
+        "model": described_model(name, shape),
         "contexts": list(contexts),
         "targets": [
             {
@@ -59,7 +59,7 @@ def users_prediction(
     """Predict one model for several users at a time, each with `context` tokens."""
     assumed = assumptions(ENGINE)
     return {
-        "model": _model(name, shape),
+        "model": described_model(name, shape),
         "context": context,
         "users": list(users),
         "targets": [
@@ -86,7 +86,7 @@ def acceptance_prediction(
     """Predict speculative decoding with this acceptance rate on every target, by draft tokens per step."""
     assumed = assumptions(ENGINE)
     return {
-        "model": _model(name, shape),
+        "model": described_model(name, shape),
         "context": context,
         "acceptance": chance,
         "targets": [_speculating(shape, target, assumed, context, chance) for target in targets],
@@ -169,7 +169,7 @@ def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Docu
     """List every read of a decode step with `past` cached entries, and of a prefill of `prefill` tokens."""
     step, fed = shape.step(past), shape.prefill(prefill)
     return {
-        "model": _model(name, shape),
+        "model": described_model(name, shape),
         "past": past,
         "prefill_tokens": prefill,
         "step": _costs(step),
@@ -203,7 +203,8 @@ def _costs(rows: Sequence[Operation]) -> Document:
     }
 
 
-def _model(name: str, shape: StepShape) -> Document:
+def described_model(name: str, shape: StepShape) -> Document:
+    """Return the sizes of a model."""
     cost = shape.cost
     return {
         "name": name,

@@ -26,7 +26,7 @@ def show_prediction(document: Document) -> None:
         rooflines = [speed_text(predictions[number]["roofline"]) for predictions in found]
         speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
         speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in found]))
-    _head(model)
+    print_head(model)
     print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("GB/s", [f"{target['bandwidth_gb_s']:.0f}" for target in targets], leaves=3),
@@ -34,13 +34,13 @@ def show_prediction(document: Document) -> None:
         Column("max context", [_context(target, model) for target in targets], leaves=2),
     )
     _show_levers(document["levers"])
-    _notes([f"tok/s with {max(contexts):,} tokens in the cache", *document["assumptions"]])
+    print_notes([f"tok/s with {max(contexts):,} tokens in the cache", *document["assumptions"]])
 
 
 def show_users(document: Document) -> None:
     """Print a row per target and number of users: memory, total and per-user speed, and the bottleneck."""
     rows = [(target, found) for target in document["targets"] for found in target["predictions"]]
-    _head(document["model"])
+    print_head(document["model"])
     names = [target["name"] if found is target["predictions"][0] else "" for target, found in rows]
     print_table(
         Column("chip", [_chip(name) for name in names], right=False),
@@ -56,9 +56,11 @@ def show_users(document: Document) -> None:
     )
     for target in document["targets"]:
         if target["most_users"] is not None:
-            _notes([f"{target['name']}: {target['most_users']:,} users with {document['context']:,} tokens each fit"])
+            print_notes(
+                [f"{target['name']}: {target['most_users']:,} users with {document['context']:,} tokens each fit"]
+            )
     speeds = "per user: from the roofline if no speed is expected"
-    _notes(
+    print_notes(
         [f"tok/s of all users, {document['context']:,} tokens in each one's cache; {speeds}", *document["assumptions"]]
     )
 
@@ -72,7 +74,7 @@ def show_acceptance(document: Document) -> None:
     """Print a row per target: the gain of speculation, and the acceptance rate from which it pays."""
     targets = document["targets"]
     best = [next((row for row in target["guesses"] if row["guesses"] == target["best"]), None) for target in targets]
-    _head(document["model"])
+    print_head(document["model"])
     print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
         Column("tok/s", [_about(target, target["tokens_per_second"]) for target in targets]),
@@ -83,7 +85,7 @@ def show_acceptance(document: Document) -> None:
         Column("step cost", [f"{row['cost']:.2f}x" if row else "" for row in best], leaves=2),
         Column("4 pay from", [_pays_from(target, 4) for target in targets], leaves=4),
     )
-    _notes(
+    print_notes(
         [
             f"{document['context']:,} tokens in the cache; at most: with the best number of draft tokens per step",
             "4 pay from: the acceptance rate from which 4 draft tokens per step pay",
@@ -136,7 +138,7 @@ def show_fit(document: Document) -> None:
         column("expected", _expected),
         column("max context", lambda row: f"{row['largest_context']:,}" if row["largest_context"] else "", 3),
     )
-    _notes([f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]])
+    print_notes([f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]])
 
 
 def show_chips(chips: list[Document]) -> None:
@@ -148,7 +150,7 @@ def show_chips(chips: list[Document]) -> None:
         Column("memory", [_chip_memory(chip) for chip in chips], leaves=2),
         Column("TFLOP/s fp16", [_chip_flops(chip) for chip in chips], leaves=3),
     )
-    _notes(["--chip takes any unambiguous part of a name, and (N-core) for a variant"])
+    print_notes(["--chip takes any unambiguous part of a name, and (N-core) for a variant"])
 
 
 def _chip_memory(chip: Document) -> str:
@@ -168,10 +170,10 @@ def _chip(name: str) -> "Text":
 
 def show_explanation(document: Document) -> None:
     """Print every read of a step, then of a prefill."""
-    _head(document["model"])
+    print_head(document["model"])
     _cost_table(f"One decode step with {document['past']:,} tokens in the cache", document["step"])
     _cost_table(f"Prefill of {document['prefill_tokens']:,} tokens", document["prefill"])
-    _notes(
+    print_notes(
         [
             "bytes and FLOPs are of one; the total multiplies each row by its count",
             "a multiplication and an addition count as two FLOPs; softmax, norms and rotation are not counted",
@@ -197,7 +199,7 @@ def _cost_table(title: str, costs: Document) -> None:
 def _show_levers(found: Document) -> None:
     fits = found["as_is"]["fits"] is not False
     if not found["changes"]:
-        _notes([f"no known change makes it {'faster' if fits else 'fit'} on {found['target']}", ""])
+        print_notes([f"no known change makes it {'faster' if fits else 'fit'} on {found['target']}", ""])
         return
     rows = [{"name": "as it is", **found["as_is"]}, *found["changes"]]
     _title(f"Possible gains on {found['target']}" if fits else f"Changes that make it fit on {found['target']}")
@@ -210,7 +212,8 @@ def _show_levers(found: Document) -> None:
     )
 
 
-def _head(model: Document) -> None:
+def print_head(model: Document) -> None:
+    """Print a model's name and sizes."""
     from rich.text import Text
 
     facts = (
@@ -245,7 +248,8 @@ def _intensity(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
-def _notes(lines: list[str]) -> None:
+def print_notes(lines: list[str]) -> None:
+    """Print dim lines."""
     from rich.text import Text
 
     screen = _screen()

@@ -1,0 +1,247 @@
+"""Predicted speed of a model that several machines share.
+
+Tensor parallel: each machine has a part of the heads, feed-forwards, experts and vocabulary, in proportion to its
+memory bandwidth in whole K/V heads, and two all_sums a layer join their results. Pipeline: each machine has some
+layers, in proportion to its memory bandwidth as far as its memory goes, and hidden states pass from one to the next
+and back to the first. Both are computed from shapes, as `app.predict.prediction` does for one machine; the link's part
+is latency and bytes / bandwidth.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from headrace.app.predict.links import Link, gpu_flops
+from headrace.app.predict.prediction import Target, step_seconds
+from headrace.app.predict.published import Assumptions
+from headrace.models.cost.costs import working_memory
+from headrace.models.cost.step_shape import Matrix, StepShape, total
+
+Way = Literal["alone", "tensor", "pipeline"]
+SPLITS: tuple[Way, ...] = ("tensor", "pipeline")
+
+_REPLICATED = ("router", "shared gate", "q_a_proj", "kv_a_proj_with_mqa")  # small, and needed whole by every rank
+_ELEMENT = 2  # bytes of an element of the hidden states
+_PEAK_SHARE = (
+    0.81  # of a GPU's peak in prefill: Llama 3.3 70B on an M3 Ultra, github.com/geerlingguy/beowulf-ai-cluster
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostsPrediction:
+    """One way of running a shape on machines, for one sequence with `context` cached tokens.
+
+    speed: tokens per second. expected: False for a roofline, an upper bound. link_share: part of a step in which
+    machines wait for the link. layers: of each machine, all of them in tensor parallel. memory: bytes of each. fits:
+    None if a machine's memory is unknown. together: tokens per second with as many sequences as machines; those of a
+    pipeline are in different machines at a time. prefill: prompt tokens per second, None without published FLOP/s.
+    prefill_link_s: part of a prompt's time on the link.
+    """
+
+    way: Way
+    machines: tuple[str, ...]
+    speed: float
+    expected: bool
+    link_share: float
+    layers: tuple[int, ...]
+    memory: tuple[int, ...]
+    fits: bool | None
+    together: float
+    prefill: float | None
+    prefill_link_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A machine's part of a step. nbytes: read and written. seconds: of computing it."""
+
+    nbytes: float
+    memory: int
+    seconds: float
+    expected: bool
+
+
+def predict_hosts(
+    shape: StepShape,
+    targets: Sequence[Target],
+    link: Link,
+    assumed: Assumptions,
+    context: int,
+    *,
+    way: Way,
+    prompt: int = 512,
+) -> HostsPrediction:
+    """Predict one way. `alone` takes one target. prompt: tokens of the prefill."""
+    ranks, hidden = len(targets), _ELEMENT * _hidden(shape)
+    shares: Sequence[float]
+    if way == "pipeline":
+        layers = split_layers(shape, targets, context)
+        parts = [_pipeline_part(shape, target, assumed, context, layers, i) for i, target in enumerate(targets)]
+        compute = sum(part.seconds for part in parts)
+        waits, prompt_waits = ranks * link.send_s(hidden), ranks * link.send_s(prompt * hidden)
+        together = 1 / (max(part.seconds for part in parts) + link.send_s(hidden))
+    else:
+        layers = (shape.layers,) * ranks
+        shares = tensor_shares(shape, targets)
+        parts = [_tensor_part(shape, t, assumed, context, share, 1) for t, share in zip(targets, shares, strict=True)]
+        compute = max(part.seconds for part in parts)
+        waits = _tensor_waits(shape, link, ranks, 1)
+        prompt_waits = _tensor_waits(shape, link, ranks, prompt)
+        many = zip(targets, shares, strict=True)
+        batch = max(_tensor_part(shape, t, assumed, context, share, ranks).seconds for t, share in many)
+        together = ranks / (batch + _tensor_waits(shape, link, ranks, ranks))
+    shares = [count / shape.layers for count in layers] if way == "pipeline" else shares
+    computing = _prefill_seconds(shape, targets, shares, prompt, way)
+    room = [t.memory is None or part.memory <= t.memory for t, part in zip(targets, parts, strict=True)]
+    known = all(target.memory is not None for target in targets)
+    return HostsPrediction(
+        way=way,
+        machines=tuple(target.name for target in targets),
+        speed=1 / (compute + waits),
+        expected=all(part.expected for part in parts),
+        link_share=waits / (compute + waits),
+        layers=layers,
+        memory=tuple(part.memory for part in parts),
+        fits=False if False in room else True if known else None,
+        together=together,
+        prefill=prompt / (computing + prompt_waits) if computing else None,
+        prefill_link_s=prompt_waits,
+    )
+
+
+def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
+    """Return each machine's part of the heads, at least one, in proportion to bandwidth.
+
+    Parts are whole K/V heads, or whole heads if there are more machines than K/V heads.
+    """
+    count, ranks = shape.kv_heads if shape.kv_heads >= len(targets) else shape.heads, len(targets)
+    if count <= ranks:
+        return [1 / ranks] * ranks
+    return [(1 + heads) / count for heads in _apportioned(count - ranks, _beyond_one(count, targets))]
+
+
+def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> tuple[int, ...]:
+    """Return each machine's layers: in proportion to bandwidth, and no more than its memory holds.
+
+    If all together have too little memory, they are in proportion to memory.
+    """
+    most = [_most_layers(shape, target, context, first=i == 0) for i, target in enumerate(targets)]
+    if sum(most) < shape.layers:
+        return _apportioned(shape.layers, [float(room or 1) for room in most])
+    wanted, free, left = [0] * len(targets), set(range(len(targets))), shape.layers
+    while free:
+        share = _apportioned(left, [targets[i].bandwidth if i in free else 0.0 for i in range(len(targets))])
+        full = {i for i in free if share[i] >= most[i]}
+        if not full or all(share[i] == most[i] for i in full):
+            return tuple(share[i] if i in free else wanted[i] for i in range(len(targets)))
+        for i in full:
+            wanted[i] = most[i]
+        free, left = free - full, left - sum(most[i] for i in full)
+    return tuple(wanted)
+
+
+def _beyond_one(count: int, targets: Sequence[Target]) -> list[float]:
+    """Return weights of the heads beyond the first of each machine."""
+    whole = sum(target.bandwidth for target in targets)
+    beyond = [max(0.0, count * target.bandwidth / whole - 1) for target in targets]
+    return beyond if sum(beyond) else [1.0] * len(targets)
+
+
+def best(found: Sequence[HostsPrediction]) -> HostsPrediction:
+    """Return the fastest that fits, or the fastest of all."""
+    return max([one for one in found if one.fits is not False] or found, key=lambda one: one.speed)
+
+
+def _hidden(shape: StepShape) -> int:
+    return next(matrix.columns for matrix in shape.matrices if matrix.output)
+
+
+def _table(shape: StepShape) -> int:
+    """Return the bytes of the embedding table; 0 if it is the output projection."""
+    return shape.resident_bytes - shape.vector_bytes - sum(m.count * m.nbytes for m in shape.matrices)
+
+
+def _share(matrix: Matrix, share: float) -> float:
+    """Return the part of a matrix of a machine with this share in tensor parallel."""
+    return 1.0 if matrix.name in _REPLICATED else share
+
+
+def _tensor_part(
+    shape: StepShape, target: Target, assumed: Assumptions, context: int, share: float, batch: int
+) -> _Part:
+    cost = shape.cost
+    kv_share = math.ceil(shape.kv_heads * share - 1e-9) / shape.kv_heads  # K/V heads are not divided
+    read = sum(matrix.read_bytes(batch) * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
+    kv = batch * kv_share * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
+    kept = sum(matrix.count * matrix.nbytes * _share(matrix, share) for matrix in shape.matrices) + shape.vector_bytes
+    memory = kept + _table(shape) * share + batch * kv_share * cost.kv_bytes(context)
+    return _part(shape, target, assumed, read + kv, memory)
+
+
+def _pipeline_part(
+    shape: StepShape, target: Target, assumed: Assumptions, context: int, layers: Sequence[int], rank: int
+) -> _Part:
+    """Return a machine's layers; the first has the embedding table and the output projection."""
+    cost, part = shape.cost, layers[rank] / shape.layers
+    output = sum(matrix.nbytes for matrix in shape.matrices if matrix.output) if rank == 0 else 0
+    read = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
+    kept = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
+    kv = cost.kv_bytes_read(context) + cost.kv_bytes_written()
+    memory = part * (kept + cost.kv_bytes(context)) + output + (_table(shape) if rank == 0 else 0)
+    return _part(replace(shape, layers=layers[rank]), target, assumed, part * (read + kv) + output, memory, part)
+
+
+def _part(
+    shape: StepShape, target: Target, assumed: Assumptions, nbytes: float, memory: float, part: float = 1.0
+) -> _Part:
+    """Return a part of a step. part: of the layers, hence of a step's fixed cost."""
+    if target.fit is not None:
+        seconds: float | None = target.fit.fixed_s * part + nbytes / target.fit.bytes_per_second
+    else:
+        seconds = step_seconds(shape, target, assumed, nbytes)
+    least = nbytes / target.bandwidth
+    working = working_memory(shape, on_gpu=target.apple)
+    return _Part(nbytes, int(memory) + working, max(seconds or 0.0, least), seconds is not None)
+
+
+def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:
+    """Return a pass's time on the link: all_sums of its rows, for the embedding and two a layer, and the logits."""
+    if ranks == 1:
+        return 0.0
+    vocabulary = next(matrix.rows for matrix in shape.matrices if matrix.output)
+    sums = (2 * shape.layers + 1) * link.all_sum_s(rows * _ELEMENT * _hidden(shape), ranks)
+    return sums + link.all_gather_s(_ELEMENT * vocabulary, ranks)
+
+
+def _prefill_seconds(
+    shape: StepShape, targets: Sequence[Target], shares: Sequence[float], prompt: int, way: Way
+) -> float | None:
+    """Return the computing time of a prompt; None if a machine's FLOP/s are unknown."""
+    _, flops = total(shape.prefill(prompt))
+    peaks = [target.flops or gpu_flops(target.name) for target in targets]
+    if not all(peaks):
+        return None
+    speeds = [_PEAK_SHARE * peak for peak in peaks if peak]
+    times = [flops * share / speed for share, speed in zip(shares, speeds, strict=True)]
+    return sum(times) if way == "pipeline" else max(times)
+
+
+def _most_layers(shape: StepShape, target: Target, context: int, *, first: bool) -> int:
+    """Return how many layers fit into a machine's memory."""
+    if target.memory is None:
+        return shape.layers
+    kept = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes
+    ends = _table(shape) + sum(m.nbytes for m in shape.matrices if m.output) if first else 0
+    room = target.memory - working_memory(shape, on_gpu=target.apple) - ends
+    return max(0, min(shape.layers, int(room // ((kept + shape.cost.kv_bytes(context)) / shape.layers))))
+
+
+def _apportioned(count: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Divide `count` in proportion to weights, by largest remainders."""
+    exact = [count * weight / sum(weights) for weight in weights]
+    found = [int(part) for part in exact]
+    order = sorted(range(len(exact)), key=lambda i: found[i] - exact[i])
+    for i in order[: count - sum(found)]:
+        found[i] += 1
+    return tuple(found)

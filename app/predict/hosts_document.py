@@ -1,0 +1,138 @@
+"""JSON document of a model on several machines, and its view."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from headrace.app.output.document import Document
+from headrace.app.output.figures import percent, speed_text
+from headrace.app.output.tables import Column, print_table
+from headrace.app.predict.document import ENGINE, described_model
+from headrace.app.predict.hosts import SPLITS, HostsPrediction, Way, best, predict_hosts
+from headrace.app.predict.links import Link, has_thunderbolt5, links
+from headrace.app.predict.prediction import Target, summarise_assumptions
+from headrace.app.predict.published import assumptions
+from headrace.app.predict.view import print_head, print_notes
+from headrace.models.cost.step_shape import StepShape
+from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.units import format_bytes
+
+_FITS = {True: "yes", False: "no", None: "?"}
+
+
+def links_between(targets: Sequence[Target], name: str | None) -> list[Link]:
+    """Return the named kind of link, or all that these machines can have. Raises UsageError."""
+    known = links()
+    old = next((target.name for target in targets if target.apple and not has_thunderbolt5(target.name)), None)
+    if name is None:
+        return [link for link in known.values() if not (link.thunderbolt5 and old)]
+    if (link := known.get(name)) is None:
+        raise UsageError(f"--link: {name!r} is no kind of link", f"kinds: {', '.join(known)}")
+    if link.thunderbolt5 and old:
+        raise UsageError(f"--link {name}: the {old} has no Thunderbolt 5", "use --link 10gbe or wifi")
+    return [link]
+
+
+def hosts_prediction(
+    name: str, shape: StepShape, targets: Sequence[Target], over: Sequence[Link], context: int, prompt: int
+) -> Document:
+    """Predict one model on these machines together, over every kind of link, beside each of them alone."""
+    assumed, first = assumptions(ENGINE), over[0]
+    each = list(dict.fromkeys(targets))
+    alone = [predict_hosts(shape, [one], first, assumed, context, way="alone", prompt=prompt) for one in each]
+    single = best(alone)
+    return {
+        "model": described_model(name, shape),
+        "context": context,
+        "prompt_tokens": prompt,
+        "machines": [
+            {"name": one.name, "bandwidth_gb_s": one.bandwidth / 1e9, "usable_memory_bytes": one.memory}
+            for one in targets
+        ],
+        "alone": [asdict(found) for found in alone],
+        "links": [
+            _over(link, [_together(shape, targets, link, context, prompt, way) for way in SPLITS], single)
+            for link in over
+        ],
+        "assumptions": [
+            "computed from shapes and published figures, not measured",
+            *summarise_assumptions(targets, assumed, shape.kv_format),
+            "tensor: heads in proportion to bandwidth, two all_sums a layer; pipeline: layers in proportion to it",
+            *(
+                f"{link.name}: {link.latency * 1e6:,.0f} us, {link.bandwidth / 1e9:.1f} GB/s; {link.source}"
+                for link in over
+            ),
+            f"sizes from {shape.source}",
+        ],
+    }
+
+
+def show_hosts(document: Document) -> None:
+    """Print a row per machine alone and per link and way of splitting."""
+    rows = [("", found, None) for found in document["alone"]]
+    rows += [(link["name"], found, found["gain"]) for link in document["links"] for found in link["predictions"]]
+    print_head(document["model"])
+    print_table(
+        Column("link", [link for link, _, _ in rows], right=False),
+        Column("split", [_split(found) for _, found, _ in rows], right=False),
+        Column("fits", [_FITS[found["fits"]] for _, found, _ in rows], right=False),
+        Column("memory", [format_bytes(max(found["memory"])) for _, found, _ in rows], leaves=4),
+        Column("tok/s", [_speed(found) for _, found, _ in rows]),
+        Column("gain", [f"{gain:.2f}x" if gain else "" for _, _, gain in rows]),
+        Column("on link", [percent(found["link_share"]) if link else "" for link, found, _ in rows], leaves=3),
+        Column("together", [speed_text(found["together"]) if link else "" for link, found, _ in rows], leaves=2),
+        Column("prompt", [speed_text(found["prefill"]) for _, found, _ in rows], leaves=1),
+    )
+    print_notes([link["verdict"] for link in document["links"]])
+    print_notes(
+        [
+            f"tok/s with {document['context']:,} tokens in the cache; gain over the fastest machine that fits it alone",
+            "memory: of the fullest machine; together: all sequences, as many as machines",
+            f"prompt: tok/s of a prompt of {document['prompt_tokens']:,} tokens, where the FLOP/s are published",
+            *document["assumptions"],
+        ]
+    )
+
+
+def _together(
+    shape: StepShape, targets: Sequence[Target], link: Link, context: int, prompt: int, way: Way
+) -> HostsPrediction:
+    return predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way, prompt=prompt)
+
+
+def _over(link: Link, found: Sequence[HostsPrediction], single: HostsPrediction) -> Document:
+    fastest = best(found)
+    return {
+        "name": link.name,
+        "title": link.title,
+        "latency_us": link.latency * 1e6,
+        "bandwidth_gb_s": link.bandwidth / 1e9,
+        "source": link.source,
+        "best": fastest.way,
+        "slower_than_alone": single.fits is not False and fastest.speed < single.speed,
+        "verdict": f"{link.name}: {_verdict(fastest, single)}",
+        "predictions": [
+            {**asdict(one), "gain": None if single.fits is False else one.speed / single.speed} for one in found
+        ],
+    }
+
+
+def _verdict(fastest: HostsPrediction, single: HostsPrediction) -> str:
+    count = len(fastest.machines)
+    if fastest.fits is False:
+        return f"the model does not fit {count} machines either"
+    if single.fits is False:
+        return f"{fastest.way}, {speed_text(fastest.speed)} tok/s; no machine holds the model alone"
+    gain = fastest.speed / single.speed
+    if gain < 1:
+        return f"{count} machines are slower than one {single.machines[0]}: {gain:.2f}x, {fastest.way}"
+    return f"{fastest.way}, {gain:.2f}x the {single.machines[0]} alone"
+
+
+def _split(found: Document) -> str:
+    if found["way"] == "pipeline":
+        return f"pipeline {'+'.join(map(str, found['layers']))}"
+    return str(found["machines"][0]) if found["way"] == "alone" else "tensor"
+
+
+def _speed(found: Document) -> str:
+    return speed_text(found["speed"]) if found["expected"] else f"≤{speed_text(found['speed'])}"

@@ -1,0 +1,79 @@
+"""Links between machines (assets/links.toml): latency, bandwidth, and times of collectives over them.
+
+A ring's all_sum of N ranks is 2 (N - 1) messages of 1/N of the array, one after the other (MLX's ring backend). In a
+mesh every rank sends the whole array to all others at once (MLX's JACCL backend).
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from headrace.runtime.config.paths import ASSETS
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """latency: of a message, in seconds. bandwidth: bytes per second. mesh: largest number of ranks in one."""
+
+    name: str
+    title: str
+    latency: float
+    bandwidth: float
+    mesh: int
+    thunderbolt5: bool
+    source: str
+
+    def send_s(self, nbytes: float) -> float:
+        """Return the time of one message."""
+        return self.latency + nbytes / self.bandwidth
+
+    def all_sum_s(self, nbytes: float, ranks: int) -> float:
+        """Return the time in which all ranks get the sum of their arrays of `nbytes`."""
+        if ranks <= self.mesh:
+            return self.send_s(nbytes)
+        return 2 * (ranks - 1) * self.send_s(nbytes / ranks)
+
+    def all_gather_s(self, nbytes: float, ranks: int) -> float:
+        """Return the time in which all ranks get the parts of an array of `nbytes`."""
+        return (1 if ranks <= self.mesh else ranks - 1) * self.send_s(nbytes / ranks)
+
+
+@cache
+def links() -> dict[str, Link]:
+    """Return every kind of link by name, fastest first."""
+    return {
+        name: Link(
+            name=name,
+            title=row["title"],
+            latency=row["latency_us"] * 1e-6,
+            bandwidth=row["gb_s"] * 1e9,
+            mesh=row["mesh"],
+            thunderbolt5=row["thunderbolt5"],
+            source=row["source"],
+        )
+        for name, row in _file()["links"].items()
+    }
+
+
+def has_thunderbolt5(chip: str) -> bool:
+    """Return whether Macs with this chip have Thunderbolt 5."""
+    return _listed(chip) is not None
+
+
+def gpu_flops(chip: str) -> float | None:
+    """Return the published peak of the largest GPU of a chip with Thunderbolt 5, in FLOP/s."""
+    tflops = _listed(chip)
+    return tflops * 1e12 if tflops else None
+
+
+def _listed(chip: str) -> float | None:
+    name = chip.split(" (")[0]
+    found: dict[str, float] = _file()["thunderbolt5"]
+    return next((tflops for known, tflops in found.items() if known.removeprefix("Apple ") == name), None)
+
+
+@cache
+def _file() -> dict[str, Any]:
+    with (ASSETS / "links.toml").open("rb") as file:
+        return tomllib.load(file)

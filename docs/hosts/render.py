@@ -1,0 +1,108 @@
+"""Tables of docs/hosts.md: speeds on several machines, computed from published.toml beside this script.
+
+    python docs/hosts/render.py
+
+A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is replaced.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.app.predict.chip_names import chip_targets, machine_targets
+from headrace.app.predict.document import ENGINE
+from headrace.app.predict.hosts import SPLITS, HostsPrediction, best, predict_hosts
+from headrace.app.predict.links import Link, links
+from headrace.app.predict.published import assumptions
+from headrace.models.cost.shape_sources import shape_of_config
+from headrace.models.cost.step_shape import StepShape
+from headrace.models.registry.catalog import find
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "hosts.md"
+MODELS = (("Qwen3-30B-A3B", "M4 Pro", 64), ("GPT-OSS-120B", "M4 Max", 128), ("GLM-4.6", "M3 Ultra", 256))
+MODELS += (("DeepSeek V3.2", "M3 Ultra", 512),)
+COUNTS = (1, 2, 3, 4, 6, 8)
+CONTEXT = 4096
+_MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rendered(page: str) -> str:
+    """Return the page with every marked table replaced."""
+    made = {"simulated": simulated, "published": published}
+    return _MARK.sub(lambda mark: mark[1] + "\n".join(made[mark[2]]()) + "\n" + mark[3], page)
+
+
+def shape(model: str, bits: int) -> StepShape:
+    """Return a model's shape at so many bits in groups of 64; GPT-OSS's experts as published, in MXFP4."""
+    known = _file()["models"].get(model)
+    if known is None:
+        return find(model).step_shape
+    mxfp4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    stored = mxfp4 if model.startswith("GPT-OSS") else {"group_size": 64, "bits": bits}
+    return shape_of_config({**known["config"], "quantization": stored})
+
+
+def simulated() -> Iterator[str]:
+    """Yield a table per model: tok/s by number of machines and link."""
+    for model, chip, memory in MODELS:
+        read = shape(model, 4)
+        yield f"\n**{model}**, 4 bits, on so many {chip} of {memory} GB:\n"
+        yield "| link | " + " | ".join(map(str, COUNTS)) + " |"
+        yield "|---|" + "---:|" * len(COUNTS)
+        for link in links().values():
+            cells = [_cell(_fastest(read, chip, memory, count, link)) for count in COUNTS]
+            yield f"| {link.title} | " + " | ".join(cells) + " |"
+
+
+def published() -> Iterator[str]:
+    """Yield a row per published figure: computed from the shape, and from the speed alone where that is published."""
+    yield "| published | model | machines, link, split | alone | tok/s | computed | error | from alone | error |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
+    for row in _file()["published"]:
+        whole, scaled = computed(row)
+        note = f"; {row['note']}" if row["note"] else ""
+        where = f"{row['machines']}, {row['link']}, {row['way']}{note}"
+        figures = [f"{row['alone']:g}" if "alone" in row else "", f"{row['speed']:g}", f"{whole:.1f}"]
+        figures += [_error(whole, row), "" if scaled is None else f"{scaled:.1f}", _error(scaled, row)]
+        source = row["source"].removeprefix("https://github.com/").removeprefix("https://www.")
+        name = source.split("/p/")[0]
+        yield f"| {row['engine']}, [{name}]({row['source']}) | {row['model']} | {where} | {' | '.join(figures)} |"
+
+
+def computed(row: Mapping[str, Any]) -> tuple[float, float | None]:
+    """Return (tok/s from the shape alone, tok/s with computing scaled to the published speed of one machine)."""
+    targets, read, link = machine_targets(row["machines"]), shape(row["model"], row["bits"]), links()[row["link"]]
+    assumed = assumptions(ENGINE)
+    found = predict_hosts(read, targets, link, assumed, row["depth"], way=row["way"])
+    if "alone" not in row:
+        return found.speed, None
+    each = [predict_hosts(read, [one], link, assumed, row["depth"], way="alone").speed for one in targets]
+    waits = found.link_share / found.speed
+    return found.speed, 1 / ((1 / found.speed - waits) * max(each) / row["alone"] + waits)
+
+
+def _error(speed: float | None, row: Mapping[str, Any]) -> str:
+    return "" if speed is None else f"{speed / row['speed'] - 1:+.0%}".replace("%", " %")
+
+
+def _fastest(read: StepShape, chip: str, memory: int, count: int, link: Link) -> HostsPrediction:
+    targets = chip_targets(chip, memory)[-1:] * count
+    ways: Sequence[Any] = SPLITS if count > 1 else ("alone",)
+    return best([predict_hosts(read, targets, link, assumptions(ENGINE), CONTEXT, way=way) for way in ways])
+
+
+def _cell(found: HostsPrediction) -> str:
+    if found.fits is False:
+        return "–"
+    return f"{found.speed:.1f}{' p' if found.way == 'pipeline' else ''}"
+
+
+def _file() -> dict[str, Any]:
+    return tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

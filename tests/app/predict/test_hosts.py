@@ -1,0 +1,146 @@
+"""Predictions for several machines: arithmetic by hand, and published figures."""
+
+import json
+import runpy
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.app.cli.predict import predict
+from headrace.app.predict.chip_names import machine_targets
+from headrace.app.predict.hosts import HostsPrediction, predict_hosts, split_layers, tensor_shares
+from headrace.app.predict.hosts_document import links_between
+from headrace.app.predict.links import links
+from headrace.app.predict.prediction import Target
+from headrace.app.predict.prediction import predict as predict_one
+from headrace.app.predict.published import assumptions
+from headrace.models.registry.catalog import find
+from headrace.runtime.errors import UsageError
+from tests.test_house import ROOT
+
+SHAPE = find("qwen2.5-32b").step_shape
+ASSUMED = assumptions("mlx-lm")
+TB5 = links()["tb5"]
+IDEAL = replace(TB5, latency=0.0, bandwidth=1e18)
+TWO = machine_targets("2x M4 Max 128 GB")
+
+
+def computed(targets: list[Target], way: Any, link: Any = IDEAL) -> HostsPrediction:
+    return predict_hosts(SHAPE, targets, link, ASSUMED, 1000, way=way)
+
+
+def test_collectives_by_hand() -> None:
+    """A ring of three sends four parts of a third each; a mesh exchanges once."""
+    link = replace(TB5, latency=1e-3, bandwidth=1e6, mesh=0)
+    assert link.all_sum_s(3000, 3) == pytest.approx(4 * (1e-3 + 1e-3))
+    assert link.all_gather_s(3000, 3) == pytest.approx(2 * (1e-3 + 1e-3))
+    mesh = replace(link, mesh=3)
+    assert mesh.all_sum_s(3000, 3) == pytest.approx(1e-3 + 3e-3)
+    assert mesh.all_sum_s(3000, 4) == link.all_sum_s(3000, 4)
+
+
+def test_one_machine_is_the_prediction_of_one_machine() -> None:
+    alone = predict_one(SHAPE, TWO[0], ASSUMED, 1000)
+    assert computed(TWO[:1], "alone").speed == pytest.approx(alone.expected)
+    assert computed(TWO[:1], "alone").memory == pytest.approx((alone.memory,), rel=1e-6)
+
+
+def test_an_ideal_link_costs_nothing() -> None:
+    """Tensor parallel halves the bytes; a pipeline halves memory, and computes two answers in the time of one."""
+    alone, tensor, pipeline = (computed(TWO[:n], way) for n, way in ((1, "alone"), (2, "tensor"), (2, "pipeline")))
+    assert 1.8 < tensor.speed / alone.speed < 2
+    assert tensor.link_share == pytest.approx(0, abs=1e-6)
+    assert pipeline.speed == pytest.approx(alone.speed, rel=0.01)
+    assert pipeline.together == pytest.approx(2 * alone.speed, rel=0.1)
+    assert sum(pipeline.memory) < 1.2 * alone.memory[0]
+    assert tensor.memory[0] < 0.6 * alone.memory[0]
+    assert tensor.prefill == pytest.approx(2 * (alone.prefill or 0))
+
+
+def test_a_slow_link_makes_two_machines_slower_than_one() -> None:
+    alone, wifi = computed(TWO[:1], "alone"), links()["wifi"]
+    assert computed(TWO, "tensor", links()["tb5-rdma"]).speed > alone.speed
+    assert computed(TWO, "tensor", TB5).speed < alone.speed
+    assert computed(TWO, "tensor", wifi).speed < computed(TWO, "pipeline", wifi).speed < alone.speed
+    assert computed(TWO, "tensor", wifi).link_share > 0.95
+
+
+def test_waits_of_a_step_by_hand() -> None:
+    """Two all_sums a layer and one for the embedding, and a gathering of the logits."""
+    link = replace(TB5, latency=1e-3, bandwidth=1e18)
+    found = computed(TWO, "tensor", link)
+    assert found.link_share / found.speed == pytest.approx((2 * SHAPE.layers + 1) * 2e-3 + 1e-3, rel=1e-3)
+    pipeline = computed(TWO, "pipeline", link)
+    assert pipeline.link_share / pipeline.speed == pytest.approx(2e-3, rel=1e-3)
+
+
+def test_shares_follow_bandwidth() -> None:
+    unequal = machine_targets("M4 Max 128 GB,M4 Pro 64 GB")  # 546 and 273 GB/s
+    assert split_layers(SHAPE, unequal, 1000) == (43, 21)
+    assert tensor_shares(SHAPE, unequal) == [5 / 8, 3 / 8]
+    assert tensor_shares(replace(SHAPE, kv_heads=1), unequal) == [27 / 40, 13 / 40]
+
+
+def test_layers_follow_memory_where_it_is_short() -> None:
+    small = [replace(TWO[0], memory=size << 30) for size in (8, 40)]
+    layers = split_layers(SHAPE, small, 1000)
+    assert sum(layers) == SHAPE.layers
+    assert layers[0] < layers[1]
+    found = predict_hosts(SHAPE, small, IDEAL, ASSUMED, 1000, way="pipeline")
+    assert found.fits is True
+    tiny = [replace(TWO[0], memory=5 << 30) for _ in range(2)]
+    assert predict_hosts(SHAPE, tiny, IDEAL, ASSUMED, 1000, way="pipeline").fits is False
+    assert sum(split_layers(SHAPE, tiny, 1000)) == SHAPE.layers
+
+
+def test_machine_lists() -> None:
+    found = machine_targets("M4 Max 64 GB, 2x M3 Ultra 256GB", 96)
+    assert [(one.name, (one.memory or 0) >> 30) for one in found] == [
+        ("M4 Max (40-core)", 48),
+        ("M3 Ultra", 192),
+        ("M3 Ultra", 192),
+    ]
+    assert (machine_targets("2x M4 Max", 36)[0].memory or 0) == 27 << 30
+    for wrong in ("M4 Max", "", "17x M4 Max", "M4 Max,,M4 Pro", "M4 Max,nonsense", "0x M4 Max,M4 Pro"):
+        with pytest.raises(UsageError):
+            machine_targets(wrong)
+
+
+def test_links_that_machines_can_have() -> None:
+    old = machine_targets("2x M2 Ultra")
+    assert [link.name for link in links_between(old, None)] == ["10gbe", "wifi"]
+    assert [link.name for link in links_between(TWO, None)] == list(links())
+    for targets, name in ((old, "tb5"), (TWO, "tb6")):
+        with pytest.raises(UsageError):
+            links_between(targets, name)
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    given = ["-m", "qwen3-30b-a3b", "--hosts", "M4 Max,M4 Pro"]
+    document = json.loads(CliRunner().invoke(predict, [*given, "--json"], catch_exceptions=False).stdout)
+    by_name = {link["name"]: link for link in document["links"]}
+    assert list(by_name) == list(links())
+    assert by_name["tb5"]["slower_than_alone"] is True
+    assert by_name["tb5"]["best"] == "pipeline"
+    assert all(len(link["predictions"]) == 2 for link in document["links"])
+    text = CliRunner().invoke(predict, [*given, "--link", "wifi"], catch_exceptions=False).stdout
+    assert "pipeline 32+16" in text
+    for wrong in (["--chip", "m4"], ["--users", "2"], ["--context", "1,2"], ["--acceptance", "0.5"], ["--link", "x"]):
+        with pytest.raises(UsageError):
+            CliRunner().invoke(predict, [*given, *wrong], catch_exceptions=False, standalone_mode=False)
+    with pytest.raises(UsageError):
+        CliRunner().invoke(predict, ["--link", "tb5"], catch_exceptions=False, standalone_mode=False)
+
+
+def test_published_figures() -> None:
+    """Most are within a fifth; the page has what its script renders."""
+    render = runpy.run_path(str(ROOT / "docs/hosts/render.py"))
+    rows = render["_file"]()["published"]
+    errors = [abs(render["computed"](row)[0] / row["speed"] - 1) for row in rows]
+    assert median(errors) < 0.2
+    page = (ROOT / "docs" / "hosts.md").read_text(encoding="utf-8")
+    assert render["rendered"](page) == page
