@@ -16,7 +16,9 @@ from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.request import Event, Failed, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.cpu_use import CPUMeter
+from headrace.runtime.machine.energy import EnergyMeter, EnergyUse
 from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.machine.sensors import Sensors
 from headrace.runtime.metrics.telemetry import StepRecord, in_milliseconds
 from headrace.runtime.sampling.params import SamplingParams
 
@@ -49,6 +51,7 @@ class Answer:
 
     steps: those so far. finished: its end, once there. ttft_s: seconds to the first text; None until there is some.
     cpu_use: of the machine from the first step to the end, from the prefill on if that is too short; None if unknown.
+    energy: of the machine from the first step to the end, if `sensors` were set before it; None if unknown.
     """
 
     def __init__(
@@ -70,6 +73,9 @@ class Answer:
         self.ttft_s: float | None = None
         self.e2e_s = 0.0
         self.cpu_use: CPUUse | None = None
+        self.energy: EnergyUse | None = None
+        self.sensors: Sensors | None = None
+        self._energy_meter: EnergyMeter | None = None
         self._own_processes = own_processes
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
         self._text = AnswerText(tokenizer, request, stop, tools)
@@ -85,6 +91,8 @@ class Answer:
         part = self._text.part(event)
         if not self._meters or (isinstance(part, TextChunk) and not self.steps):
             self._meters.append(CPUMeter(self._own_processes))
+            if self.sensors is not None and isinstance(part, TextChunk):
+                self._energy_meter = EnergyMeter(self.sensors)
         if isinstance(part, PrefillProgress):
             self.chunks.append((time.perf_counter() - self.prompt.started, part.done))
         if isinstance(part, TextChunk | Completed):
@@ -101,6 +109,7 @@ class Answer:
                 self.e2e_s = time.perf_counter() - self.prompt.started
                 uses = (meter.use() for meter in reversed(self._meters))
                 self.cpu_use = next((use for use in uses if use is not None), None)
+                self.energy = self._energy_meter.use() if self._energy_meter is not None else None
         return part
 
     @property

@@ -22,6 +22,8 @@ from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import ContextLimitError
+from headrace.runtime.machine.hardware import machine
+from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.network import Network
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ def _one_answer(
     loaded_at = time.perf_counter()
     prompt = answerer.encode(messages, thinking=session.options.thinking)
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
+    if arguments.as_json or arguments.stats:
+        answer.sensors = sensors(machine().backend)
     if disk_cache is not None:
         disk_cache.load(prompt.ids)
         if session.keeps:

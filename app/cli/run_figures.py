@@ -11,6 +11,7 @@ from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.machine.bandwidth import measure_now
+from headrace.runtime.machine.energy import TokenEnergy, idle_watts, per_token
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
 from headrace.runtime.metrics.telemetry import Summary, mbu, mbu_base
@@ -34,6 +35,8 @@ class RunReport:
     memory_now: Peak
     kernels: dict[str, str]
     versions: dict[str, str]
+    energy: TokenEnergy | None = None
+    """Of each token but those of the first step; None if unknown."""
 
     @property
     def summary(self) -> Summary:
@@ -122,4 +125,13 @@ def make_report(answerer: Answerer, answer: Answer, session: RunSession, load_s:
         memory_now=memory_now,
         kernels=ops.describe(),
         versions=versions(),
+        energy=_energy(answer),
     )
+
+
+def _energy(answer: Answer) -> TokenEnergy | None:
+    """Return the energy per token of an answer, net of the machine's idle power, measured now (under a second)."""
+    if answer.energy is None or answer.sensors is None:
+        return None
+    tokens = sum(record.tokens for record in answer.records[1:])
+    return per_token([answer.energy], tokens, idle_watts(answer.sensors))

@@ -21,8 +21,9 @@ from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import may_style
 from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
+from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_joules
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
@@ -100,6 +101,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "other_cpus": report.answer.cpu_use.other_cpus if report.answer.cpu_use else None,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
         "arithmetic_intensity": report.arithmetic_intensity,
+        "energy_per_token": asdict(report.energy) if report.energy else None,
         "explanation": sentence(report.figures),
         "sampling": answer.sampling(),
         "sampling_source": report.sampling_source,
@@ -177,7 +179,15 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     unit = "steps/s" if summary.accepted else "tok/s"
     rows.append(("roofline", f"{roofline:.1f} {unit} at {format_bytes(report.step_bytes)} per step"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
-    return rows
+    return [*rows, ("energy", _energy(report.energy))] if report.energy else rows
+
+
+def _energy(energy: TokenEnergy) -> str:
+    """Return the energy per token net of idle power, or the whole of it where that is unknown."""
+    parts = f"{energy.watts:.1f} W of {energy.parts}"
+    if energy.joules is None or energy.idle_watts is None:
+        return f"{format_joules(energy.whole_joules)} per token with idle power ({parts})"
+    return f"{format_joules(energy.joules)} per token net of {energy.idle_watts:.1f} W idle ({parts})"
 
 
 def _kv(report: RunReport) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from headrace.runtime.machine import hardware_text as text
 from headrace.runtime.machine.chips import Chip, find
+from headrace.runtime.machine.darwin import notify_state
 
 Backend = Literal["metal", "cuda", "cpu"]
 ReadFile = Callable[[str], str]
@@ -135,11 +136,11 @@ class PowerState:
         return bool(self.low_power_mode or self.throttled or self.thermal_pressure in ("moderate", "heavy"))
 
 
-def power_state(run: RunTool | None = None) -> PowerState:
-    """Return power source, battery, low-power mode and thermal state, from pmset and notifyutil (four processes)."""
+def power_state(run: RunTool | None = None, state: Callable[[str], int | None] = notify_state) -> PowerState:
+    """Return power source, battery, low-power mode and thermal state, from pmset and a notification's state."""
     run = run or run_tool
     source = text.power(run("pmset", "-g", "batt"))
-    pressure = text.thermal_pressure(run("notifyutil", "-g", "com.apple.system.thermalpressurelevel"))
+    pressure = text.thermal_pressure(state("com.apple.system.thermalpressurelevel"))
     limited = text.speed_limited(run("pmset", "-g", "therm"))
     return PowerState(
         on_battery=source.on_battery,

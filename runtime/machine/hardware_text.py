@@ -159,12 +159,9 @@ def low_power_mode(text: str) -> bool | None:
     return found[1] == "1" if found else None
 
 
-def thermal_pressure(text: str) -> ThermalPressure | None:
-    """Parse `notifyutil -g com.apple.system.thermalpressurelevel`: name and level, 0 (nominal) to 4 (sleeping)."""
-    found = re.search(r"^com\.apple\.system\.thermalpressurelevel\s+([0-9]{1,9})\s*$", text, re.MULTILINE)
-    if not found:
-        return None
-    return ("nominal", "moderate", "heavy")[min(int(found[1]), 2)]
+def thermal_pressure(level: int | None) -> ThermalPressure | None:
+    """Return the name of a level of com.apple.system.thermalpressurelevel, 0 (nominal) to 4 (sleeping)."""
+    return None if level is None else ("nominal", "moderate", "heavy")[min(level, 2)]
 
 
 def speed_limited(text: str) -> bool | None:

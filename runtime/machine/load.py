@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.sensors import Readings
 
 _FULL = 0.9  # share of the CPUs from which processes wait
@@ -31,10 +32,14 @@ class CPUUse:
 
 @dataclass(frozen=True, slots=True)
 class Load(CPUUse):
-    """One sample of the load. Sizes in bytes. busiest: the busiest other process, empty if not known yet."""
+    """One sample of the load. Sizes in bytes. busiest: the busiest other process, empty if not known yet.
+
+    energy: since the last sample; None if unknown.
+    """
 
     memory_used: int
     memory_total: int
     swap_used: int
     readings: Readings = field(default_factory=Readings)
     busiest: str = ""
+    energy: EnergyUse | None = None

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import psutil
 
+from headrace.runtime.machine.energy import energy_between
 from headrace.runtime.machine.load import Load
-from headrace.runtime.machine.sensors import Sensors, sensors
+from headrace.runtime.machine.sensors import Readings, Sensors, sensors
 
 
 class LoadSampler:
@@ -27,7 +28,7 @@ class LoadSampler:
     ) -> None:
         self._clock = clock
         self._sensors = sensors_of(backend)
-        self._last: tuple[float, float] | None = None  # time, CPU seconds of all
+        self._last: tuple[float, float, Readings] | None = None  # time, CPU seconds of all, sensors
         self._own: dict[int, float] = {}  # CPU seconds by process
         self._all: dict[int, float] = {}  # CPU seconds by process, of all processes, while contended
         self._busiest = ""
@@ -44,8 +45,8 @@ class LoadSampler:
         )
         seconds = {pid: spent for pid in own if (spent := _spent(pid)) is not None}
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
-        last, self._last, self._own = self._last, (now, busy), seconds
         readings = self._sensors()
+        last, self._last, self._own = self._last, (now, busy, readings), seconds
         if last is None or now <= last[0]:
             return None
         elapsed, memory = now - last[0], psutil.virtual_memory()
@@ -58,6 +59,7 @@ class LoadSampler:
             memory_total=memory.total,
             swap_used=_swap_used(),
             readings=readings,
+            energy=energy_between(last[2], readings, elapsed),
         )
         if not load.contended:
             self._all, self._busiest = {}, ""

@@ -1,8 +1,8 @@
-"""Power, temperature and GPU load sensors that need no root.
+"""Energy, power, temperature and GPU load sensors that need no root.
 
-- Linux: CPU temperature (hwmon) and power (RAPL, usually readable by root only).
+- Linux: CPU temperature (hwmon) and energy (RAPL, usually readable by root only).
 - NVIDIA GPUs: NVML, through `nvidia-ml-py` (the `cuda` extra).
-- Apple silicon: power from IOReport, through `zeus-apple-silicon`; temperature and GPU load have no maintained library.
+- Apple silicon: energy from IOReport, GPU load from the I/O registry (`runtime.machine.darwin`).
 
 Unknown readings are None. A sensor that failed once is not read again.
 """
@@ -14,26 +14,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from headrace.runtime.machine import darwin
 from headrace.runtime.machine.hardware import ReadFile, read_file
 
-_HWMON, _RAPL = Path("/sys/class/hwmon"), Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+_HWMON, _RAPL = Path("/sys/class/hwmon"), Path("/sys/class/powercap")
 _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # best first
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One reading of all sensors. Shares from 0 to 1, sizes in bytes."""
+    """One reading of all sensors. Shares from 0 to 1, sizes in bytes.
+
+    joules: a counter that grows from any start and may begin anew. energy_parts: the parts of the machine it covers.
+    """
 
     power_w: float | None = None
     temperature_c: float | None = None
     gpu_share: float | None = None
     gpu_memory_used: int | None = None
     gpu_memory_total: int | None = None
+    joules: float | None = None
+    energy_parts: str = ""
 
 
 Sensors = Callable[[], Readings]
+_Made = TypeVar("_Made")
 
 
 def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensors:
@@ -41,44 +48,58 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
     if backend == "cuda" and (found := _attempt(lambda: _nvidia(importlib.import_module("pynvml")))) is not None:
         return _until_it_fails(found)
     if sys.platform == "darwin":
-        found = _attempt(lambda: apple(importlib.import_module("zeus_apple_silicon").AppleEnergyMonitor(), clock))
-        return _until_it_fails(found) if found is not None else Readings
+        return apple(clock)
     return linux(_HWMON, _RAPL, clock)
 
 
 def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = read_file) -> Sensors:
-    """Return sensors for the hottest CPU temperature and, if readable, power from the energy counter."""
-    thermometers = _thermometers(hwmon, read)
+    """Return sensors for the hottest CPU temperature and, if readable, the energy of CPU packages and memory."""
+    thermometers, counters = _thermometers(hwmon, read), _rapl_counters(rapl, read)
     power = _Rate(clock)
+    kinds = {kind for kind, _ in counters}
+    parts = "CPU and memory" if "dram" in kinds else "CPU"
 
     def look() -> Readings:
         celsius = [int(text) / 1e3 for path in thermometers if (text := read(str(path)).strip()).lstrip("-").isdigit()]
-        joules = int(text) / 1e6 if (text := read(str(rapl)).strip()).isdigit() else None
-        return Readings(power_w=power.of(joules), temperature_c=max(celsius, default=None))
+        texts = [read(str(path)).strip() for _, path in counters]
+        known = bool(texts) and all(text.isdigit() for text in texts)
+        joules = sum(map(int, texts)) / 1e6 if known else None
+        return Readings(
+            power_w=power.of(joules), temperature_c=max(celsius, default=None), joules=joules, energy_parts=parts
+        )
 
     return look
 
 
-def apple(monitor: Any, clock: Callable[[], float]) -> Sensors:
-    """Return sensors for the power of CPU, GPU and memory. monitor: a `zeus_apple_silicon.AppleEnergyMonitor`."""
+def apple(clock: Callable[[], float], paths: darwin.Libraries = darwin.LIBRARIES) -> Sensors:
+    """Return sensors for the energy of the chip and its memory, and for the load and memory of the GPU."""
+    core = _attempt(lambda: darwin.CoreFoundation(paths.core_foundation))
+    counters = core and _attempt(lambda: darwin.EnergyCounters(core, paths.io_report))
+    statistics = core and _attempt(lambda: darwin.GPUStatistics(core, paths.io_kit))
     power = _Rate(clock)
 
     def look() -> Readings:
-        energy = monitor.get_cumulative_energy()
-        parts = [energy.cpu_total_mj, energy.gpu_mj, energy.dram_mj]
-        known = [part for part in parts if part is not None]
-        return Readings(power_w=power.of(sum(known) / 1e3 if known else None))
+        joules = counters.joules() if counters else None
+        share, used = statistics.read() if statistics else (None, None)
+        return Readings(
+            power_w=power.of(joules),
+            gpu_share=share,
+            gpu_memory_used=used,
+            joules=joules,
+            energy_parts="CPU, GPU, neural engine and memory",
+        )
 
-    return look
+    return _until_it_fails(look)
 
 
 def _nvidia(nvml: Any) -> Sensors:
-    """Return sensors of the first visible GPU, which MLX uses."""
+    """Return sensors of the first visible GPU, which MLX uses. Energy counters begin with Volta."""
     nvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     device = (
         nvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else nvml.nvmlDeviceGetHandleByUUID(visible)
     )
+    counts = _attempt(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(device)) is not None
 
     def look() -> Readings:
         memory = nvml.nvmlDeviceGetMemoryInfo(device)
@@ -88,6 +109,8 @@ def _nvidia(nvml: Any) -> Sensors:
             gpu_share=nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
             gpu_memory_used=int(memory.used),
             gpu_memory_total=int(memory.total),
+            joules=nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3 if counts else None,
+            energy_parts="GPU",
         )
 
     return look
@@ -116,7 +139,13 @@ def _thermometers(hwmon: Path, read: ReadFile) -> list[Path]:
     return sorted(best.glob("temp*_input")) if best is not None else []
 
 
-def _attempt(make: Callable[[], Sensors]) -> Sensors | None:
+def _rapl_counters(rapl: Path, read: ReadFile) -> list[tuple[str, Path]]:
+    """Return (kind, file) of the energy counters of packages and of memory beside them. `psys` would count twice."""
+    named = [(read(str(zone / "name")).strip().partition("-")[0], zone) for zone in sorted(rapl.glob("intel-rapl:*"))]
+    return [(kind, zone / "energy_uj") for kind, zone in named if kind in ("package", "dram")]
+
+
+def _attempt(make: Callable[[], _Made]) -> _Made | None:
     """Return None if a library is missing or finds no device; error types vary."""
     try:
         return make()

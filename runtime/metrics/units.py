@@ -29,6 +29,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.09995 else f"{seconds * 1e3:.1f} ms"
 
 
+def format_joules(joules: float) -> str:
+    """Format an energy with three significant digits: `1.20 J`, `96.1 mJ`."""
+    return f"{three_digits(joules)} J" if joules >= 0.9995 else f"{three_digits(joules * 1e3)} mJ"
+
+
 def format_long(seconds: float) -> str:
     """Format a duration of up to days, in whole seconds: `42 s`, `4 min 10 s`, `3 h 07 min`."""
     minutes, rest = divmod(round(seconds), 60)

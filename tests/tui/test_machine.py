@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from headrace.app.tui.decode.machine import MachineSection, contention_text
+from headrace.app.tui.metrics.facts import MachineFacts, ModelFacts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.metrics.machine_watch import LOOK_S, MachineWatch
 from headrace.app.tui.screens.compare_screen import CompareScreen
+from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings
+from tests.app.scripted_engine import record
 from tests.tui.conftest import Driver
 
 QUIET = Load(2, 1.9, 1.85, 2 << 30, 8 << 30, 0, Readings(23.4, 61.0))
@@ -29,6 +34,55 @@ def test_load_memory_swap_power_and_temperature_are_said() -> None:
     assert lines[2] == "swap 0 B · 23.4 W · 61 °C"
     gpu = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(310.0, 61.0, 0.87, 2 << 30, 80 << 30))
     assert _lines(gpu, 1)[1].endswith(" 87%, 2.00 GiB of 80.0 GiB")
+    mac = Load(8, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(gpu_share=0.5, gpu_memory_used=6 << 30))
+    assert _lines(mac, 1)[1].endswith(" 50%, 6.00 GiB")
+
+
+def _spent(joules: float, seconds: float = 2.0) -> Load:
+    return Load(2, 1.0, 1.0, 2 << 30, 8 << 30, 0, Readings(12.0), energy=EnergyUse(joules, seconds, "CPU"))
+
+
+def _facts(metrics: LiveMetrics) -> str:
+    return [line.plain for line in MachineSection(metrics).lines(metrics, 50, 6)][2]
+
+
+def test_energy_of_a_token_is_net_of_the_least_idle_power() -> None:
+    metrics = LiveMetrics()
+    metrics.ready(ModelFacts(), MachineFacts())
+    metrics.set_load(_spent(99.0))  # of loading
+    metrics.set_load(_spent(5.0))
+    metrics.set_load(_spent(4.0))  # 2 W
+    metrics.set_load(_spent(40.0))  # something else ran
+    metrics.submitted()
+    metrics.prefilling(5, 5, 0)
+    metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
+    metrics.set_load(_spent(30.0))  # also of the prompt
+    assert metrics.energy.joules_per_token is None
+    assert _facts(metrics) == "swap 0 B · 12.0 W"
+    metrics.stepped([record(index, 20 + index, 1) for index in range(10, 30)])
+    metrics.set_load(_spent(24.0))
+    metrics.stepped([record(index, 20 + index, 1) for index in range(30, 40)])
+    kept = metrics.frozen()
+    metrics.set_load(_spent(19.0))
+    assert kept.energy.joules_per_token == pytest.approx((24.0 - 2 * 2.0) / 20)
+    assert metrics.energy.joules_per_token == pytest.approx((24.0 + 19.0 - 4 * 2.0) / 30)
+    assert metrics.document()["joules_per_token"] == metrics.energy.joules_per_token
+    assert _facts(metrics) == "swap 0 B · 12.0 W · 1.17 J a token"
+    metrics.submitted()
+    assert metrics.energy.joules_per_token is None
+    assert metrics.energy.idle_watts == 2.0
+
+
+def test_without_a_counter_or_idle_power_there_is_no_energy_of_a_token() -> None:
+    for load in (QUIET, _spent(30.0)):
+        metrics = LiveMetrics()
+        metrics.ready(ModelFacts(), MachineFacts())
+        metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
+        for _ in range(3):
+            metrics.stepped([record(index, 20 + index, 1) for index in range(10)])
+            metrics.set_load(load)
+        assert metrics.energy.joules_per_token is None
+        assert "token" not in _facts(metrics)
 
 
 def test_what_is_not_known_is_not_said() -> None:

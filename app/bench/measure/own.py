@@ -7,7 +7,7 @@ finds nothing else.
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Event, Failed, Finished, Request, Step
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
+from headrace.runtime.machine.energy import EnergyMeter
+from headrace.runtime.machine.sensors import Readings, Sensors
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.telemetry import StepRecord, Summary
 from headrace.runtime.network import Network
@@ -51,6 +53,8 @@ class OwnEngine:
         draft: Network | None = None,
     ) -> None:
         self.model = model
+        self.sensors: Sensors = Readings
+        """Energy counters of the machine, if they are to be read."""
         self.setup = setup or Setup(self.engine, model)
         self.cost: StepCost = network.cost
         self._network = network
@@ -85,9 +89,10 @@ class OwnEngine:
             # Leaves exactly `before` tokens in the cache: one step if it can be trimmed, a whole prefill if not.
             _follow(engine.generate(Request(before, max_tokens=1, speculate="off")))
         fed = self._fresh(max(test.prompt, 1))
-        steps, summary = _follow(
-            engine.generate(Request([*before, *fed], max_tokens=test.generate or 1, speculate="off"))
-        )
+        meter = EnergyMeter(self.sensors)
+        follow = engine.generate(Request([*before, *fed], max_tokens=test.generate or 1, speculate="off"))
+        steps, summary = _follow(follow, meter.restart if test.kind == "decode" else None)
+        energy = meter.use()
         if summary.prefill_tokens != len(fed) - 1:
             raise EngineError(f"{test.label}: the cache lost its {test.depth} tokens")
         others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
@@ -101,6 +106,7 @@ class OwnEngine:
             kv_bytes=_mean([step.kv_bytes_read + step.kv_bytes_written for step in decode]),
             flops=_mean([self.cost.step_flops(step.context - 1) for step in decode]),
             peak_memory_bytes=max(0, summary.peak_memory_bytes - others),
+            energy=energy,
         )
 
     def _together(self, test: Test) -> Sample:
@@ -109,8 +115,11 @@ class OwnEngine:
         sequences = [engine.submit(Request(prompt, speculate="off")) for prompt in self._prompts(test)]
         begun: set[Sequence] = set()
         steps: list[StepRecord] = []  # of the first sequence, once all decode
+        meter: EnergyMeter | None = None
         while len(steps) < test.generate - 1:
             together = len(begun) == test.batch
+            if together and meter is None:
+                meter = EnergyMeter(self.sensors)
             for sequence, event in engine.step():
                 if isinstance(event, Finished | Failed):
                     raise EngineError(f"{test.label}: a sequence ended before the others started")
@@ -118,6 +127,7 @@ class OwnEngine:
                     begun.add(sequence)
                     if together and sequence is sequences[0]:
                         steps.append(event.record)
+        energy = meter.use() if meter is not None else None
         for sequence in sequences:
             engine.cancel(sequence)
         while engine.has_work:
@@ -132,6 +142,7 @@ class OwnEngine:
             kv_bytes=_mean([test.batch * (step.kv_bytes_read + step.kv_bytes_written) for step in steps]),
             flops=_mean([test.batch * self.cost.step_flops(step.context - 1) for step in steps]),
             peak_memory_bytes=max(0, max(step.peak_memory_bytes for step in steps) - others),
+            energy=energy,
         )
 
     def _pair(self, test: Test) -> Sample:
@@ -182,11 +193,14 @@ class OwnEngine:
         return [self._random.randrange(self._network.vocab_size) for _ in range(count)]
 
 
-def _follow(events: Any) -> tuple[list[StepRecord], Summary]:
+def _follow(events: Any, on_first: Callable[[], None] | None = None) -> tuple[list[StepRecord], Summary]:
+    """Return the steps and the summary. on_first: called at the first step."""
     steps: list[StepRecord] = []
     event: Event
     for event in events:
         if isinstance(event, Step):
+            if on_first is not None and not steps:
+                on_first()
             steps.append(event.record)
         elif isinstance(event, Finished):
             return steps, event.summary

@@ -14,6 +14,7 @@ from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.speculation import speculation_of
 from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
+from headrace.runtime.machine.energy import per_token
 from headrace.runtime.metrics.telemetry import Percentiles, mbu, quantile
 
 Result = dict[str, Any]
@@ -30,8 +31,12 @@ def result(
     peak_gb_s: float | None,
     nominal_gb_s: float | None,
     prefill_work: Work | None = None,
+    idle: float | None = None,
 ) -> Result:
-    """Return all figures of one test; None for absent ones (steps of a prefill, a peer's bytes)."""
+    """Return all figures of one test; None for absent ones (steps of a prefill, a peer's bytes).
+
+    idle: power of the idle machine in watts.
+    """
     samples = [repetition.sample for repetition in repetitions]
     speeds = [sample.tokens_per_second(test) for sample in samples]
     low, high = bootstrap(speeds)
@@ -57,6 +62,7 @@ def result(
         **_memory(test, repetitions, peak_gb_s, nominal_gb_s),
         "busy": busy(repetitions),
         **_arithmetic(test, repetitions, prefill_work),
+        "energy_per_token": _energy(test, samples, idle),
         "peak_memory_bytes": max((s.peak_memory_bytes for s in samples if s.peak_memory_bytes), default=None),
         "drift": drift(speeds),
         "samples": speeds,
@@ -147,6 +153,14 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired and not slowed else None,
         "roofline_tokens_per_second": tokens * test.batch * peak * 1e9 / per_step if peak else None,
     }
+
+
+def _energy(test: Test, samples: Sequence[Sample], idle: float | None) -> Result | None:
+    """Return the energy per token over the repetitions that were long enough to measure it."""
+    measured = [sample for sample in samples if sample.energy is not None]
+    uses = [sample.energy for sample in measured if sample.energy is not None]
+    found = per_token(uses, sum(sample.tokens(test) for sample in measured), idle)
+    return asdict(found) if found is not None else None
 
 
 def _tokens_per_step(samples: Sequence[Sample]) -> float:

@@ -29,8 +29,10 @@ from headrace.app.predict.fit_store import remember
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
 from headrace.runtime.machine.compute import measure_compute
+from headrace.runtime.machine.energy import idle_watts
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import store as remember_peak
+from headrace.runtime.machine.sensors import sensors
 
 if TYPE_CHECKING:
     from headrace.models.loading.load import LoadedModel
@@ -68,10 +70,12 @@ class _Opened:
 
     families: list[list["LoadedModel"]]
     checks: list["BackgroundCheck"]
-    own: list[Backend]
+    own: Sequence[Backend]
     peers: list[Backend]
     peer_notes: list[str]
     memory: MemorySpeed | None
+    idle: float | None
+    """Power of the idle machine in watts; None if unknown."""
 
     @property
     def models(self) -> list["LoadedModel"]:
@@ -111,13 +115,15 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     reader = stack.enter_context(streaming_reader(host)) if options.measure_memory else None
     held = reader.pass_bytes if reader and host.backend != "cpu" else 0
     own = _own(models, options.tests, limit, held, _draft(options, models[0]))
+    look = sensors(host.backend)
     for backend in own:
+        backend.sensors = look
         stack.callback(backend.close)
     threads = options.peer_threads or own[0].setup.threads or host.usable_cores
     with drawn_progress() as progress:
         peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)
     memory = MemorySpeed(reader) if reader else None
-    opened = _Opened(families, [check for _, check in loaded], own, peers, notes, memory)
+    opened = _Opened(families, [check for _, check in loaded], own, peers, notes, memory, idle_watts(look))
     check_threads(opened.setups, options.peer_threads)
     return opened
 
@@ -127,7 +133,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
     memory, models = opened.memory, opened.models
     backends = [*opened.own, *opened.peers]
     session = Session(backends, options.tests, rounds=options.rounds, memory=memory.read if memory else None)
-    account = _Account(session, host, memory, {model.name: prefill_work(model) for model in models}, opened.setups)
+    account = _Account(session, host, opened)
     interrupted, rounds = False, 0
     try:
         for progress in session.run():
@@ -180,16 +186,10 @@ def prefill_work(model: "LoadedModel") -> Work | None:
 class _Account:
     """Result entries; during a run only changed ones are computed again."""
 
-    def __init__(
-        self,
-        session: Session,
-        host: Machine,
-        memory: MemorySpeed | None,
-        works: dict[str, Work | None],
-        setups: Sequence[Setup],
-    ) -> None:
-        self._session, self._host, self._memory, self._works = session, host, memory, works
-        self._setups = {(setup.engine, setup.model): setup for setup in setups}
+    def __init__(self, session: Session, host: Machine, opened: _Opened) -> None:
+        self._session, self._host, self._memory, self._idle = session, host, opened.memory, opened.idle
+        self._works = {model.name: prefill_work(model) for model in opened.models}
+        self._setups = {(setup.engine, setup.model): setup for setup in opened.setups}
         self._known: dict[Key, tuple[int, Result]] = {}
 
     def so_far(self) -> list[Result]:
@@ -213,6 +213,7 @@ class _Account:
             peak_gb_s=self._memory.peak_gb_s if self._memory else None,
             nominal_gb_s=nominal / 1e9 if nominal else None,
             prefill_work=self._works.get(model) if engine == "headrace" else None,
+            idle=self._idle,
         )
 
 
@@ -269,7 +270,7 @@ def _draft(options: Options, model: "LoadedModel") -> "Network | None":
 
 def _own(
     loaded: Sequence["LoadedModel"], tests: Sequence[Test], limit: int, held: int, draft: "Network | None"
-) -> list[Backend]:
+) -> list[OwnEngine]:
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
     held += sum({key: size for each in arrays for key, size in each.items()}.values())  # K/V formats share weights
     if len({model.name for model in loaded}) < len(loaded):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.setup import Setup
+from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import CPUUse
 
 
@@ -62,7 +63,7 @@ class Sample:
 
     latencies_s: inter-token latencies, in a batch those of one sequence (bytes and FLOPs are of all). first_step_s:
     from the end of prefill to the first token. own_tokens_per_second: a peer's own figure, to check ours.
-    prompt_tokens: of a workload.
+    prompt_tokens: of a workload. energy: of the machine during the tokens that the speed counts; None if unknown.
     """
 
     prefill_s: float
@@ -76,6 +77,7 @@ class Sample:
     arrival: Arrival | None = None
     prompt_tokens: int | None = None
     pair: Pair | None = None
+    energy: EnergyUse | None = None
 
     @property
     def decode_s(self) -> float:
@@ -84,6 +86,11 @@ class Sample:
     @property
     def ttft_s(self) -> float | None:
         return None if self.first_step_s is None else self.prefill_s + self.first_step_s
+
+    def tokens(self, test: Test) -> int:
+        """Return the tokens that the speed of a prefill, a decode or both counts."""
+        decoded = test.batch * len(self.latencies_s)
+        return decoded if test.kind == "decode" else test.prompt + test.generate
 
     def tokens_per_second(self, test: Test) -> float:
         """Return the test's speed as defined in the module docstring."""
@@ -94,8 +101,8 @@ class Sample:
         if test.kind == "workload":  # a peer's: a latency for every token
             return len(self.latencies_s) / self.decode_s
         if test.kind == "decode":
-            return test.batch * len(self.latencies_s) / self.decode_s
-        return (test.prompt + test.generate) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)
+            return self.tokens(test) / self.decode_s
+        return self.tokens(test) / (self.prefill_s + (self.first_step_s or 0.0) + self.decode_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.bench.measure.setup import setup_line
+from headrace.app.bench.show.energy_view import energy_cell, energy_line
 from headrace.app.bench.show.explanation import step_figures
 from headrace.app.bench.show.intervals import bracketed, interval, spread
 from headrace.app.bench.show.profile_view import profile_lines
@@ -19,6 +20,7 @@ _INTERVAL = ("mean", "low", "high")
 _NESTED = {
     "ttft_ms": ("mean", "median", "low", "high"),
     "mbu_paired": _INTERVAL,
+    "energy_per_token": ("joules", "whole_joules", "watts", "idle_watts", "parts"),
     "arrival": (
         "itl_p95_before_ms",
         "itl_p95_ms",
@@ -50,8 +52,9 @@ def markdown(document: Document) -> str:
     together = any(entry.get("batch", 1) > 1 for entry in document["results"])
     workloads = [entry for entry in document["results"] if entry.get("speculation")]
     others = [entry for entry in document["results"] if not entry.get("speculation")]
+    energy = energy_line(document)
     tables = [
-        [_markdown_row(entry, several=several, together=together) for entry in others],
+        [_markdown_row(entry, several=several, together=together, energy=bool(energy)) for entry in others],
         [_workload_row(entry, several=several) for entry in workloads],
     ]
     lines: list[str] = []
@@ -70,6 +73,7 @@ def circumstances(document: Document) -> list[str]:
         *(f"{model_line(entry)}; sha256 {_digest(entry)}" for entry in document.get("models") or [model]),
         *(setup_line(setup) for setup in document.get("engines") or []),
         peak_line(device),
+        *([energy] if (energy := energy_line(document)) else []),
         *([line] if (line := explanation_line(document)) else []),
         *([step_cost_line(document["step_cost"])] if document["step_cost"] else []),
         *(ratio_line(ratio) for ratio in document["ratios"]),
@@ -273,7 +277,7 @@ def _engines(document: Document) -> set[tuple[str, str]]:
     return {(entry["engine"], entry["model"]) for entry in document["results"]}
 
 
-def _markdown_row(entry: Document, *, several: bool, together: bool) -> dict[str, str]:
+def _markdown_row(entry: Document, *, several: bool, together: bool, energy: bool) -> dict[str, str]:
     speed, itl = entry["tokens_per_second"], entry["itl_ms"]
     name = {"engine": entry["engine"], "model": entry["model"]} if several else {"model": entry["model"]}
     return {
@@ -288,5 +292,6 @@ def _markdown_row(entry: Document, *, several: bool, together: bool) -> dict[str
         "MBU": mbu_cell(entry),
         "roofline tok/s": decimals(entry["roofline_tokens_per_second"], 0),
         "FLOP/byte": decimals(entry["arithmetic_intensity"]),
+        **({"J/token": energy_cell(entry)} if energy else {}),
         "peak memory": format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",
     }

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
+from headrace.app.bench.show.energy_view import energy_line
 from headrace.app.bench.show.formats import (
     arrival_line,
     arrivals,
@@ -53,6 +54,8 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     from rich.text import Text
 
     rows = [("memory", Text(peak_line(document["device"])))]
+    if line := energy_line(document):
+        rows.append(("energy", Text(line)))
     if line := explanation_line(document):
         rows.append(("in words", Text(line)))
     rows += _labelled("engine", [Text(setup_line(setup)) for setup in document.get("engines") or []])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.app.bench.show.energy_view import energy_cell
 from headrace.app.bench.show.formats import gain_interval, label, mbu_cell, shown_mbu
 from headrace.app.bench.show.intervals import above_one, below_one, interval, spread
 from headrace.app.output.figures import percent, speed_text
@@ -68,6 +69,7 @@ def _columns(results: Sequence[Entry]) -> list[Column]:
         column("GB/s", lambda entry: speed_text(entry["achieved_bandwidth_gb_s"]), 4),
         column("MBU", mbu_cell, 1),
         column("", lambda entry: mbu_bar(shown_mbu(entry)), 7),
+        column("energy", energy_cell, 8),
         column("roofline", lambda entry: speed_text(entry["roofline_tokens_per_second"]), 9),
         column("FLOP/B", lambda entry: speed_text(entry["arithmetic_intensity"]), 11),
         column("memory", _memory, 12),

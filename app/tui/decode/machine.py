@@ -8,7 +8,7 @@ from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.units import format_bytes, three_digits
+from headrace.runtime.metrics.units import format_bytes, format_joules, three_digits
 
 _LABEL = 5
 
@@ -26,7 +26,8 @@ class MachineSection(Section):
         return id(metrics), metrics.load, metrics.contention, held, metrics.machine, metrics.model.kernels
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
-        lines = _measured(metrics.load, width) if metrics.load is not None else []
+        each = metrics.energy.joules_per_token
+        lines = _measured(metrics.load, each, width) if metrics.load is not None else []
         contention = (
             [Content.styled(contention_text(metrics.contention), "bold $text-warning")] if metrics.contention else []
         )
@@ -46,19 +47,22 @@ def contention_text(load: Load) -> str:
     return f"CPU busy: {cpu_phrase(load)}"
 
 
-def _measured(load: Load, width: int) -> list[Content]:
+def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Content]:
     readings, used = load.readings, load.memory_used
     cpus = f" {load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
     lines = [_two("CPU", load.own_cpus / load.cpus, load.other_cpus / load.cpus, cpus, width)]
     if readings.gpu_share is not None:
         held = readings.gpu_memory_used
-        memory = f", {format_bytes(held)} of {format_bytes(readings.gpu_memory_total or 0)}" if held is not None else ""
+        total = f" of {format_bytes(readings.gpu_memory_total)}" if readings.gpu_memory_total else ""
+        memory = f", {format_bytes(held)}{total}" if held is not None else ""
         lines.append(_two("GPU", readings.gpu_share, 0.0, f" {readings.gpu_share:.0%}{memory}", width))
     total = f" {format_bytes(used)} of {format_bytes(load.memory_total)}"
     lines.append(_two("RAM", used / load.memory_total if load.memory_total else 0.0, 0.0, total, width))
     facts = [f"swap {format_bytes(load.swap_used)}"]
     if readings.power_w is not None:
         facts.append(f"{readings.power_w:.1f} W")
+    if joules_per_token is not None:
+        facts.append(f"{format_joules(joules_per_token)} a token")
     if readings.temperature_c is not None:
         facts.append(f"{readings.temperature_c:.0f} °C")
     return [*lines, Content.styled(" · ".join(facts), "bold $text-warning" if load.swap_used > _SWAPPING else "$quiet")]

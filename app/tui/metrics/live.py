@@ -19,6 +19,7 @@ from headrace.app.tui.metrics.facts import CacheFill, FirstToken, MachineFacts, 
 from headrace.app.tui.metrics.figures import MIN_STEPS, Parts, StepTimes, Trail, step_bytes, step_times
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
+from headrace.app.tui.metrics.turn_energy import TurnEnergy
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu, mbu_base
 
@@ -66,6 +67,8 @@ class LiveMetrics:
         self.history = DecodeHistory()  # of this model
         self.load: Load | None = None
         """Load of the machine, at the latest look."""
+        self.energy = TurnEnergy()
+        self._fed = False  # a prompt was computed since the latest look
         self._contended_looks = 0  # samples in a row with contention
         self.prefill: MeasuredPrefill | None = None  # the latest one long enough to measure
         self._now_kept, self._now_of = StepTotals(), 0  # and the version they are of
@@ -134,6 +137,8 @@ class LiveMetrics:
         self.trail = Trail()
         self._turn, self.output_tokens = StepTotals(), 0
         self.batch, self.speculating = None, False
+        self.energy.begin_turn()
+        self._fed = True
 
     def prefilling(self, done: int, total: int, reused: int, waited_s: float = 0.0, tokenize_s: float = 0.0) -> None:
         self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
@@ -175,7 +180,7 @@ class LiveMetrics:
 
     def prefix_cached(self, fill: CacheFill, reuse: PromptReuse | None = None) -> None:
         """Note the cache after a prefetch. reuse: of the next prompt, as far as it is known; kept if it has a miss."""
-        self.fill = fill
+        self.fill, self._fed = fill, True
         if reuse is not None and (reuse.difference is not None or reuse.dropped):
             self.reuse = reuse
         self._changed()
@@ -209,6 +214,9 @@ class LiveMetrics:
         self._contended_looks = self._contended_looks + 1 if load.contended else 0
         if load.contended:
             self.busy_steps.extend(self._since_look)
+        fed = self._fed or any(step.fed for step in self._since_look)
+        self.energy.look(load.energy, sum(step.tokens for step in self._since_look), fed=fed)
+        self._fed = self.phase not in ("idle", "decode")
         self._since_look.clear()
 
     def _changed(self) -> None:
@@ -384,7 +392,7 @@ class LiveMetrics:
         copy.__dict__.update(self.__dict__, _turn=replace(self._turn))
         copy.steps = deque(self.steps, maxlen=STEPS_KEPT)
         copy.busy_steps = deque(self.busy_steps, maxlen=STEPS_KEPT)
-        copy.trail = deepcopy(self.trail)
+        copy.trail, copy.energy = deepcopy(self.trail), deepcopy(self.energy)
         copy.texts, copy.turns = list(self.texts), list(self.turns)
         copy.history = self.history.copy()
         copy.batch = deepcopy(self.batch)
@@ -403,6 +411,7 @@ class LiveMetrics:
             "mbu": self.mbu,
             "busy": self.busy,
             "roofline_tokens_per_second": self.roofline_rate,
+            "joules_per_token": self.energy.joules_per_token,
             "step_seconds": dict(times.parts) if (times := self.step_times) else None,
             "step_seconds_timed": bool(times and times.timed),
             "step_bytes": dict(self.step_bytes),

@@ -13,6 +13,7 @@ from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.stop_strings import StopMatcher
 from headrace.runtime.engine.request import Failed
 from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.machine.sensors import Readings
 from tests.tiny_chat import write_chat_model
 
 
@@ -68,6 +69,27 @@ def test_a_short_answer_has_the_cpu_use_of_its_prefill_too(
     for _ in answerer.stream(answer):
         pass
     assert answer.cpu_use == (decoding or "whole")
+
+
+def test_energy_is_that_from_the_first_step_to_the_end(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.runtime.machine.energy.LEAST_S", 0.0)
+    answerer = Answerer(model)
+    answer = prepared(answerer, "a", max_tokens=9)
+    looks: list[int] = []
+
+    def look() -> Readings:
+        looks.append(len(answer.steps))
+        return Readings(joules=10.0 * len(looks), energy_parts="CPU")
+
+    answer.sensors = look
+    list(answerer.stream(answer))
+    assert answer.energy is not None
+    assert (answer.energy.joules, answer.energy.parts) == (10.0, "CPU")
+    assert looks[0] == 0  # at the first step, before it counts
+    assert looks[1:] == [len(answer.steps)]
+    silent = prepared(answerer, "a", max_tokens=9)
+    list(answerer.stream(silent))
+    assert silent.energy is None
 
 
 def test_a_stop_rule_that_raises_ends_its_answer_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,48 @@ from headrace.app.bench.measure.result import Result, drift, result
 from headrace.app.bench.measure.sample import Repetition, Sample
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.typical import typical_speed
+from headrace.app.bench.show.energy_view import energy_cell
 from headrace.app.bench.show.formats import mbu_cell
 from headrace.app.predict.step_cost_fit import Point, fit_step_cost, points_of
+from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.metrics.units import format_joules
 
 
 def entry(test: Test, *samples: Sample, memory: float | None = 50.0, peak: float | None = 50.0) -> dict:
     repetitions = [Repetition(sample, float(i), memory) for i, sample in enumerate(samples)]
     return result(test, repetitions, setup=Setup("headrace", "m"), peak_gb_s=peak, nominal_gb_s=100.0)
+
+
+def _energetic(latencies: list[float], prompt_s: float = 0.0, joules: float | None = None) -> Sample:
+    use = EnergyUse(joules, sum(latencies) + prompt_s, "CPU") if joules is not None else None
+    return Sample(prompt_s, 0.0, latencies, energy=use)
+
+
+@pytest.mark.parametrize(
+    ("test", "latencies", "prompt_s", "tokens"),
+    [
+        (Test(0, 5), [0.1] * 4, 0.0, 4),
+        (Test(0, 5, batch=3), [0.1] * 4, 0.0, 12),
+        (Test(100, 0), [], 2.0, 100),
+        (Test(100, 5), [0.1] * 4, 2.0, 105),
+    ],
+)
+def test_energy_is_of_the_tokens_that_the_speed_counts(
+    test: Test, latencies: list[float], prompt_s: float, tokens: int
+) -> None:
+    samples = [_energetic(latencies, prompt_s, joules) for joules in (30.0, 40.0, None)]  # the last was too short
+    repetitions = [Repetition(sample, 0.0, None) for sample in samples]
+    setup = Setup("headrace", "m")
+    found = result(test, repetitions, setup=setup, peak_gb_s=None, nominal_gb_s=None, idle=5.0)
+    energy, seconds = found["energy_per_token"], 2 * (sum(latencies) + prompt_s)
+    assert energy["whole_joules"] == pytest.approx(70.0 / 2 / tokens)
+    assert energy["joules"] == pytest.approx((70.0 - 5.0 * seconds) / 2 / tokens)
+    assert (energy["watts"], energy["idle_watts"], energy["parts"]) == (pytest.approx(70.0 / seconds), 5.0, "CPU")
+    assert energy_cell(found) == format_joules(energy["joules"])
+    unknown = result(test, repetitions[2:], setup=setup, peak_gb_s=None, nominal_gb_s=None, idle=5.0)
+    assert unknown["energy_per_token"] is None
+    assert energy_cell(unknown) == ""
 
 
 def decode(latencies: list[float], weights: float = 90e6, kv: float = 10e6) -> Sample:

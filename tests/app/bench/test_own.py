@@ -13,6 +13,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.machine.sensors import Readings
 from tests.tiny import load_decoder, write_model
 
 MAMBA = {
@@ -120,3 +121,28 @@ def test_an_arrival_is_held_against_before_and_alone(decoder: Decoder) -> None:
 def test_a_batch_without_room_for_those_that_are_ahead_is_an_error(decoder: Decoder) -> None:
     with pytest.raises(EngineError, match="ended"):
         OwnEngine("tiny", decoder, limit=4).measure(Test(0, 9, 0, batch=2))
+
+
+class _Counter:
+    """A counter of one joule a look; the clock stands still between looks, and a second passes with each."""
+
+    looks = 0
+
+    def __call__(self) -> Readings:
+        self.looks += 1
+        return Readings(joules=float(self.looks), energy_parts="CPU")
+
+
+@pytest.mark.parametrize(("test", "looks"), [(Test(0, 5), 3), (Test(8, 0), 2), (Test(0, 5, batch=2), 2)])
+def test_energy_is_read_around_the_tokens_that_count(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, test: Test, looks: int
+) -> None:
+    monkeypatch.setattr("headrace.runtime.machine.energy.LEAST_S", 0.0)
+    backend = OwnEngine("tiny", decoder, limit=test.tokens)
+    assert backend.measure(test).energy is None  # nothing is read
+    backend.sensors = counter = _Counter()
+    energy = backend.measure(test).energy
+    assert energy is not None
+    assert counter.looks == looks  # before a request, again at the first step of a decode, and at the end
+    assert energy.joules == 1.0
+    assert energy.seconds > 0

@@ -28,6 +28,7 @@ from headrace.app.bench.show.report import html
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.figures import speed_text
 from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.machine.energy import EnergyUse
 
 KEYS = {
     "test", "depth", "tokens_per_second", "itl_ms", "weight_bytes_per_step", "kv_bytes_per_step",
@@ -51,6 +52,7 @@ def document() -> dict[str, Any]:
                     [factor * (0.004 + i * 1e-4)] * (test.generate - 1),
                     98e6 if engine == "headrace" else None, 3e6 + test.depth * 23040, 3e8, 10**8,
                     arrival=Arrival([0.002] * 64, 0.4) if test.kind == "arrival" else None,
+                    energy=EnergyUse(6.3, 0.3, "CPU") if test.kind == "decode" and engine == "headrace" else None,
                 )
                 for i in range(5)
             ]  # fmt: skip
@@ -64,6 +66,7 @@ def document() -> dict[str, Any]:
                     peak_gb_s=50.0,
                     nominal_gb_s=None,
                     prefill_work=work,
+                    idle=11.0,
                 )
             )
     peak = {"upper_quartile": 50.0, "median": 48.0, "p5": 40.0, "p95": 52.0, "passes": 60, "method": "memcmp"}
@@ -127,9 +130,18 @@ def test_markdown_is_one_table_and_the_circumstances() -> None:
     assert len(table) == 2 + 10
     assert len({line.count("|") for line in table}) == 1
     assert any("1.30x llama.cpp" in line for line in lines)
+    assert sum("| 47.6 mJ |" in line for line in lines) == 2  # (6.3 J - 11 W * 0.3 s) / 63
+    assert "- energy per token of CPU, net of 11.0 W idle; up to 21.0 W" in lines
     said = "- pp512 into tg64 x4 (headrace): ITL p95 from 2.0 to 4.2 ms while it joins, 2.10x ("
     assert any(line.startswith(said) and "tok/s, 76% of its speed alone (" in line for line in lines)
     assert any("2026-01-02" in line for line in lines)
+
+
+def test_without_energy_there_is_no_column_of_it() -> None:
+    results = [entry for entry in DOCUMENT["results"] if entry["engine"] == "llama.cpp"]
+    text = formats.markdown({**DOCUMENT, "results": results})
+    assert "J/token" not in text
+    assert "energy" not in text
 
 
 def test_an_engine_that_does_not_say_its_threads_is_shown_with_the_number_it_was_told() -> None:

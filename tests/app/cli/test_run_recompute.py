@@ -18,6 +18,7 @@ from headrace.app.cli.run_report import document, run_trace, summary_line, table
 from headrace.runtime.engine.request import Finished, Request, Step
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.machine import peaks
+from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.load import CPUUse
 from headrace.runtime.metrics.cost import LayerKV, StepCost
@@ -159,6 +160,18 @@ def test_a_busy_machine_has_no_mbu() -> None:
     found.answer.cpu_use = CPUUse(2, busy_cpus=2.0, own_cpus=1.9)
     said = document(found, with_steps=False)
     assert (said["mbu"] is None, said["busy"]) == (False, False)
+
+
+def test_energy_of_a_token_is_shown_where_it_is_known() -> None:
+    found = finished([(0.01, 1)] * 9, "length", False)
+    assert document(found, with_steps=False)["energy_per_token"] is None
+    assert "energy" not in dict(table(found))
+    whole = replace(found, energy=TokenEnergy(None, 0.3, 12.0, None, "CPU"))
+    assert dict(table(whole))["energy"] == "300 mJ per token with idle power (12.0 W of CPU)"
+    net = replace(found, energy=TokenEnergy(0.25, 0.3, 12.0, 2.0, "CPU"))
+    assert dict(table(net))["energy"] == "250 mJ per token net of 2.0 W idle (12.0 W of CPU)"
+    said = document(net, with_steps=False)["energy_per_token"]
+    assert said == {"joules": 0.25, "whole_joules": 0.3, "watts": 12.0, "idle_watts": 2.0, "parts": "CPU"}
 
 
 def test_the_panel_counts_as_the_summary_does() -> None:

@@ -31,6 +31,19 @@ def runner(name: str) -> Callable[..., str]:
     return run
 
 
+def notified(name: str) -> Callable[[str], int | None]:
+    """Return the states of notifications from recorded output of notifyutil: the name and the state."""
+
+    def state(notification: str) -> int | None:
+        return int(words[1]) if (words := runner(name)("notifyutil", "-g", notification).split()) else None
+
+    return state
+
+
+def power(name: str) -> hardware.PowerState:
+    return hardware.power_state(runner(name), notified(name))
+
+
 def recorded(name: str) -> Machine:
     device = json.loads((MACHINES / name / "device.json").read_text())
     uname = os.uname_result(device["uname"])
@@ -101,15 +114,15 @@ def test_macs(name: str, cores: int, bandwidth: float, monkeypatch: pytest.Monke
 
 def test_mac_power_and_memory() -> None:
     run = runner("macbook-m4-max")
-    assert hardware.power_state(run) == hardware.PowerState(True, 78, True, True, "heavy")
-    assert hardware.power_state(run).slows_memory
+    assert power("macbook-m4-max") == hardware.PowerState(True, 78, True, True, "heavy")
+    assert power("macbook-m4-max").slows_memory
     assert hardware.swap_used(reader("macbook-m4-max"), run) == int(8478.5 * 2**20)
     pages = 2411632 + 2652917 + 132203 + 10248
     assert hardware.memory_available(reader("macbook-m4-max"), run) == pages * 16384
     assert hardware.sysctl_facts(run)["kern.osproductversion"] == "26.1"
-    mini = hardware.power_state(runner("mac-mini-m2-pro"))  # recorded without notifyutil: of heat nothing is known
+    mini = power("mac-mini-m2-pro")  # recorded without notifications: of heat nothing is known
     assert mini == hardware.PowerState(False, None, False, None)
-    neo = hardware.power_state(runner("macbook-neo"))
+    neo = power("macbook-neo")
     assert neo == hardware.PowerState(False, 100, False, False, "nominal")
     assert not mini.slows_memory
     assert not neo.slows_memory
@@ -118,7 +131,7 @@ def test_mac_power_and_memory() -> None:
 
 def test_a_mac_without_tool_output_is_unknown() -> None:
     run = runner("no such machine")
-    assert hardware.power_state(run) == hardware.PowerState(None, None, None, None)
+    assert power("no such machine") == hardware.PowerState(None, None, None, None)
     assert hardware.swap_used(reader("no such machine"), run) is None
     assert hardware.memory_available(reader("no such machine"), run) is None
     assert hardware.ask_gpu_cores(run) is None

@@ -22,7 +22,6 @@ PARSERS: list[Callable[[str], object]] = [
     text.power,
     text.low_power_mode,
     text.speed_limited,
-    text.thermal_pressure,
     text.vm_stat_available,
 ]
 
@@ -105,18 +104,10 @@ def test_speed_limit(output: str, expected: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("com.apple.system.thermalpressurelevel 0\n", "nominal"),
-        ("com.apple.system.thermalpressurelevel 1\n", "moderate"),
-        ("com.apple.system.thermalpressurelevel 2\n", "heavy"),
-        ("com.apple.system.thermalpressurelevel 4\n", "heavy"),  # sleeping
-        ("com.apple.system.thermalpressurelevel: Failed with code 1\n", None),
-        ("", None),
-    ],
+    ("level", "expected"), [(0, "nominal"), (1, "moderate"), (2, "heavy"), (4, "heavy"), (None, None)]
 )
-def test_thermal_pressure(output: str, expected: str | None) -> None:
-    assert text.thermal_pressure(output) == expected
+def test_thermal_pressure(level: int | None, expected: str | None) -> None:
+    assert text.thermal_pressure(level) == expected
 
 
 @pytest.mark.parametrize(

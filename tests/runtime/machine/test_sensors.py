@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.runtime.machine import sensors as of
-from headrace.runtime.machine.sensors import Readings, apple, linux, sensors
+from headrace.runtime.machine.sensors import Readings, linux, sensors
 
 
 class Clock:
@@ -29,35 +29,43 @@ def _chip(hwmon: Path, number: int, name: str, *celsius: float) -> None:
         (folder / f"temp{place}_input").write_text(f"{value * 1000:.0f}\n")
 
 
+def _zone(rapl: Path, zone: str, name: str, microjoules: int | None) -> None:
+    folder = rapl / zone
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "name").write_text(f"{name}\n")
+    if microjoules is not None:
+        (folder / "energy_uj").write_text(f"{microjoules}\n")
+
+
 def test_cpu_temperature_and_power_on_linux(tmp_path: Path) -> None:
-    rapl = tmp_path / "energy_uj"
+    rapl = tmp_path / "powercap"
     _chip(tmp_path / "hwmon", 0, "nvme", 90.0)
     _chip(tmp_path / "hwmon", 1, "acpitz", 20.0)
     _chip(tmp_path / "hwmon", 2, "coretemp", 51.0, 63.5)
+    _zone(rapl, "intel-rapl:0", "package-0", None)  # for root only
     look = linux(tmp_path / "hwmon", rapl, Clock())
-    assert look() == Readings(temperature_c=63.5)  # no counter
-    rapl.write_text("1000000\n")
+    assert look() == Readings(temperature_c=63.5, energy_parts="CPU")
+    _zone(rapl, "intel-rapl:0", "package-0", 1_000_000)
     assert look().power_w is None  # the first look
-    rapl.write_text("24500000\n")
-    assert look().power_w == pytest.approx(23.5)
-    rapl.write_text("5\n")
+    _zone(rapl, "intel-rapl:0", "package-0", 24_500_000)
+    assert (found := look()).power_w == pytest.approx(23.5)
+    assert found.joules == pytest.approx(24.5)
+    _zone(rapl, "intel-rapl:0", "package-0", 5)
     assert look().power_w is None  # the counter began anew
 
 
+def test_packages_and_memory_count_once(tmp_path: Path) -> None:
+    zones = {"0": "package-0", "0:0": "core", "0:1": "dram", "1": "package-1", "2": "psys"}
+    for place, (zone, name) in enumerate(zones.items()):
+        _zone(tmp_path, f"intel-rapl:{zone}", name, 10**place * 1_000_000)
+    found = linux(tmp_path / "none", tmp_path, Clock())()
+    assert (found.joules, found.energy_parts) == (1 + 100 + 1000, "CPU and memory")
+    (tmp_path / "intel-rapl:0:1" / "energy_uj").unlink()
+    assert linux(tmp_path / "none", tmp_path, Clock())().joules is None  # a part of it would be too little
+
+
 def test_no_sensors_give_no_readings(tmp_path: Path) -> None:
-    assert linux(tmp_path / "none", tmp_path / "none", Clock())() == Readings()
-
-
-def test_power_of_apple_silicon_is_the_sum_of_its_parts() -> None:
-    energies = iter([(1000, 2000, None), (3000, 12000, None)])
-
-    def energy() -> Any:
-        cpu, gpu, dram = next(energies)
-        return SimpleNamespace(cpu_total_mj=cpu, gpu_mj=gpu, dram_mj=dram)
-
-    look = apple(SimpleNamespace(get_cumulative_energy=energy), Clock())
-    assert look().power_w is None
-    assert look().power_w == pytest.approx(12.0)
+    assert linux(tmp_path / "none", tmp_path / "none", Clock())() == Readings(energy_parts="CPU")
 
 
 def _nvml(**more: Any) -> Any:
@@ -83,8 +91,10 @@ def test_the_visible_gpu_is_read(monkeypatch: pytest.MonkeyPatch, visible: str |
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert sensors("cuda")() == Readings(310.5, 61.0, 0.87, 2 << 30, 80 << 30)
+    assert sensors("cuda")() == Readings(310.5, 61.0, 0.87, 2 << 30, 80 << 30, energy_parts="GPU")
     assert nvml.asked == [asked]
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda _: 1_234_500
+    assert sensors("cuda")().joules == pytest.approx(1234.5)
 
 
 def test_a_failed_sensor_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,5 +109,5 @@ def test_a_failed_sensor_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(calls) == 1
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
-    assert sensors("cuda")() == sensors("metal")() == Readings()
+    monkeypatch.setattr(of.darwin, "CoreFoundation", lambda _: 1 / 0)
+    assert sensors("cuda")() == sensors("metal")() == Readings(energy_parts=sensors("metal")().energy_parts)

@@ -1,0 +1,84 @@
+"""Energy over a span of time, net of the idle machine's, and per token.
+
+The counters are the machine's: other programs count, too. Unknown energy is None, never 0.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from headrace.runtime.machine.sensors import Readings, Sensors
+
+LEAST_S = 0.2  # shorter spans are a few updates of the counter
+_SETTLE_S, _IDLE_S = 0.2, 0.6
+_Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyUse:
+    """Joules over a span. parts: the parts of the machine that the counter covers, see `Readings`."""
+
+    joules: float
+    seconds: float
+    parts: str
+
+    @property
+    def watts(self) -> float:
+        return self.joules / self.seconds
+
+
+class EnergyMeter:
+    """Energy since the meter was made."""
+
+    def __init__(self, sensors: Sensors, clock: _Clock = time.monotonic) -> None:
+        self._sensors, self._clock = sensors, clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._began = self._clock(), self._sensors()
+
+    def use(self) -> EnergyUse | None:
+        """Return the energy so far; None for spans below LEAST_S, without a counter and after its reset."""
+        (began, before), now, found = self._began, self._clock(), self._sensors()
+        return energy_between(before, found, now - began) if now - began >= LEAST_S else None
+
+
+def energy_between(before: Readings, after: Readings, seconds: float) -> EnergyUse | None:
+    """Return the energy between two readings; None without a counter and after its reset."""
+    if before.joules is None or after.joules is None or after.joules < before.joules or seconds <= 0:
+        return None
+    return EnergyUse(after.joules - before.joules, seconds, after.energy_parts)
+
+
+def idle_watts(sensors: Sensors, sleep: Callable[[float], None] = time.sleep) -> float | None:
+    """Return the power while this program waits, over half a second; None, at once, without a counter."""
+    if sensors().joules is None:
+        return None
+    sleep(_SETTLE_S)
+    meter = EnergyMeter(sensors)
+    sleep(_IDLE_S)
+    use = meter.use()
+    return use.watts if use is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEnergy:
+    """Energy per token. joules: net of idle power, None if that is unknown or not below `watts`; whole_joules: all."""
+
+    joules: float | None
+    whole_joules: float
+    watts: float
+    idle_watts: float | None
+    parts: str
+
+
+def per_token(uses: Iterable[EnergyUse], tokens: int, idle: float | None) -> TokenEnergy | None:
+    """Return the energy of each of `tokens` tokens that took all these spans; None without a span or token."""
+    uses = list(uses)
+    seconds = sum(use.seconds for use in uses)
+    if not uses or not tokens or seconds <= 0:
+        return None
+    whole = sum(use.joules for use in uses)
+    net = None if idle is None or idle * seconds >= whole else (whole - idle * seconds) / tokens
+    return TokenEnergy(net, whole / tokens, whole / seconds, idle, uses[0].parts)
