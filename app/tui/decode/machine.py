@@ -62,7 +62,7 @@ def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Co
     if readings.power_w is not None:
         facts.append(f"{readings.power_w:.1f} W")
     if joules_per_token is not None:
-        facts.append(f"{format_joules(joules_per_token)} a token")
+        facts.append(f"{format_joules(joules_per_token)}/token")
     if readings.temperature_c is not None:
         facts.append(f"{readings.temperature_c:.0f} °C")
     return [*lines, Content.styled(" · ".join(facts), "bold $text-warning" if load.swap_used > _SWAPPING else "$quiet")]
