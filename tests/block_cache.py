@@ -42,9 +42,8 @@ class BlockCache(CacheLengths):
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         every = range(self._shape.layers)[layers]
         held = [self._gathered(layer, x.shape[1]) for layer in every]
-        out = node(
-            x, [keys for keys, _ in held], [values for _, values in held], self.length, [0] * len(held), self._phase
-        )
+        keys, values = ([side[part] for side in held] for part in (0, 1))
+        out = node(x, keys, values, self.length, [0] * len(held), self._phase, x.shape[1])
         mx.eval(out)
         for layer, (keys, values) in zip(every, held, strict=True):
             self._put_back(layer, keys, values, x.shape[1])

@@ -1,6 +1,5 @@
 """Matrices of the layers of headrace's decoder, with their sizes, from its configuration."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -15,6 +14,9 @@ from headrace.models.network.mixer_config import projections_into
 SizeOf = Callable[[str, int, int], int]
 """(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
+# Projections before the entry that a layer's token appends, or computed with them.
+_BEFORE = ("q_", "k_", "v_", "kv_", "in_", "embed_q", "unembed_out")
+
 
 @dataclass(slots=True)
 class _Matrices:
@@ -22,15 +24,19 @@ class _Matrices:
 
     size_of: SizeOf
     inputs: Sequence[str]  # projections into a feed-forward
+    last: int  # the last layer that appends
     found: list[Matrix] = field(default_factory=list)
 
     def add(
         self, name: str, module: str, layers: Sequence[int], rows: int, columns: int, of: int = 1, active: int = 1
     ) -> None:
         """Add a projection of these layers. of, active: experts in each, and how many of them a token uses."""
-        sizes = sorted(self.size_of(f"model.layers.{i}.{module}", rows, columns) for i in layers)
-        for size, same in groupby(sizes):
-            self.found.append(Matrix(name, of * len(list(same)), rows, columns, size, Fraction(active, of)))
+        behind = self.last + name.startswith(_BEFORE)  # the first layer that is late
+        sizes = sorted((self.size_of(f"model.layers.{i}.{module}", rows, columns), i >= behind) for i in layers)
+        for size, same in groupby(sizes, lambda found: found[0]):
+            late = [is_late for _, is_late in same]
+            share = Fraction(active, of)
+            self.found.append(Matrix(name, of * len(late), rows, columns, size, share, late=of * sum(late)))
 
     def add_feed_forward(
         self, kind: str, at: str, layers: Sequence[int], inner: int, width: int, of: int = 1, active: int = 1
@@ -42,7 +48,8 @@ class _Matrices:
 
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     """Return all matrices but the tables and the output projection."""
-    width, every, matrices = config.hidden_size, range(len(config.layers)), _Matrices(size_of, config.family.inputs)
+    width, every = config.hidden_size, range(len(config.layers))
+    matrices = _Matrices(size_of, config.family.inputs, config.appending - 1)
     attends = [i for i in every if config.layers[i].attends]
     kinds = {i: (*config.heads_of(config.layers[i]), config.layers[i].projects) for i in attends}
     for kind in dict.fromkeys(kinds.values()):
@@ -79,8 +86,9 @@ def _input_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
     whole = "per_layer_model_projection"
     found = [Matrix(whole, 1, count * size, width, size_of(f"model.{whole}", count * size, width))]
     for name, rows, columns in (("per_layer_input_gate", size, width), ("per_layer_projection", width, size)):
-        sizes = Counter(size_of(f"model.layers.{i}.{name}", rows, columns) for i in range(count))
-        found += [Matrix(name, of_size, rows, columns, nbytes) for nbytes, of_size in sizes.items()]
+        matrices = _Matrices(size_of, (), config.appending - 1)
+        matrices.add(name, name, range(count), rows, columns)
+        found += matrices.found
     return found
 
 

@@ -17,7 +17,8 @@ from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 class Matrix:
     """`count` equal projections of `rows` outputs and `columns` inputs; `nbytes` of one, with bias and scales.
 
-    share: part that one token uses (active experts over experts). output: makes the logits, which prefill skips.
+    share: part that one token uses (active experts over experts). output: makes the logits. late: those of the `count`
+    behind the last entry that a token appends, which prefill skips, as it does the output.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Matrix:
     nbytes: int
     share: Fraction = Fraction(1)
     output: bool = False
+    late: int = 0
 
     @property
     def weights(self) -> int:
@@ -118,12 +120,15 @@ class StepShape:
 
     @property
     def cost(self) -> StepCost:
+        late = [replace(matrix, count=matrix.count if matrix.output else matrix.late) for matrix in self.matrices]
         return StepCost(
             weight_bytes=sum(matrix.step_bytes for matrix in self.matrices) + self.vector_bytes,
             weight_flops=sum(matrix.step_flops for matrix in self.matrices),
             kv=self.kv,
             attention_flops_per_entry=attention_flops_per_entry(self.heads, self.head_dim),
             state_bytes=self.state_bytes,
+            late_bytes=sum(matrix.step_bytes for matrix in late),
+            late_flops=sum(matrix.step_flops for matrix in late),
         )
 
     def step(self, past: int) -> list[Operation]:
@@ -132,14 +137,15 @@ class StepShape:
         return [*rows, self._vectors(), *self._cache(past, 1)]
 
     def prefill(self, tokens: int, past: int = 0) -> list[Operation]:
-        """Return the rows of a prefill pass of `tokens` after `past`, which makes no logits."""
-        rows = [_operation(matrix, tokens) for matrix in self.matrices if not matrix.output]
-        return [*rows, self._vectors(), *self._cache(past, tokens)]
+        """Return the rows of a prefill pass of `tokens` after `past`, which appends and makes no logits."""
+        needed = [replace(matrix, count=matrix.count - matrix.late) for matrix in self.matrices if not matrix.output]
+        rows = [_operation(matrix, tokens) for matrix in needed if matrix.count]
+        return [*rows, self._vectors(), *self._cache(past, tokens, prompt=True)]
 
     def _vectors(self) -> Operation:
         return Operation("norms", 1, "", self.vector_bytes, 0)
 
-    def _cache(self, past: int, tokens: int) -> Iterator[Operation]:
+    def _cache(self, past: int, tokens: int, *, prompt: bool = False) -> Iterator[Operation]:
         per_entry = self.cost.attention_flops_per_entry
         for layer in self.kv:
             # Query i attends to the past and the i + 1 newest entries within its window.
@@ -148,7 +154,7 @@ class StepShape:
             name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
             yield Operation(
                 name,
-                layer.count,
+                layer.count - layer.late * prompt,
                 f"{read} x {2 * self.kv_heads} x {self.head_dim}",
                 layer.bytes_per_token * read,
                 per_entry * seen,

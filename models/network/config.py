@@ -55,6 +55,11 @@ class DecoderConfig:
     input_size: int = 0  # of each layer's own input of a token, from a table of `input_vocab` rows
     input_vocab: int = 0
 
+    @property
+    def appending(self) -> int:
+        """Layers up to the last that has K/V or recurrent state of its own."""
+        return max(i for i, layer in enumerate(self.layers) if layer.source is None) + 1
+
     def heads_of(self, layer: LayerConfig) -> tuple[int, int]:
         """Return a layer's K/V heads and their size."""
         return layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim

@@ -124,21 +124,8 @@ class Decoder:
         for array in looked_up if self._inputs is None else [*looked_up, *self._inputs.table.arrays]:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
-        parts = {"attention": 0, "MLP": 0, "experts used": 0, "head": self._head.nbytes}
-        count = self._head.rows * self._head.columns
-        count += 0 if self._inputs is None else self._inputs.projection.rows * self._inputs.projection.columns
-        for layer in self._layers:
-            count += sum(weight.rows * weight.columns for weight in layer.matrices)
-            parts["attention"] += sum(weight.nbytes for weight in (*layer.qkv, layer.output))
-            if (mixture := layer.mixture) is None:
-                parts["MLP"] += sum(weight.nbytes for weight in layer.matrices[len(layer.qkv) + 1 :])
-                continue
-            for stack in mixture.stacks:  # only the active experts are read
-                nbytes -= stack.nbytes - stack.nbytes * mixture.active // mixture.count
-                parts["experts used"] += stack.nbytes * mixture.active // mixture.count
-                count += stack.rows * stack.columns * mixture.active // mixture.count
-        cost = network_cost(self.config, weight_bytes=nbytes, weight_count=count, kv=self.kv_shape.format)
-        return replace(cost, weight_parts=[(name, size) for name, size in parts.items() if size])
+        beside = [] if self._inputs is None else [self._inputs.projection]
+        return network_cost(self.config, self._layers, [*beside, self._head], nbytes, self.kv_shape.format)
 
     @property
     def wide_chunks(self) -> bool:
@@ -171,7 +158,7 @@ class Decoder:
         return self.kv_backend(KVOptions(1)).rolls_back
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """Run all layers on what `embed` returns and append T entries per layer -> (B, T, E).
+        """Run all layers on what `embed` returns and append T entries per layer -> (B, T, E), or its wanted rows.
 
         With a draft head, the last norm, too.
         """
@@ -179,6 +166,8 @@ class Decoder:
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
                 x = kv.run_fused(layers, self._with_inputs(x, embedded, layers), node)
+                if x.shape[1] == 0:  # no row is wanted, and layers behind append nothing
+                    break
                 continue
             for index in range(layers.start, layers.stop):
                 x = self._layer(x, kv, index, embedded)
@@ -207,7 +196,7 @@ class Decoder:
         """
         eps, activation, count = self.config.norm_eps, self.config.family.activation, len(self._layers)
         plain, bits = not (self.config.family.centred or self.config.family.parallel), self.activations
-        appends = count - sum(layer.source is not None for layer in self.config.layers)
+        appends = self.config.appending
         parts = [slice(0, appends), slice(appends, count)][: 1 if appends == count else 2]
         nodes = [ops.fuse(self._layers[part], eps, activation, rounding=bits) if plain else None for part in parts]
         if None not in nodes:

@@ -68,7 +68,7 @@ class LongRopeDecoder(Decoder):
         if again:
             cache.restart()
             for tokens in again:
-                feeding = BufferPass([PassRow(cache, tokens.shape[1], "prefill")])
+                feeding = BufferPass([PassRow(cache, tokens.shape[1], "prefill", output=False)])
                 self._run(tokens, feeding, long)
                 feeding.advance()
                 mx.eval(feeding.arrays)

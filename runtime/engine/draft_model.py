@@ -89,7 +89,7 @@ class DraftModel:
         if len(new) > _RUN:
             return next(prefill(self._network, self._kv, self._cache, new, self._sizer)) == len(new)
         if new:
-            kv_pass = one_pass(self._kv, self._cache, len(new), "decode")
+            kv_pass = one_pass(self._kv, self._cache, len(new), "decode", output=False)
             feed(self._network, kv_pass, mx.array(list(new), mx.uint32))
             self._cache.commit(len(new))
         return True

@@ -51,7 +51,7 @@ def prefill(
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()
-        kv_pass = one_pass(kv, cache, len(chunk))
+        kv_pass = one_pass(kv, cache, len(chunk), output=False)
         feed(network, kv_pass, mx.array(list(chunk)))
         mx.eval(kv_pass.arrays)
         cache.commit(len(chunk))
@@ -63,11 +63,11 @@ def prefill(
 
 
 def feed(network: Network, kv_pass: KVPass, tokens: mx.array) -> mx.array:
-    """Run a pass over tokens (N,) that chooses none -> the output of the layers (1, N, E).
+    """Run a pass over tokens (N,) that chooses none -> the output of the layers, as far as the rows want it.
 
     Unless the output is evaluated, the last layer's feed-forward costs nothing.
     """
-    x = network.layers(network.embed(tokens[None]), kv_pass)  # (1, N) -> (1, N, E)
+    x = network.layers(network.embed(tokens[None]), kv_pass)  # (1, N) -> (1, wanted, E)
     kv_pass.advance()
     return x
 

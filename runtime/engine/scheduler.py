@@ -41,6 +41,11 @@ class ScheduledChunk:
         """Tokens that choose, if it chooses."""
         return self.count - self.again
 
+    @property
+    def output(self) -> bool:
+        """True if the output of the layers is used: for tokens, or by a proposer."""
+        return self.chooses or self.sequence.mtp is not None
+
 
 class Scheduler:
     """All sequences between submission and end.

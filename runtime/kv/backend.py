@@ -88,7 +88,7 @@ class KVBackend(Protocol):
         ...
 
 
-def one_pass(kv: KVBackend, cache: KVCache, tokens: int, phase: Phase = "prefill") -> KVPass:
+def one_pass(kv: KVBackend, cache: KVCache, tokens: int, phase: Phase = "prefill", *, output: bool = True) -> KVPass:
     """Return a pass of one row."""
-    [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase)])
+    [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase, output)])
     return kv_pass

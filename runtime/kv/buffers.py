@@ -88,7 +88,7 @@ class BufferPass:
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """x (1, N, E) -> (1, N, E), for one row."""
-        return self._caches[0].run_fused(layers, x, node)
+        return self._caches[0].run_fused(layers, x, node, output=self.rows[0].output)
 
     def advance(self) -> None:
         for cache, row in zip(self._caches, self.rows, strict=True):

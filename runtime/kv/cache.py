@@ -79,11 +79,15 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassRow:
-    """One sequence's tokens in a pass: `count` new ones, of one phase."""
+    """One sequence's tokens in a pass: `count` new ones, of one phase.
+
+    output: the output of the layers is wanted. Without, the last layer may append only.
+    """
 
     cache: KVCache
     count: int
     phase: Phase
+    output: bool = True
 
 
 class KVPass(Protocol):
@@ -102,7 +106,10 @@ class KVPass(Protocol):
         ...
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode, /) -> mx.array:
-        """Run whole layers, attention included, in one node. x (1, N, E) -> (1, N, E)."""
+        """Run whole layers, attention included, in one node. x (1, N, E) -> (1, N, E).
+
+        The last layers that append return the rows up to the last with `PassRow.output`: none, if there is none.
+        """
         ...
 
     def advance(self) -> None:
@@ -198,6 +205,11 @@ class KVShape:
     def source(self, layer: int) -> int:
         """Return the layer whose K/V this one reads."""
         return self.sources[layer] if self.sources else layer
+
+    @property
+    def appending(self) -> int:
+        """Layers up to the last that has K/V or recurrent state of its own."""
+        return max(layer for layer in range(self.layers) if self.source(layer) == layer) + 1
 
     @property
     def state_bytes(self) -> int:

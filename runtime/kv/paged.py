@@ -6,7 +6,7 @@ E = model width, N = tokens of a pass.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TypeVar, cast
 
 import mlx.core as mx
@@ -35,12 +35,14 @@ class PagedPass:
         for table, row in zip(self._tables, rows, strict=True):
             table.reserve(row.count, row.phase)
         self._storage = self._tables[0].pool.storage
+        ends = zip(accumulate(row.count for row in rows), rows, strict=True)
         self._pass = Pass(
             [
                 SequenceRows(row.count, table.length, row.phase, table.tables)
                 for table, row in zip(self._tables, rows, strict=True)
             ],
             self._storage.store,
+            wanted=max((end for end, row in ends if row.output), default=0),
         )
         self._before = self._storage.newest
         self._recurrent = self._storage.shape.recurrent
@@ -61,12 +63,15 @@ class PagedPass:
         return out
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
-        """x (1, N, E) -> (1, N, E)."""
+        """x (1, N, E) -> (1, wanted, E)."""
+        shape, wanted = self._storage.shape, self._pass.rows
+        if layers.stop == shape.layers or (not self._pass.wanted and layers.stop == shape.appending):
+            wanted = self._pass.wanted
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
         states = [[table.states[place] for table in self._tables] for place in range(first, last)]
         kept = sum(row.count for row in self.rows if row.phase == "decode") if states else 0
-        x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept)
-        if any(self._storage.shape.source(layer) == layer for layer in range(layers.start, layers.stop)):
+        x, *made = node.run_pass(self._in_turn(x), self._pass, layers, states, kept, wanted)
+        if layers.start < shape.appending:
             self._storage.newest = x
         rest = iter(made)
         for place in range(first, last):

@@ -115,15 +115,17 @@ class SlotCache(ReusableCache):
             out, keys[layer], values[layer] = self._ops.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase
             )
-        if spec.appends:
+        if spec.appends and self._ops.pages(spec):  # kernels that write in place; others return what they appended
             self._newest = out
         return out
 
-    def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
-        """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E)."""
+    def run_fused(self, layers: slice, x: mx.array, node: LayersNode, *, output: bool) -> mx.array:
+        """Run whole layers in one node, on own unpacked buffers. x (1, T, E) -> (1, T, E); see `KVPass.run_fused`."""
+        wanted = x.shape[1] if output or layers.stop < self._shape.appending else 0
         own = [self.source(layer) for layer in range(layers.start, layers.stop)]
         keys, values = ([side[layer] for layer in own] for side in self.sides)
-        x = node(self._in_turn(x), keys, values, self.length, [self.firsts[layer] for layer in own], self.phase)
+        firsts = [self.firsts[layer] for layer in own]
+        x = node(self._in_turn(x), keys, values, self.length, firsts, self.phase, wanted)
         if max(own) >= layers.start:  # some of them append
             self._newest = x
         return x

@@ -15,11 +15,15 @@ BESIDE_WINDOW = ROLLBACK + DROPPED + 512  # plus a prefill chunk
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to."""
+    """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to.
+
+    late: layers of these in which a prompt's tokens append only; see `StepCost.prompt_flops`.
+    """
 
     count: int
     bytes_per_token: int
     window: int | None = None
+    late: int = 0
 
     def nbytes(self, entries: int) -> int:
         """Return the visible bytes of `entries` entries, in all `count` layers."""
@@ -38,7 +42,8 @@ class StepCost:
     weight_bytes: read once per step for any batch. weight_flops: 2 per multiply-add of a weight.
     attention_flops_per_entry: per visible cache entry in one layer (q·k and weights·v over all heads). weight_parts:
     (name, bytes) of `weight_bytes` by part of the network: most of them, or none if they are not known. state_bytes: of
-    the recurrent state of a sequence, which a step reads and writes whole; it counts as K/V.
+    the recurrent state of a sequence, which a step reads and writes whole; it counts as K/V. late_bytes, late_flops: of
+    the weights behind the last entry that a token appends, the output projection included.
     """
 
     weight_bytes: int
@@ -47,6 +52,8 @@ class StepCost:
     attention_flops_per_entry: int = 0
     weight_parts: Sequence[tuple[str, int]] = field(default=(), compare=False)
     state_bytes: int = 0
+    late_bytes: int = 0
+    late_flops: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -70,10 +77,15 @@ class StepCost:
 
     def step_flops(self, past: int, rows: int = 1) -> int:
         """Return the FLOPs of a step with `past` cache entries. rows: successive tokens of one sequence, attention's
-        included: with draft tokens, or of a prompt.
+        included, with draft tokens.
         """
         entries = sum(layer.count * visible_by_all(past + 1, rows, layer.window) for layer in self.kv)
         return rows * self.weight_flops + self.attention_flops_per_entry * entries
+
+    def prompt_flops(self, past: int, rows: int) -> int:
+        """Return the FLOPs of `rows` tokens of a prompt, which choose none: as far as they append K/V."""
+        late = sum(layer.late * visible_by_all(past + 1, rows, layer.window) for layer in self.kv)
+        return self.step_flops(past, rows) - rows * self.late_flops - self.attention_flops_per_entry * late
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes of a cache of `tokens` entries."""

@@ -117,15 +117,18 @@ class LayersNode(Protocol):
         offset: int,
         firsts: Sequence[int],
         phase: Phase,
+        wanted: int,
         /,
     ) -> mx.array:
-        """Run the layers. x (B, T, E) -> (B, T, E). keys, values, firsts: per layer, see `attend`; written in place."""
+        """Run the layers. x (1, T, E) -> (1, wanted, E). keys, values, firsts: per layer, see `attend`; in place."""
         ...
 
     def run_pass(
-        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, /
+        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, wanted: int, /
     ) -> list[mx.array]:
-        """Run these layers of the network for a pass. x (1, N, E) -> (1, N, E). See `attend_pass` and `mix_pass`.
+        """Run these layers of the network for a pass. x (1, N, E) -> (1, wanted, E). See `attend_pass` and `mix_pass`.
+
+        Of rows that are not wanted, the last layer appends K/V and advances states only.
 
         states: of each layer with a mixer, one per sequence. Behind x, the result has for each such layer the new
         states, and the mixer's inputs (1, kept, projected) of the first `kept` rows, if any.

@@ -328,7 +328,8 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     qkv, plan = _attention(qkv, spec)
     if plan is None:
         return reference.attend_pass(qkv, rows, layer, spec)
-    return kernels.attend_pass(qkv, native_pass(rows), *rows.store.places[layer], plan)
+    appends_only = rows.wanted == 0 and layer + 1 == len(rows.store.places)  # nobody uses what it returns
+    return kernels.attend_pass(qkv, native_pass(rows), *rows.store.places[layer], plan, appends_only)
 
 
 def _attention(qkv: Projections, spec: AttentionSpec) -> "tuple[mx.array, kernels.AttentionPlan | None]":
@@ -387,15 +388,16 @@ class _Fused:
         offset: int,
         firsts: Sequence[int],
         phase: Phase,
+        wanted: int,
     ) -> mx.array:
         firsts = firsts if any(firsts) else ()
-        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill", self._coarse)
+        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill", self._coarse, wanted)
 
     def run_pass(
-        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int
+        self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, wanted: int
     ) -> list[mx.array]:
         places = rows.store.places[layers]
-        return kernels.layers_pass(x, native_pass(rows), places, self._plans, states, kept, self._coarse)
+        return kernels.layers_pass(x, native_pass(rows), places, self._plans, states, kept, self._coarse, wanted)
 
 
 if missing is None and (_wanted := environment.threads()):

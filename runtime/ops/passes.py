@@ -112,17 +112,19 @@ class KVStore:
 class Pass:
     """The rows of one pass: x is (1, N, E), sequence after sequence.
 
-    Block tables are copied, since they may grow while the pass runs.
+    Block tables are copied, since they may grow while the pass runs. wanted: rows of which the last layer's output is
+    used, the first ones.
     """
 
-    __slots__ = ("native", "sequences", "store")
+    __slots__ = ("native", "sequences", "store", "wanted")
 
-    def __init__(self, sequences: Sequence[SequenceRows], store: KVStore) -> None:
+    def __init__(self, sequences: Sequence[SequenceRows], store: KVStore, wanted: int | None = None) -> None:
         self.sequences = [
             SequenceRows(rows.count, rows.offset, rows.phase, [list(table) for table in rows.tables])
             for rows in sequences
         ]
         self.store = store
+        self.wanted = self.rows if wanted is None else wanted
         self.native: _native.Pass | None = None  # the pass in the native kernels' form, made once
 
     @property

@@ -72,7 +72,7 @@ class Model:
     def forward(self, x: mx.array, cache: Cache, offset: int) -> mx.array:
         """Run (B, T, E) -> logits of the last positions (B, 1, V). Writes the cache's buffers."""
         phase: Phase = "decode" if x.shape[1] == 1 else "prefill"
-        x = self.node(x, *cache, offset, [0] * self.shape.layers, phase)
+        x = self.node(x, *cache, offset, [0] * self.shape.layers, phase, -1)
         return self.ops.norm_linear(x[:, -1:], self.norm, 1e-5, self.head)
 
     def seconds(self, rows: int = 1, depth: int = 0, batch: int = 1) -> float:
@@ -95,7 +95,7 @@ class Model:
         def step() -> None:
             rows = Pass([SequenceRows(1, depth, "decode", table) for table in tables], store)
             mx.eval(
-                self.ops.norm_linear(self.node.run_pass(x, rows, slice(None), (), 0)[0], self.norm, 1e-5, self.head)
+                self.ops.norm_linear(self.node.run_pass(x, rows, slice(None), (), 0, -1)[0], self.norm, 1e-5, self.head)
             )
 
         return step

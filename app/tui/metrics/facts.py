@@ -78,8 +78,8 @@ class MeasuredPrefill:
 
     @classmethod
     def of(cls, cost: StepCost, reused: int, fed: int, seconds: float) -> "MeasuredPrefill":
-        nbytes = cost.weight_bytes + cost.kv_bytes_read(reused + fed - 1) + cost.kv_bytes_written(fed)
-        return cls(cost.step_flops(reused, fed), nbytes, seconds)
+        read = cost.weight_bytes - cost.late_bytes + cost.kv_bytes_read(reused + fed - 1)
+        return cls(cost.prompt_flops(reused, fed), read + cost.kv_bytes_written(fed), seconds)
 
 
 @dataclass(frozen=True, slots=True)

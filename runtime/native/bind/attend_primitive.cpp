@@ -1,6 +1,7 @@
 // See attend_primitive.h.
 #include "attend_primitive.h"
 
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -18,14 +19,18 @@ namespace {
 // Input: qkv. Output: out.
 class Attend : public Node {
  public:
-  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, LayerBlocks blocks)
-      : Node(stream), plan_(std::move(plan)), blocks_(std::move(blocks)) {}
+  Attend(mx::Stream stream, std::shared_ptr<AttentionPlan> plan, LayerBlocks blocks, bool appends_only)
+      : Node(stream), plan_(std::move(plan)), blocks_(std::move(blocks)), appends_only_(appends_only) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].set_data(allocated(outputs[0].nbytes()));
     AttendCall call = plan_->call();
     call.out = outputs[0].data<float>();
     blocks_.describe(call);
+    if (appends_only_) {
+      call.wanted = 0;
+      std::memset(call.out, 0, outputs[0].nbytes());
+    }
     auto task = [call, plan = plan_, blocks = blocks_, qkv = Rows(inputs[0])]() mutable {
       std::vector<char> copy;
       call.qkv = qkv.read<float>(copy);
@@ -39,6 +44,7 @@ class Attend : public Node {
  private:
   std::shared_ptr<AttentionPlan> plan_;
   LayerBlocks blocks_;
+  bool appends_only_;
 };
 
 // Inputs: q, keys, values, then mask and sinks where present.
@@ -188,9 +194,10 @@ const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t
 
 namespace {
 
-mx::array attended(const mx::array& qkv, const std::shared_ptr<AttentionPlan>& plan, LayerBlocks blocks) {
+mx::array attended(const mx::array& qkv, const std::shared_ptr<AttentionPlan>& plan, LayerBlocks blocks, bool appends_only = false) {
   mx::Shape out{qkv.shape(0), qkv.shape(1), static_cast<int>(plan->call().heads * plan->call().dim)};
-  return mx::array(std::move(out), mx::float32, std::make_shared<Attend>(cpu_stream(), plan, std::move(blocks)), {qkv});
+  auto node = std::make_shared<Attend>(cpu_stream(), plan, std::move(blocks), appends_only);
+  return mx::array(std::move(out), mx::float32, std::move(node), {qkv});
 }
 
 void require_projections(const mx::array& qkv, const AttendCall& call) {
@@ -238,10 +245,10 @@ mx::array attend_heads(const mx::array& q, const mx::array& keys, const mx::arra
 }
 
 mx::array attend_pass(const mx::array& qkv, const std::shared_ptr<Pass>& pass, int group, int index,
-                      const std::shared_ptr<AttentionPlan>& plan) {
+                      const std::shared_ptr<AttentionPlan>& plan, bool appends_only) {
   require_projections(qkv, plan->call());
   require(qkv.shape(0) == 1 && qkv.shape(1) == pass->rows(), "qkv must have the rows of the pass");
-  return attended(qkv, plan, pass->layer(group, index, plan->call()));
+  return attended(qkv, plan, pass->layer(group, index, plan->call()), appends_only);
 }
 
 }  // namespace headrace

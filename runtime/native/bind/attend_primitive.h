@@ -40,9 +40,9 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
 mx::array attend(const mx::array& qkv, const mx::array& keys, const mx::array& values, int offset,
                  const std::shared_ptr<AttentionPlan>& plan, int first, bool prefill);
 
-// The same for the rows of a pass, (1, N, .), over the blocks of the `index`-th layer of a group.
+// The same for the rows of a pass, (1, N, .), over the blocks of the `index`-th layer of a group. With `appends_only` the result is zeros.
 mx::array attend_pass(const mx::array& qkv, const std::shared_ptr<Pass>& pass, int group, int index,
-                      const std::shared_ptr<AttentionPlan>& plan);
+                      const std::shared_ptr<AttentionPlan>& plan, bool appends_only = false);
 
 // Heads x (B, H, T, D) float32, rotated at positions [offset, offset + T) -> the same shape. Throws std::invalid_argument for others.
 mx::array rotate_heads(const mx::array& x, const std::shared_ptr<Rope>& rope, int offset);

@@ -61,6 +61,7 @@ struct LayerMemory {
   const float* own_input = nullptr;  // of the layer, rows `input_stride` apart
   int64_t input_stride = 0;
   const uint8_t* coarse = nullptr;
+  int64_t wanted = 0;  // first rows that the layer computes; the others only append and advance the state
 };
 
 // gates = gelu(gates) * the layer's own input, (rows, P).
@@ -99,26 +100,28 @@ void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv
   qkv.norm = plan.input_norm;
   qkv.eps = plan.eps;
   LinearCall gate;
-  if (plan.gate != nullptr) {
-    gate = projection(qkv.x, qkv.rows, *plan.gate, scratch(Slot::mixed, qkv.rows * plan.gate->view().n));
+  const bool gated = plan.gate != nullptr && memory.wanted > 0;
+  if (gated) {
+    gate = projection(qkv.x, memory.wanted, *plan.gate, scratch(Slot::mixed, memory.wanted * plan.gate->view().n));
     gate.norm = plan.input_norm;
     gate.eps = plan.eps;
     gate.next = &output;
     gate.coarse = qkv.coarse;
   }
-  qkv.next = plan.gate != nullptr ? &gate : &output;
+  qkv.next = gated ? &gate : &output;
   if (plan.attention == nullptr) {
     run_recurrent(plan, memory, qkv, heads);
     return;
   }
   run_linear(pool, kernels, qkv);
-  if (plan.gate != nullptr) run_linear(pool, kernels, gate);
+  if (gated) run_linear(pool, kernels, gate);
   AttendCall attend = plan.attention->call();
   memory.blocks->describe(attend);
   attend.qkv = qkv.out;
+  attend.wanted = memory.wanted;
   attend.out = heads;
   run_attend(pool, kernels, attend);
-  if (plan.gate != nullptr) run_gated(pool, kernels, gate.out, heads, qkv.rows * plan.gate->view().n, Act::sigmoid, heads);
+  if (gated) run_gated(pool, kernels, gate.out, heads, memory.wanted * plan.gate->view().n, Act::sigmoid, heads);
 }
 
 // Multiplies each row of the feed-forward, (rows, F), by its gate: down(g * x) is g * down(x).
@@ -167,13 +170,14 @@ void run_feed_forward(const LayerPlan& plan, const LinearCall* last, int64_t row
   add_normed(plan, rows, branch, plan.mlp_post, x, plan.own_gate == nullptr ? plan.scalar : 1.0f, x);
 }
 
-// The calls of a layer, in order; `out` may be `x`. `after` is the next layer, or nullptr.
-void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory& memory, int64_t rows, const float* x, float* out) {
+// The calls of a layer, in order; `out` may be `x`. `after` is the next layer, or nullptr. tokens: rows of x, of which `wanted` are
+// computed.
+void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory& memory, int64_t tokens, const float* x, float* out) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
-  const int64_t inner = plan.down == nullptr ? 0 : plan.down->view().k;
-  float* wide = scratch(Slot::wide, rows * std::max(plan.qkv->view().n, inner));
-  float* heads = scratch(Slot::heads, rows * plan.output->view().k);
+  const int64_t rows = memory.wanted, inner = plan.down == nullptr ? 0 : plan.down->view().k;
+  float* wide = scratch(Slot::wide, std::max(tokens * plan.qkv->view().n, rows * inner));
+  float* heads = scratch(Slot::heads, tokens * plan.output->view().k);
   float* branch = plan.has_branch() ? scratch(Slot::branch, rows * plan.qkv->view().k) : nullptr;
 
   LinearCall following, gate_up, down, own_gate, own_projection;
@@ -200,20 +204,22 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   } else if (plan.experts == nullptr) {
     output.next = last;
   }
-  LinearCall qkv = projection(x, rows, *plan.qkv, wide);
+  LinearCall qkv = projection(x, tokens, *plan.qkv, wide);
   // A recurrence adds up what its inputs were moved by, so that those of mixers stay in 16 bits.
   if (plan.mixer == nullptr) output.coarse = qkv.coarse = memory.coarse;
   gate_up.coarse = down.coarse = memory.coarse;
   run_mixing(plan, memory, qkv, output, heads);
+  if (plan.mixer_in == nullptr && rows == 0) return;
   if (plan.mixer_in == nullptr) {
     run_linear(pool, kernels, output);
   } else {  // of the same input, which `output` overwrites if out is x
-    LinearCall into = projection(x, rows, *plan.mixer_in, scratch(Slot::beside, rows * plan.mixer_in->view().n));
-    float* y = scratch(Slot::beside_heads, rows * plan.mixer_out->view().k);
+    LinearCall into = projection(x, tokens, *plan.mixer_in, scratch(Slot::beside, tokens * plan.mixer_in->view().n));
+    float* y = scratch(Slot::beside_heads, tokens * plan.mixer_out->view().k);
     into.norm = plan.input_norm;
     into.eps = plan.eps;
     into.next = &output;
     run_recurrent(plan, memory, into, y);
+    if (rows == 0) return;
     LinearCall beside = projection(y, rows, *plan.mixer_out, out);
     beside.residual = out;
     beside.next = output.next;
@@ -242,7 +248,7 @@ int64_t inputs_of(const std::vector<Layer>& layers) {
   return sum;
 }
 
-// Input and output: x; the input may have the layers' own inputs behind its E numbers. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
+// Input and output: x; the input may have the layers' own inputs behind its E numbers, and the output has its first rows. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
 // mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence. coarse: of each row, or empty.
 class Layers : public Node {
  public:
@@ -255,16 +261,17 @@ class Layers : public Node {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     std::vector<float*> to;
-    for (mx::array& out : outputs) {
-      out.set_data(allocated(out.nbytes()));
+    const auto width = static_cast<int64_t>(outputs[0].shape(-1)), rows = static_cast<int64_t>(inputs[0].size()) / inputs[0].shape(-1);
+    const int64_t wanted = static_cast<int64_t>(outputs[0].size()) / width;
+    for (mx::array& out : outputs) {  // x has room for all rows between layers
+      out.set_data(allocated(to.empty() ? static_cast<size_t>(rows * width) * sizeof(float) : out.nbytes()));
       to.push_back(out.data<float>());
     }
-    const int64_t rows = static_cast<int64_t>(outputs[0].size()) / outputs[0].shape(-1);
     std::vector<Rows> from(inputs.begin(), inputs.end());
-    auto task = [layers = layers_, counts = counts_, kept = kept_, coarse = coarse_, rows, from = std::move(from), to = std::move(to)] {
+    auto task = [layers = layers_, counts = counts_, kept = kept_, coarse = coarse_, rows, width, wanted, from = std::move(from), to = std::move(to)] {
       std::vector<std::vector<char>> copies(from.size());
       const float* x = from[0].read<float>(copies[0]);
-      const int64_t width = layers->front().plan->qkv->view().k, stride = width + inputs_of(*layers);
+      const int64_t stride = width + inputs_of(*layers);
       const float* own_input = x + width;
       if (stride > width) {
         for (int64_t m = 0; m < rows; ++m) std::memcpy(to[0] + m * width, x + m * stride, static_cast<size_t>(width) * sizeof(float));
@@ -275,7 +282,7 @@ class Layers : public Node {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
         LayerMemory memory{.blocks = &layer.blocks, .kept = kept, .own_input = own_input, .input_stride = stride,
-                           .coarse = coarse.empty() ? nullptr : coarse.data()};
+                           .coarse = coarse.empty() ? nullptr : coarse.data(), .wanted = after == nullptr ? wanted : rows};
         if (layer.plan->own_gate != nullptr) own_input += layer.plan->own_gate->view().n;
         std::vector<MixerRows> sequences;
         if (layer.plan->mixer != nullptr) {
@@ -383,8 +390,8 @@ const float* LayerPlan::keep(const std::optional<mx::array>& norm) {
 
 namespace {
 
-// Checks x (B, T, E and all layers' own inputs), and returns the shape of the result.
-mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans) {
+// Checks x (B, T, E and all layers' own inputs), and returns the shape of the result, with `wanted` rows if that is not negative.
+mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans, int wanted) {
   require(x.dtype() == mx::float32 && !plans.empty(), "activations must be float32");
   int64_t inputs = 0;
   for (const auto& plan : plans) {
@@ -394,14 +401,16 @@ mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<Layer
   }
   const int64_t width = plans[0]->qkv->view().k;
   require(x.ndim() == 3 && x.shape(2) == width + inputs, "x must be (B, T, E), with the layers' own inputs behind");
-  return {x.shape(0), x.shape(1), static_cast<int>(width)};
+  require(wanted <= x.shape(1) && (wanted < 0 || x.shape(0) == 1), "x must be one sequence, with all rows that are wanted");
+  return {x.shape(0), wanted < 0 ? x.shape(1) : wanted, static_cast<int>(width)};
 }
 
 }  // namespace
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill, bool coarse) {
-  mx::Shape shape = check_rows(x, plans);
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill, bool coarse,
+                 int wanted) {
+  mx::Shape shape = check_rows(x, plans, wanted);
   require(keys.size() == plans.size() && values.size() == plans.size() && (firsts.empty() || firsts.size() == plans.size()),
           "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
@@ -418,8 +427,8 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
 std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
-                                   const std::vector<std::vector<mx::array>>& states, int kept, bool coarse) {
-  mx::Shape shape = check_rows(x, plans);
+                                   const std::vector<std::vector<mx::array>>& states, int kept, bool coarse, int wanted) {
+  mx::Shape shape = check_rows(x, plans, wanted);
   require(places.size() == plans.size(), "the place of every layer is needed");
   require(x.shape(0) == 1 && x.shape(1) == pass->rows() && kept >= 0 && kept <= pass->rows(), "x must have the rows of the pass");
   std::vector<Layer> stack;

@@ -31,13 +31,14 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
   const int64_t dim = call.dim, row = rows.row + t;
   const float* from = call.qkv + row * call.projected();
   const size_t head_bytes = static_cast<size_t>(dim) * sizeof(float);
-  for (int64_t h = 0; h < call.heads; ++h, from += dim) {
+  for (int64_t h = 0; h < call.heads && rows.row < call.wanted; ++h) {
     float* to = q + query_at(call, rows, t, h);
-    std::memcpy(to, from, head_bytes);
+    std::memcpy(to, from + h * dim, head_bytes);
     place(kernels, call, table, row, call.q_norm, to);
     if (call.growth != 0.0f) kernels.rescale(to, growth_at(call, rows.offset + t), dim);
   }
   if (call.parts == 1) return;
+  from += call.heads * dim;
   float* head = scratch(Slot::rows, 2 * dim);
   const int64_t position = rows.offset + t, entry = position % kBlock, at = entry * dim * size_of(call.kv_type);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
@@ -112,7 +113,7 @@ void run_attend_heads(Pool& pool, const Kernels& kernels, const AttendCall& call
   for (int64_t i = 0; i < call.count; ++i) {
     const SequenceRows& rows = call.sequences[i];
     const bool plain = !rounds || rows.visible != nullptr;
-    if (rows.phase == Phase::prefill) (plain ? attend_prefill : attend_rounded)(pool, kernels, call, rows, q);
+    if (rows.phase == Phase::prefill && rows.row < call.wanted) (plain ? attend_prefill : attend_rounded)(pool, kernels, call, rows, q);
   }
 }
 

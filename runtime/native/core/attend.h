@@ -53,6 +53,7 @@ struct AttendCall {
   ScoreRule rule{1.0f, 0.0f};
   const float* sinks = nullptr;  // (H) softmax scores without values, or nullptr
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
+  int64_t wanted = std::numeric_limits<int64_t>::max();  // sequences that begin before this row attend; others only append
   float* out = nullptr;  // (N, H * D)
 
   int64_t projected() const { return (heads + (parts - 1) * kv_heads) * dim; }

@@ -48,7 +48,7 @@ struct Split {
     int64_t chunks = 0;
     for (int64_t i = 0; i < call.count; ++i) {
       const SequenceRows& rows = call.sequences[i];
-      if (rows.phase != Phase::decode || rows.count == 0) continue;
+      if (rows.phase != Phase::decode || rows.count == 0 || rows.row >= call.wanted) continue;
       const int64_t first = first_seen(call, rows.offset) / kAttendChunk, end = rows.offset + rows.count;
       portions.push_back({rows, first, ceil_div(end, kAttendChunk) - first});
       portions.back().sets = ceil_div(rows.count, together);

@@ -102,6 +102,6 @@ def test_only_rows_of_prompts_are_coarse(phase: str) -> None:
         assert node is not None
         keys, values = mx.zeros((1, 1, 8, 32), mx.float16), mx.zeros((1, 1, 8, 32), mx.float16)
         mx.eval(keys, values)
-        results.append(node(x, [keys], [values], 0, [0], "prefill" if phase == "prefill" else "decode"))
+        results.append(node(x, [keys], [values], 0, [0], "prefill" if phase == "prefill" else "decode", -1))
     assert mx.array_equal(*results) == (phase == "decode")
     assert (mx.abs(results[1] - results[0]).max() < 0.05 * mx.abs(results[0]).max()).item()

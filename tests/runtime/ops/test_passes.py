@@ -291,7 +291,7 @@ class Together:
         return self._ops.attend_pass(qkv, self._pass, layer, spec)
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
-        return node.run_pass(x, self._pass, layers, (), 0)[0]
+        return node.run_pass(x, self._pass, layers, (), 0, x.shape[1])[0]
 
 
 def logits(network: Decoder, blocks: Blocks, work: list[tuple[Sequence, list[int], Phase]]) -> list[mx.array]:
