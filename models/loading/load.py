@@ -42,6 +42,7 @@ from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 if TYPE_CHECKING:
     from headrace.models.network.decoder import Decoder
     from headrace.models.network.mtp import HeadTensors
+    from headrace.models.network.ranked import Place
 
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
@@ -80,6 +81,7 @@ def load_resolved(
     kv: KVChoice = None,
     activations: ActivationsChoice = 16,
     force: bool = False,
+    place: "Place | None" = None,
 ) -> LoadedModel:
     """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it.
 
@@ -88,7 +90,14 @@ def load_resolved(
     path, name = resolved.path, resolved.name
     with report_store_damage(resolved.stored_as, path):
         loaded = load_model(
-            path, name=name, context=context, requantize=requantize, kv=kv, activations=activations, force=force
+            path,
+            name=name,
+            context=context,
+            requantize=requantize,
+            kv=kv,
+            activations=activations,
+            force=force,
+            place=place,
         )
         return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
 
@@ -102,12 +111,13 @@ def load_model(
     kv: KVChoice = None,
     activations: ActivationsChoice = 16,
     force: bool = False,
+    place: "Place | None" = None,
 ) -> LoadedModel:
     """Load the model in `directory` for at most `context` tokens (None: the model's maximum that fits in memory).
 
     Raises CheckpointError for broken files, UnsupportedModelError for unknown architectures and NotEnoughMemoryError
     if weights and K/V do not fit (unless `force`). Raises UsageError for a context beyond the model's maximum, for
-    requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations.
+    requantizing a quantized checkpoint and for unsupported K/V formats and widths of activations, or divisions.
     """
     checkpoint = open_checkpoint(directory)
     config = own_decoder(checkpoint)
@@ -123,10 +133,10 @@ def load_model(
     shape = shape_to_run(checkpoint, config)
     limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
-    sized = partial(_sized, checkpoint, config, requantize, shape)
+    sized = partial(sized_network, checkpoint, config, requantize, shape, place)
     stored, (make, weights, layers) = _fitting_kv(sized, limit, working) if kv == "auto" else (kv, sized(kv))
     if not force:
-        limit = _fitting_context(weights, layers, working, limit, asked=context is not None)
+        limit = fitting_context(weights, layers, working, limit, asked=context is not None)
     # Both read megabytes from disk and release the interpreter lock, so they overlap.
     with (
         run_in_background(lambda: _tokenizer(checkpoint.path)) as tokenizer,
@@ -182,11 +192,12 @@ def _tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def _sized(
+def sized_network(
     checkpoint: Checkpoint,
     config: DecoderConfig | None,
     requantize: Quantization | None,
     shape: StepShape,
+    place: "Place | None",
     wanted: KVFormat | None,
 ) -> _Sized:
     """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
@@ -195,6 +206,10 @@ def _sized(
     """
     device = mx.default_device().type
     kernels = None if (chosen := ops.select()) is ops.reference else chosen
+    part = text_part(checkpoint)
+    dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
+    if place is not None:
+        return place.sized(checkpoint, config, chosen, dtype, requantize, wanted)
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
         from headrace.models.network.mtp import head_tensors
@@ -209,8 +224,6 @@ def _sized(
             weights + head.nbytes,
             network.cost.kv,
         )
-    part = text_part(checkpoint)
-    dtype = compute_dtype(device, stored_dtype(part.tensors), checkpoint.config)
     weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
     kv = stored_kv(config, ops.select(), dtype, wanted)
     if config.architecture not in WITH_HEADS or (head := _head(checkpoint)) is None:
@@ -251,7 +264,7 @@ def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) 
     return chosen, found
 
 
-def _fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
+def fitting_context(weights: int, kv: Sequence[LayerKV], working: int, limit: int, *, asked: bool) -> int:
     """Return the context to run with: `limit`, reduced to the available memory if the user gave no context."""
     budget = memory.budget()
     room = _fitting_tokens(weights, kv, working, limit, budget)

@@ -146,11 +146,14 @@ class Decoder:
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embed tokens (B, T) to (B, T, E), with all layers' own inputs behind, if they have some."""
-        x, scale = self._ops.embed(tokens, self._table, self._dtype), self.config.embedding_scale
+        x, scale = self._look_up(tokens), self.config.embedding_scale
         if scale != 1.0:
             rounded = self.config.embedding_scale_in_bfloat16
             x = x * (mx.array(scale, mx.bfloat16).astype(self._dtype) if rounded else scale)
         return x if self._inputs is None else mx.concatenate([x, self._inputs.of(self._ops, tokens, x)], axis=-1)
+
+    def _look_up(self, tokens: mx.array) -> mx.array:
+        return self._ops.embed(tokens, self._table, self._dtype)
 
     @property
     def rolls_back(self) -> bool:

@@ -22,10 +22,15 @@ from headrace.runtime.ops import Ops, Weight
 
 
 class Parameters:
-    """Tensors of the text part by module path. requantize: quantization of plain matrices."""
+    """Tensors of the text part by module path. requantize: quantization of plain matrices. take: of a rank's part."""
 
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, dtype: mx.Dtype, requantize: Quantization | None = None
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        dtype: mx.Dtype,
+        requantize: Quantization | None = None,
+        take: Callable[[dict[str, mx.array]], dict[str, mx.array]] | None = None,
     ) -> None:
         part, arrays = text_part(checkpoint), read_arrays(checkpoint)
         self._quantization = part.quantization
@@ -39,10 +44,17 @@ class Parameters:
         self._whole_norms = any(shape[-1] == 1 for shape in taps)
         if part.config.get("model_type") == "falcon_h1":
             self._arrays = multiplied(self._arrays, Fields(part.config), folded=self._whole_norms)
+        if take is not None:
+            self._arrays = take(self._arrays)
 
     @property
     def ops(self) -> Ops:
         return self._ops
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors not yet returned, as stored."""
+        return sum(array.nbytes for array in self._arrays.values())
 
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""

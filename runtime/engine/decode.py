@@ -160,7 +160,11 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
 
     Chunks that choose come first; of them first those that are fed the tokens of `before`, the in-flight batch.
     """
-    passes = kv.make_passes([PassRow(chunk.sequence.kv, chunk.count, chunk.phase, chunk.output) for chunk in chunks])
+    rows = [
+        PassRow(chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows if chunk.chooses else 0)
+        for chunk in chunks
+    ]
+    passes = kv.make_passes(rows)
     in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
     rest = iter(chunks)
     for kv_pass in passes:

@@ -81,13 +81,15 @@ class KVCache(Protocol):
 class PassRow:
     """One sequence's tokens in a pass: `count` new ones, of one phase.
 
-    output: the output of the layers is wanted. Without, the last layer may append only.
+    output: the output of the layers is wanted. Without, the last layer may append only. logits: the last so many tokens
+    have logits.
     """
 
     cache: KVCache
     count: int
     phase: Phase
     output: bool = True
+    logits: int = 0
 
 
 class KVPass(Protocol):

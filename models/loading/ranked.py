@@ -1,0 +1,116 @@
+"""Loading a model on several ranks: rank 0 tells the others what to load, and each reads its part."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.validation import convert_read_errors
+from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.loading.decoder_choice import context_length, own_decoder
+from headrace.models.loading.load import KVChoice, LoadedModel, fitting_context, load_resolved, sized_network
+from headrace.models.network.ranked import Place, check_division
+from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.errors import UsageError, expected
+from headrace.runtime.machine import memory
+from headrace.runtime.machine.command_buffers import limit_command_buffers
+from headrace.runtime.machine.out_of_memory import memory_errors
+from headrace.runtime.network import Network
+from headrace.runtime.ops.kv_format import FORMATS, KVFormat
+from headrace.runtime.ranks.follower import Follower, FollowerNetwork, follow
+from headrace.runtime.ranks.group import Group
+from headrace.runtime.ranks.leader import Leader, LeaderNetwork
+from headrace.runtime.ranks.link import Record
+from headrace.runtime.ranks.split import Split
+
+ANSWER_S = 10.0  # that a follower gets to find the model
+
+
+def load_ranked(
+    resolved: ResolvedModel,
+    leader: Leader,
+    split: Split,
+    *,
+    model: dict[str, Any] | None = None,
+    backend: str = "ring",
+    context: int | None = None,
+    kv: KVChoice = None,
+    force: bool = False,
+) -> LoadedModel:
+    """Load this rank's part of a model, and have the followers of `leader` load theirs.
+
+    model: passed to the followers' `find`. Raises what `load_resolved` raises, UsageError for models that cannot be
+    divided so, and RankLostError with a follower's error. The context is the longest that fits on every rank.
+    """
+    if len(split.shares) != leader.size:
+        raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
+    if kv == "auto":
+        raise UsageError("--kv auto is for one machine", "name a format")
+    if leader.size > 1 and split.kind == "pipeline":
+        raise UsageError("pipelines are not there yet")
+    checkpoint = open_checkpoint(resolved.path)
+    check_division(checkpoint, own_decoder(checkpoint), split)
+    leader.tell(
+        {
+            "model": model or {},
+            "backend": backend,
+            "kind": split.kind,
+            "shares": split.shares,
+            "context": context,
+            "kv": None if kv is None else kv.name,
+            "force": force,
+        }
+    )
+    leader.answers(ANSWER_S)  # each has found the model
+    place = Place(Group.join(backend), split)
+    loaded = load_resolved(resolved, context=context, kv=kv, force=force, place=place)
+    limit = min([loaded.context_limit, *(answer["context"] for answer in leader.answers(None))])
+    return replace(loaded, network=cast(Network, LeaderNetwork(loaded.network, leader)), context_limit=limit)
+
+
+def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> None:
+    """Load and run this rank's part of one model after the other until rank 0 ends. Errors are rank 0's to report.
+
+    find: returns the directory of rank 0's model here, or raises a HeadraceError.
+    """
+    try:
+        record = follower.take()
+        while record is not None:
+            record = _serve_model(record, follower, find)
+    except Exception as error:
+        named = expected(error)
+        follower.link.send({"error": str(named)})
+        raise named from error
+    finally:
+        follower.link.close()
+
+
+def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, Any]], Path]) -> Record | None:
+    directory = find(record["model"])
+    follower.link.send({"found": True})
+    place = Place(Group.join(record["backend"]), Split(record["kind"], tuple(record["shares"])))
+    kv = next((kind for kind in FORMATS if kind.name == record["kv"]), None)
+    network, context = _load_part(directory, place, record["context"], kv, force=record["force"])
+    follower.link.send({"context": context})
+    return follow(network, follower)
+
+
+def _load_part(
+    directory: Path, place: Place, context: int | None, kv: KVFormat | None, *, force: bool
+) -> tuple[FollowerNetwork, int]:
+    """Return this rank's part of the model in `directory`, and the context that fits here."""
+    checkpoint = open_checkpoint(directory)
+    config, limit = own_decoder(checkpoint), context or context_length(checkpoint)
+    shape = shape_to_run(checkpoint, config)
+    limit_command_buffers(shape.layers)
+    make, weights, layers = sized_network(checkpoint, config, None, shape, place, kv)
+    if not force:
+        limit = fitting_context(weights, layers, working_memory(shape), limit, asked=context is not None)
+    with memory_errors(weights), convert_read_errors(), memory.reading_weights():
+        network = make()
+        mx.eval(network.arrays)
+        mx.synchronize()
+    return cast(FollowerNetwork, network), limit

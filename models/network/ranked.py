@@ -1,0 +1,82 @@
+"""The decoder of one rank among several: sizes from headers, then the network. Refusals name the architecture."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.text_part import text_part
+from headrace.models.network.config import DecoderConfig
+from headrace.models.network.decoder_costs import kv_layers
+from headrace.models.network.long_rope_decoder import long_rope
+from headrace.models.network.parameters import Parameters
+from headrace.models.network.stored_kv import stored_kv
+from headrace.models.network.tensor_decoder import TensorDecoder
+from headrace.models.network.tensor_part import TensorPart, tensor_part
+from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.cost import LayerKV
+from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ranks.group import Group
+from headrace.runtime.ranks.split import Split
+
+_PLAIN_UNIT = 16  # columns that kernels read together
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This rank of a group, and the division of the model."""
+
+    group: Group
+    split: Split
+
+    def sized(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig | None,
+        ops: Ops,
+        dtype: mx.Dtype,
+        requantize: Quantization | None,
+        wanted: KVFormat | None,
+    ) -> tuple[Callable[[], TensorDecoder], int, Sequence[LayerKV]]:
+        """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
+
+        Raises UsageError for models that cannot be divided.
+        """
+        part = _divided(checkpoint, config, self.split, self.group.rank, requantize)
+        parameters = Parameters(checkpoint, ops, dtype, requantize, take=part.take)
+        kv = stored_kv(part.whole, ops, dtype, wanted)
+        weights = parameters.nbytes
+
+        def make() -> TensorDecoder:
+            return TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+
+        return make, weights, kv_layers(part.config, kv)
+
+
+def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: Split) -> None:
+    """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
+    for rank in range(len(split.shares)):
+        part = _divided(checkpoint, config, split, rank, None)
+        Parameters(checkpoint, reference, mx.float32, take=part.take)
+
+
+def _divided(
+    checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, rank: int, requantize: Quantization | None
+) -> TensorPart:
+    if config is None or long_rope(config) is not None:
+        named = checkpoint.config.get("model_type")
+        raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
+    return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization, requantize))
+
+
+def _unit(quantization: dict[str, Any] | None, requantize: Quantization | None) -> int:
+    """Return the columns of the largest quantized groups."""
+    sections = [quantization, *(quantization or {}).values()]
+    sizes = [
+        int(section["group_size"]) for section in sections if isinstance(section, dict) and "group_size" in section
+    ]
+    return max([*sizes, requantize.group_size if requantize else _PLAIN_UNIT])

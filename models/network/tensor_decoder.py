@@ -1,0 +1,121 @@
+"""A rank of the decoder in tensor parallelism: parts of each layer, whose results are summed over the ranks.
+
+A layer has two sums (Megatron-LM, arXiv:1909.08053), one if attention and feed-forward are parallel, three if experts
+and a dense feed-forward have norms of their own. The residual stream has the same bits on every rank.
+Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
+"""
+
+from dataclasses import replace
+
+import mlx.core as mx
+
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.parameters import Parameters
+from headrace.models.network.projections import project, stacked
+from headrace.models.network.tensor_part import TensorPart
+from headrace.runtime.kv.cache import KVPass
+from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight
+from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ranks.group import Group
+
+
+class TensorDecoder(Decoder):
+    """A rank's part of the decoder. Rank 0 has the residual stream in its partial sums, and all ranks their sum."""
+
+    def __init__(
+        self, part: TensorPart, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
+    ) -> None:
+        self._group = group
+        self._first = part.rank == 0
+        super().__init__(part.config, parameters, ops, dtype, kv)
+        self._vocabulary = part.split_vocabulary
+        self.vocab_size = part.whole.vocab_size
+        self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._layers]
+
+    def follow(self, kv: KVPass) -> list[mx.array]:
+        """Run rank 0's pass; return what it evaluates."""
+        x = self.layers(self.embed(mx.zeros((1, sum(row.count for row in kv.rows)), mx.uint32)), kv)
+        kv.advance()
+        ends, chosen = 0, list[int]()
+        for row in kv.rows:
+            ends += row.count
+            chosen += range(ends - row.logits, ends)
+        return [self.logits(x[0, mx.array(chosen)][:, None])] if chosen else kv.arrays
+
+    def all_logits(self, x: mx.array) -> mx.array:
+        """Return the logits (B, T, V) of every position of x (B, T, E), on every rank."""
+        logits, most = super().all_logits(x), max(len(own) for own in self._vocabulary)
+        logits = mx.pad(logits, [(0, 0), (0, 0), (0, most - logits.shape[-1])])
+        parts = mx.split(self._group.all_gather(logits), self._group.size)
+        return mx.concatenate(
+            [part[..., : len(own)] for part, own in zip(parts, self._vocabulary, strict=True)], axis=-1
+        )
+
+    def _own(self, mixture: Mixture | None) -> Mixture | None:
+        return mixture if mixture is None or self._first else replace(mixture, residual=False)
+
+    def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:  # noqa: ARG002
+        return [(slice(0, len(self._layers)), None)]
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """See `Decoder`. tokens: rank 0's (B, T), and zeros on the others."""
+        return super().embed(self._group.all_sum(tokens))
+
+    def _look_up(self, tokens: mx.array) -> mx.array:
+        """Sum the rows that each rank has."""
+        own = self._vocabulary[self._group.rank]
+        place = tokens.astype(mx.int32) - own.start
+        inside = (place >= 0) & (place < len(own))
+        rows = super()._look_up(mx.where(inside, place, 0).astype(mx.uint32))
+        return self._group.all_sum(mx.where(inside[..., None], rows, 0))
+
+    def _attend_and_feed(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
+        ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
+        normed = self._centred(x)
+        heads = self._mixed(kv, index, project(ops, normed, layer.input_norm, eps, layer.qkv), layer)
+        if layer.gate is not None:
+            heads = ops.glu(stacked(project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+        parallel, after = self.config.family.parallel, layer.attention_post_norm
+        partial = self._partial(x, heads, layer.output, after)
+        if layer.mixer_ends is not None:
+            into, out = layer.mixer_ends
+            partial = ops.linear_add(self._beside(normed, kv, index, layer, into), out, partial)
+        if not parallel:
+            x = self._joined(x, partial, after)
+        if layer.mixture is not None:
+            return self._mixture(x, layer, layer.mixture)
+        if layer.down is None:
+            return x
+        inner = self._feed_forward(normed if parallel else self._centred(x), layer)  # (B, T, F)
+        if parallel:
+            return self._group.all_sum(ops.linear_add(inner, layer.down, partial))
+        after = layer.mlp_post_norm
+        return self._joined(x, self._partial(x, inner, layer.down, after), after)
+
+    def _partial(self, x: mx.array, inner: mx.array, weight: Weight, after: mx.array | None) -> mx.array:
+        """Return this rank's product, on rank 0 plus x unless a norm comes first."""
+        if self._first and after is None:
+            return self._ops.linear_add(inner, weight, x)
+        return self._ops.linear(inner, weight)
+
+    def _joined(self, x: mx.array, partial: mx.array, after: mx.array | None) -> mx.array:
+        """Return x plus the ranks' products, behind the norm `after`, if any."""
+        total = self._group.all_sum(partial)
+        return total if after is None else x + self._ops.rms_norm(total, after, self.config.norm_eps)
+
+    def _mixture(self, x: mx.array, layer: LayerWeights, mixture: Mixture) -> mx.array:
+        ops, eps, activation, branches = self._ops, self.config.norm_eps, self.config.family.activation, layer.branches
+        assert layer.mlp_norm is not None
+        dense = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
+        if dense is not None and layer.down_gate is not None:
+            dense = dense * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
+        if branches is None or dense is None or layer.down is None:
+            partial = ops.experts(x, layer.mlp_norm, eps, mixture, activation)
+            return self._group.all_sum(
+                partial if dense is None or layer.down is None else ops.linear_add(dense, layer.down, partial)
+            )
+        assert layer.mlp_post_norm is not None
+        own = ops.experts(x, branches.before_experts, eps, mixture, activation)
+        dense, own = mx.split(self._group.all_sum(mx.concatenate([ops.linear(dense, layer.down), own])), 2)
+        both = ops.rms_norm(dense, branches.after_dense, eps) + ops.rms_norm(own, branches.after_experts, eps)
+        return x + ops.rms_norm(both, layer.mlp_post_norm, eps)

@@ -1,0 +1,268 @@
+"""A rank's part of a decoder in tensor parallelism: its configuration, and its rows and columns of every tensor.
+
+Attention is divided by query heads with the K/V heads that they read, feed-forwards and each expert by inner size,
+recurrent mixers by key heads or channels, embedding and head by vocabulary. Routers, norms and the other small tensors
+are whole on every rank.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from headrace.models.network.config import DecoderConfig
+from headrace.models.network.layer_config import LayerConfig
+from headrace.models.network.mixer_config import MixerConfig
+from headrace.runtime.errors import UnsupportedModelError, UsageError
+from headrace.runtime.ops import MixerSizes
+from headrace.runtime.ranks.split import Split
+
+_HINT = "--parallel pipeline divides it by layers"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """The part of one rank. config: of its part. unit: columns that a quantized group may have."""
+
+    whole: DecoderConfig
+    config: DecoderConfig
+    split: Split
+    rank: int
+    unit: int
+    heads: range  # query heads
+
+    def own(self, size: int) -> range:
+        """Return this rank's range of an inner size or the vocabulary, in whole groups of quantized columns."""
+        return _in_units(size, self.split, self.unit)[self.rank]
+
+    @property
+    def split_vocabulary(self) -> list[range]:
+        """Every rank's range of the vocabulary."""
+        return _in_units(self.whole.vocab_size, self.split, self.unit)
+
+    def take(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Return this rank's parts of all tensors, lazily. Raises UnsupportedModelError for groups cut in two."""
+        inner = _inner_sizes(arrays)
+        taken: dict[str, mx.array] = {}
+        for name, array in arrays.items():
+            part = self._taken(name, array, inner)
+            if part is not None:
+                taken[name] = part if part is array else mx.contiguous(part)
+        return taken
+
+    def _taken(self, name: str, array: mx.array, inner: dict[str, int]) -> mx.array | None:
+        module, kind = name.rpartition(".")[::2]
+        if module in ("model.embed_tokens", "lm_head"):
+            return _rows(array, kind, [self.own(array.shape[0])])
+        found = _LAYER.fullmatch(name)
+        if found is None:
+            return array
+        layer, path = self.whole.layers[int(found[1])], found[2]
+        block, _, last = path.partition(".")
+        if block == "self_attn":
+            return self._attention(last, kind, array, layer, name)
+        if block == "mixer" and layer.mixer is not None:
+            return self._mixer(last, kind, array, layer.mixer.sizes, name)
+        size, last = inner.get(module.rpartition(".")[0]), module.rpartition(".")[2]
+        if size is None or last not in ("gate_proj", "up_proj", "gate_up_proj", "down_proj"):
+            return array
+        own = self.own(size)
+        if last == "down_proj":
+            return self._columns(array, kind, own, size, name)
+        return _rows(array, kind, [own] if last != "gate_up_proj" else [own, _moved(own, size)])
+
+    def _attention(self, last: str, kind: str, array: mx.array, layer: LayerConfig, name: str) -> mx.array | None:
+        config, (kv_heads, dim) = self.whole, self.whole.heads_of(layer)
+        query, stored, latent = self.heads, _scaled(self.heads, dim), config.latent
+        if kind == "sinks" or last in ("embed_q", "unembed_out"):  # stacks of heads
+            return array[query.start : query.stop]
+        if latent is not None:
+            each = {"q_proj": latent.rotated + latent.other, "kv_b_proj": latent.other + latent.value}
+            each["q_b_proj"] = each["q_proj"]
+            if last == "o_proj":
+                own = _scaled(query, latent.value)
+                return self._columns(array, kind, own, config.heads * latent.value, name)
+            return _rows(array, kind, [_scaled(query, each[last])]) if last in each else array
+        entries = _scaled(kv_range(query, config.heads, kv_heads), dim)
+        if last == "o_proj":
+            return self._columns(array, kind, stored, config.heads * dim, name)
+        if last == "qkv_proj":
+            keys, values = config.heads * dim, (config.heads + kv_heads) * dim
+            return _rows(array, kind, [stored, _moved(entries, keys), _moved(entries, values)])
+        if last == "q_proj":
+            return _rows(array, kind, [_scaled(stored, 2 if config.family.gated else 1)])
+        return _rows(array, kind, [entries]) if last in ("k_proj", "v_proj") else array
+
+    def _mixer(self, last: str, kind: str, array: mx.array, sizes: MixerSizes, name: str) -> mx.array | None:
+        places = mixer_places(sizes, self._mixer_units(sizes))
+        if last == "out_proj":
+            return self._columns(array, kind, places["inner"][0], sizes.inner, name)
+        if last == "conv1d":
+            return _rows(array, "bias" if array.ndim == 1 else "taps", places["channels"])
+        if last == "norm":
+            return array[places["inner"][0].start : places["inner"][0].stop] if array.size == sizes.inner else array
+        if kind in ("A_log", "dt_bias", "D"):
+            return array[places["heads"][0].start : places["heads"][0].stop]
+        return _rows(array, kind, places[last]) if last in places else array
+
+    def _mixer_units(self, sizes: MixerSizes) -> range:
+        return mixer_units(sizes, self.split, self.unit)[self.rank]
+
+    def _columns(self, array: mx.array, kind: str, own: range, total: int, name: str) -> mx.array | None:
+        """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
+        if kind == "bias":
+            return None if self.rank else array
+        first, last = own.start * array.shape[-1], own.stop * array.shape[-1]
+        if first % total or last % total:
+            raise UnsupportedModelError(f"{name}: a quantized group would be cut between two ranks", _HINT)
+        return array[..., first // total : last // total]
+
+
+def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> TensorPart:
+    """Return a rank's part. unit: columns of a quantized group. Raises UsageError for models that cannot be divided."""
+    refuse(config)
+    heads = head_ranges(config, split, unit)[rank]
+    layers = tuple(_layer(config, layer, split, rank, unit, heads) for layer in config.layers)
+
+    def own(size: int) -> int:
+        return len(_in_units(size, split, unit)[rank])
+
+    kv_heads = 1 if config.latent is not None else len(kv_range(heads, config.heads, config.kv_heads))
+    part = replace(
+        config,
+        heads=len(heads),
+        kv_heads=kv_heads,
+        intermediate_size=own(config.intermediate_size) if config.intermediate_size > 1 else 1,
+        vocab_size=own(config.vocab_size),
+        layers=layers,
+    )
+    return TensorPart(config, part, split, rank, unit, heads)
+
+
+def refuse(config: DecoderConfig) -> None:
+    """Raise UsageError for architectures whose layers need sums over all heads beyond two per layer."""
+    if config.family.qk_norm == "heads":
+        raise UsageError(f"tensor parallel: {config.architecture} normalizes all heads together", _HINT)
+    for layer in config.layers:
+        if layer.mixer is not None and layer.mixer.sizes.kind == "ssm":
+            groups = layer.mixer.sizes.key_heads
+            if layer.mixer.norm_parts not in (0, groups) or groups == 1:
+                raise UsageError(f"tensor parallel: {config.architecture} normalizes all Mamba heads together", _HINT)
+
+
+def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
+    """Return each rank's query heads: whole groups of a K/V head, or parts of one group that share its K/V head."""
+    value = config.latent.value if config.latent is not None else config.head_dim
+    counts = {1 if config.latent is not None else config.heads_of(layer)[0] for layer in config.layers}
+    step, most = 1, max(counts)
+    if most >= len(split.shares):
+        step = config.heads // most
+    while step * value % unit and config.heads % (step * 2) == 0:
+        step *= 2
+    if config.heads % step or config.heads // step < len(split.shares):
+        raise UsageError(
+            f"tensor parallel: {len(split.shares)} ranks cannot share {config.heads} heads with {most} K/V heads", _HINT
+        )
+    ranges = [_scaled(units, step) for units in split.ranges(config.heads // step)]
+    for kv_heads in counts:
+        for heads in ranges:
+            kv_range(heads, config.heads, kv_heads)
+    return ranges
+
+
+def kv_range(heads: range, total: int, kv_heads: int) -> range:
+    """Return the K/V heads that query heads read. Raises UsageError if they are not all heads of those."""
+    each = total // kv_heads
+    own = range(heads.start // each, -(-heads.stop // each))
+    if len(own) > 1 and (heads.start % each or heads.stop % each):
+        raise UsageError(f"tensor parallel: {total} heads with {kv_heads} K/V heads cannot be divided so", _HINT)
+    return own
+
+
+def mixer_units(sizes: MixerSizes, split: Split, unit: int) -> list[range]:
+    """Return each rank's key heads of a mixer, or its channels of a short convolution."""
+    if sizes.kind == "conv":
+        return _in_units(sizes.inner, split, unit)
+    values, step = sizes.inner // sizes.key_heads, 1
+    while step * values % unit and sizes.key_heads % (step * 2) == 0:
+        step *= 2
+    if sizes.key_heads // step < len(split.shares):
+        raise UsageError(f"tensor parallel: {len(split.shares)} ranks cannot share {sizes.key_heads} key heads", _HINT)
+    return [_scaled(units, step) for units in split.ranges(sizes.key_heads // step)]
+
+
+def mixer_places(sizes: MixerSizes, own: range) -> dict[str, list[range]]:
+    """Return a rank's rows of a mixer's tensors. own: its key heads, or its channels of a short convolution."""
+    if sizes.kind == "conv":
+        return {"inner": [own], "channels": [own], "in_proj": [_moved(own, i * sizes.inner) for i in range(3)]}
+    per_key, keys = sizes.heads // sizes.key_heads, sizes.key_heads * sizes.key_dim
+    heads, key = _scaled(own, per_key), _scaled(own, sizes.key_dim)
+    inner, rows = _scaled(heads, sizes.value_dim), 2 * keys + sizes.inner
+    places = {"inner": [inner], "heads": [heads]}
+    if sizes.kind == "delta":
+        places["channels"] = [key, _moved(key, keys), _moved(inner, 2 * keys)]
+        joined = 2 * sizes.key_dim + 2 * per_key * sizes.value_dim
+        places |= {"in_proj_qkv": places["channels"], "in_proj_z": [inner], "in_proj_b": [heads], "in_proj_a": [heads]}
+        return places | {"in_proj_qkvz": [_scaled(own, joined)], "in_proj_ba": [_scaled(own, 2 * per_key)]}
+    channels = [inner, _moved(key, sizes.inner), _moved(key, sizes.inner + keys)]  # x, B, C
+    steps = _moved(heads, sizes.inner + rows)
+    return places | {"channels": channels, "in_proj": [inner, *(_moved(r, sizes.inner) for r in channels), steps]}
+
+
+def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, unit: int, heads: range) -> LayerConfig:
+    def own(size: int) -> int:
+        return len(_in_units(size, split, unit)[rank]) if size else 0
+
+    experts, mixer = layer.experts, layer.mixer
+    if experts is not None:
+        experts = replace(experts, size=own(experts.size), shared=own(experts.shared))
+    if mixer is not None:
+        mixer = _mixer(mixer, mixer_units(mixer.sizes, split, unit)[rank])
+    kv_heads = len(kv_range(heads, config.heads, layer.kv_heads)) if layer.kv_heads else 0
+    return replace(layer, experts=experts, mixer=mixer, kv_heads=kv_heads, inner=own(layer.inner))
+
+
+def _mixer(mixer: MixerConfig, own: range) -> MixerConfig:
+    sizes = mixer.sizes
+    if sizes.kind == "conv":
+        return replace(mixer, sizes=replace(sizes, value_dim=len(own)))
+    part = replace(sizes, heads=sizes.heads // sizes.key_heads * len(own), key_heads=len(own))
+    parts = len(own) if sizes.kind == "ssm" and mixer.norm_parts else mixer.norm_parts
+    return replace(mixer, sizes=part, norm_parts=parts)
+
+
+def _inner_sizes(arrays: dict[str, mx.array]) -> dict[str, int]:
+    """Return the inner size of every feed-forward, by the module that has its projections."""
+    sizes = {}
+    for name, array in arrays.items():
+        block, _, last = name.removesuffix(".weight").rpartition(".")
+        if name.endswith(".weight") and last in ("up_proj", "gate_up_proj"):
+            sizes[block] = array.shape[-2] // (2 if last == "gate_up_proj" else 1)
+    return sizes
+
+
+def _in_units(size: int, split: Split, unit: int) -> list[range]:
+    """Return each rank's range of `size`, in multiples of `unit`; the last one has the rest."""
+    ranges = [_scaled(units, unit) for units in split.ranges(max(1, size // unit))]
+    return [*ranges[:-1], range(ranges[-1].start, size)]
+
+
+def _rows(array: mx.array, kind: str, ranges: list[range]) -> mx.array:
+    """Return rows of a matrix or of a stack of them, or numbers of a bias."""
+    if kind == "taps":
+        parts = [array[own.start : own.stop] for own in ranges]
+    elif kind == "bias":
+        parts = [array[..., own.start : own.stop] for own in ranges]
+    else:
+        parts = [array[..., own.start : own.stop, :] for own in ranges]
+    axis = {"taps": 0, "bias": -1}.get(kind, -2)
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+
+
+def _scaled(own: range, by: int) -> range:
+    return range(own.start * by, own.stop * by)
+
+
+def _moved(own: range, by: int) -> range:
+    return range(own.start + by, own.stop + by)

@@ -1,0 +1,134 @@
+"""Ranks behind rank 0: they repeat its calls on their own part of the model, and do nothing else."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from headrace.runtime.errors import EngineError, PoolFullError
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
+
+
+class FollowerNetwork(Protocol):
+    """A rank's part of a model."""
+
+    def kv_backend(self, options: KVOptions, /) -> KVBackend:
+        """See `Network`."""
+        ...
+
+    def follow(self, kv: KVPass, /) -> list[mx.array]:
+        """Run rank 0's pass on this part; return what to evaluate."""
+        ...
+
+
+class Follower:
+    """The connection to rank 0. The process ends when rank 0 is lost, after `on_lost`."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        rank: int,
+        key: bytes,
+        timeout: float = 5.0,
+        on_lost: Callable[[RankLostError], None] = lambda _error: None,
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        def lose(reason: str) -> None:
+            with suppress(Exception):
+                on_lost(RankLostError(f"rank 0 {reason}"))
+            end(1)
+
+        self.link = Link(connect(address, rank, key, timeout), "rank 0", lose)
+        self._ends = (on_lost, end)
+        self.link.start()
+
+    def take(self) -> Record | None:
+        """Return rank 0's next record; None at the end. The process ends here if rank 0 has ended because of a rank."""
+        record = self.link.take()
+        if record is None or "end" in record:
+            return None
+        return record
+
+
+def follow(network: FollowerNetwork, follower: Follower) -> Record | None:
+    """Repeat rank 0's calls. Return the first record of another kind; None at the end.
+
+    Raises EngineError if this rank's state differs from rank 0's.
+    """
+    repeated = _Repeated(network)
+    while (record := follower.take()) is not None and "calls" in record:
+        for name, *arguments in record["calls"]:
+            getattr(repeated, name)(*arguments)
+    mx.synchronize()
+    return record
+
+
+class _Repeated:
+    """K/V state of this rank. Every method is a call of `runtime.ranks.leader`."""
+
+    def __init__(self, network: FollowerNetwork) -> None:
+        self._network = network
+        self._backend: KVBackend
+        self._caches: dict[int, KVCache] = {}
+        self._tokens: dict[int, list[int]] = {}
+        self._passes: deque[KVPass] = deque()
+
+    def backend(self, limit: int, max_running: int, keep_prefix: bool) -> None:
+        for held in (self._caches, self._tokens, self._passes):
+            held.clear()
+        self._backend = self._network.kv_backend(KVOptions(limit, max_running, keep_prefix))
+
+    def acquire(self, number: int, tokens: list[int], entries: int) -> None:
+        self._tokens[number] = tokens
+        self._caches[number] = self._backend.acquire(tokens, entries)
+
+    def found(self, number: int, committed: int) -> None:
+        if (own := self._caches[number].committed) != committed:
+            raise EngineError(f"this rank has {own} entries of a prompt, rank 0 {committed}")
+
+    def release(self, number: int, newer: list[int]) -> None:
+        self._backend.release(self._caches.pop(number), self._tokens.pop(number) + newer)
+
+    def commit(self, number: int, tokens: int) -> None:
+        self._caches[number].commit(tokens)
+
+    def rollback(self, number: int) -> None:
+        self._caches[number].rollback()
+
+    def close(self, number: int) -> None:
+        self._tokens.pop(number, None)
+        self._caches.pop(number).close()
+
+    def on_prefill(self, number: int, newer: list[int]) -> None:
+        self._tokens[number] += newer
+        self._backend.on_prefill(self._caches[number], self._tokens[number])
+
+    def passes(self, rows: list[list[Any]]) -> None:
+        for number, length, *_ in rows:
+            if (own := self._caches[number].length) != length:
+                raise EngineError(f"this rank has {own} entries of a sequence, rank 0 {length}")
+        self._passes.clear()
+        with suppress(PoolFullError):  # rank 0 has raised it, too
+            self._passes += self._backend.make_passes([PassRow(self._caches[number], *how) for number, _, *how in rows])
+
+    def run(self) -> None:
+        kv = self._passes.popleft()
+        mx.async_eval(self._network.follow(kv))
+
+    def evict(self) -> None:
+        self._backend.evict()
+
+    def trim(self) -> None:
+        mx.synchronize()
+        self._backend.trim()
+        mx.clear_cache()
+
+    def clear(self) -> None:
+        for held in (self._caches, self._tokens, self._passes):
+            held.clear()
+        self._backend.clear()

@@ -1,0 +1,44 @@
+"""Collectives of the ranks that share a model, on MLX's distributed engine.
+
+Contract: all ranks call the same collectives in the same order. Results are lazy, as of any operation. A collective
+cannot be interrupted: `runtime.ranks.link` ends the process of a rank that waits for a lost one.
+"""
+
+import mlx.core as mx
+
+from headrace.runtime.errors import EngineError
+
+
+class Group:
+    """The ranks of one model. raw: MLX's group; None for one rank alone, whose collectives are free."""
+
+    def __init__(self, raw: mx.distributed.Group | None = None) -> None:
+        self._raw = raw
+        self.rank: int = 0 if raw is None else raw.rank()
+        self.size: int = 1 if raw is None else raw.size()
+        # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
+        self._receiving = None if raw is None else mx.new_stream(mx.cpu)
+
+    @classmethod
+    def join(cls, backend: str = "ring") -> "Group":
+        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. Raises EngineError if one is missing."""
+        try:
+            return cls(mx.distributed.init(strict=True, backend=backend))
+        except (RuntimeError, ValueError) as error:
+            raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
+
+    def all_sum(self, x: mx.array) -> mx.array:
+        """Return the sum of all ranks' arrays, with the same bits on each."""
+        return x if self._raw is None else mx.distributed.all_sum(x, group=self._raw)
+
+    def all_gather(self, x: mx.array) -> mx.array:
+        """Return all ranks' arrays (n, ...), one behind the other: (size * n, ...)."""
+        return x if self._raw is None else mx.distributed.all_gather(x, group=self._raw)
+
+    def send(self, x: mx.array, rank: int) -> mx.array:
+        """Send to another rank once the result is evaluated, which is `x`."""
+        return mx.distributed.send(x, rank, group=self._raw)
+
+    def receive(self, shape: tuple[int, ...], dtype: mx.Dtype, rank: int) -> mx.array:
+        """Return what another rank sends."""
+        return mx.distributed.recv(shape, dtype, rank, group=self._raw, stream=self._receiving)

@@ -1,0 +1,235 @@
+"""Rank 0 of several: the control channel to the followers, and the network and K/V backend whose calls they repeat.
+
+Contract: every call that changes K/V state is logged before it is done, and the log is sent when a pass is run. A
+follower repeats the calls on its own part of the model, so block tables, prefixes and recurrent states are the same.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import mlx.core as mx
+
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.network import Network
+from headrace.runtime.ranks.link import Link, RankLostError, Record, accept
+
+END_S = 2.0  # that followers get to end by themselves
+_LEAST_S = 0.05
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Return a socket for `Leader` that listens on one address."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+class Leader:
+    """The followers, as rank 0 sees them. names: of all ranks, for errors.
+
+    on_lost: called on a thread when a rank is lost; then the process ends, since a collective cannot be interrupted.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        names: Sequence[str],
+        on_lost: Callable[[RankLostError], None],
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self._listener, self._key, self._end, self._on_lost = listener, key, end, on_lost
+        self.names = list(names)
+        self._links: dict[int, Link] = {}
+        self._losing = threading.Lock()
+        self._log: list[list[Any]] = []
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.names)
+
+    def accept(self, timeout: float) -> None:
+        """Wait for all followers. Raises RankLostError that names one who is missing."""
+        until = time.monotonic() + timeout
+        while len(self._links) < self.size - 1:
+            self._listener.settimeout(max(_LEAST_S, until - time.monotonic()))
+            try:
+                connection, _ = self._listener.accept()
+                rank = accept(connection, self._key, max(_LEAST_S, until - time.monotonic()))
+            except TimeoutError:
+                missing = [name for rank, name in enumerate(self.names) if rank and rank not in self._links]
+                raise RankLostError(f"{missing[0]} has not connected in {timeout:.0f} s") from None
+            except (OSError, ValueError, RankLostError):
+                continue  # somebody else's connection
+            if not 0 < rank < self.size or rank in self._links:
+                connection.close()
+                continue
+            self._links[rank] = Link(connection, self.names[rank], partial(self.lose, rank))
+            self._links[rank].start()
+        self._listener.close()
+
+    def tell(self, record: Record) -> None:
+        """Send a record to every follower."""
+        for link in self._links.values():
+            link.send(record)
+
+    def answers(self, timeout: float | None) -> list[Record]:
+        """Return one record of every follower, in order. Raises RankLostError that names one without."""
+        found = []
+        for rank, link in sorted(self._links.items()):
+            if (answer := link.take(timeout)) is None:
+                raise RankLostError(f"{self.names[rank]} has closed the connection")
+            found.append(answer)
+        return found
+
+    def log(self, *call: Any) -> None:
+        """Append a call for the followers."""
+        self._log.append(list(call))
+
+    def flush(self) -> None:
+        """Send the log."""
+        calls, self._log = self._log, []
+        if calls:
+            self.tell({"calls": calls})
+
+    def lose(self, rank: int, reason: str) -> None:
+        """End all ranks because of one."""
+        if not self._losing.acquire(blocking=False):
+            return
+        error = RankLostError(f"{self.names[rank]} {reason}", "every rank has ended; start again, or without it")
+        for other, link in self._links.items():
+            if other != rank:
+                link.expect_end()
+                threading.Thread(target=link.send, args=({"end": str(error)},), daemon=True).start()
+        with suppress(Exception):
+            self._on_lost(error)
+        self._end(1)
+
+    def close(self) -> None:
+        """End the followers, after what they still compute."""
+        for link in self._links.values():
+            link.expect_end()
+            link.send({"end": ""})
+        for link in self._links.values():
+            link.wait_closed(END_S)
+            link.close()
+        self._links.clear()
+
+
+class LeaderNetwork:
+    """A network of one rank's part, whose passes the followers repeat. All else is the network's own."""
+
+    def __init__(self, network: Network, leader: Leader) -> None:
+        self._network, self._leader = network, leader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def kv_backend(self, options: KVOptions) -> "KVBackend":
+        """Return the network's backend, its calls logged. Evictions must not depend on this machine's memory."""
+        options = replace(options, spare=None)
+        self._leader.log("backend", options.limit, options.max_running, options.keep_prefix)
+        return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader))
+
+    def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """See `Network`."""
+        self._leader.log("run")
+        self._leader.flush()
+        return self._network.layers(x, kv)
+
+
+class LeaderBackend:
+    """A K/V backend whose calls the followers repeat; K/V of several ranks are not kept on disk."""
+
+    def __init__(self, backend: KVBackend, leader: Leader) -> None:
+        self._backend, self._leader = backend, leader
+        self._made = 0  # caches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
+        self._made += 1
+        made = LeaderCache(self._made, self._leader, list(prompt))
+        self._leader.log("acquire", made.number, made.tokens, entries)
+        made.inner = self._backend.acquire(prompt, entries)
+        self._leader.log("found", made.number, made.inner.committed)
+        return cast(KVCache, made)
+
+    def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        held = cast(LeaderCache, cache)
+        self._leader.log("release", held.number, held.newer(tokens))
+        self._backend.release(held.inner, tokens)
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        caches = [cast(LeaderCache, row.cache) for row in rows]
+        told = [
+            [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits]
+            for cache, row in zip(caches, rows, strict=True)
+        ]
+        self._leader.log("passes", told)
+        return self._backend.make_passes(
+            [replace(row, cache=cache.inner) for cache, row in zip(caches, rows, strict=True)]
+        )
+
+    def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        held = cast(LeaderCache, cache)
+        self._leader.log("on_prefill", held.number, held.newer(tokens))
+        self._backend.on_prefill(held.inner, tokens)
+
+    def evict(self) -> None:
+        self._leader.log("evict")
+        self._backend.evict()
+
+    def trim(self) -> None:
+        self._leader.log("trim")
+        self._leader.flush()
+        self._backend.trim()
+
+    def clear(self) -> None:
+        self._leader.log("clear")
+        self._leader.flush()
+        self._backend.clear()
+
+    def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:
+        pass
+
+    def load(self, prompt: Sequence[int], store: DiskStore) -> None:
+        pass
+
+
+class LeaderCache:
+    """A cache whose calls the followers repeat. tokens: those that the followers know."""
+
+    def __init__(self, number: int, leader: Leader, tokens: list[int]) -> None:
+        self.number, self._leader, self.tokens = number, leader, tokens
+        self.inner: KVCache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def newer(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that the followers do not know yet."""
+        new = list(tokens[len(self.tokens) :])
+        self.tokens += new
+        return new
+
+    def commit(self, tokens: int) -> None:
+        self._leader.log("commit", self.number, tokens)
+        self.inner.commit(tokens)
+
+    def rollback(self) -> None:
+        self._leader.log("rollback", self.number)
+        self.inner.rollback()
+
+    def close(self) -> None:
+        self._leader.log("close", self.number)
+        self.inner.close()

@@ -1,0 +1,158 @@
+"""One connection of the control channel: records both ways, heartbeats, and detection of a lost peer.
+
+A frame is a length (4 bytes, big-endian) and JSON. Both ends prove that they have the run's key: each answers the
+other's random nonce with an HMAC (RFC 2104) before any record is read.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from headrace.runtime.errors import EngineError
+
+SILENCE_S = 5.0  # without a heartbeat a peer is lost
+BEAT_S = 1.0
+_HANDSHAKE_BYTES, _RECORD_BYTES = 1 << 10, 1 << 28
+Record = dict[str, Any]
+
+
+class RankLostError(EngineError):
+    """A rank that ended, hangs, or cannot be reached; it is named."""
+
+
+class Link:
+    """A connection to the peer `name`. on_lost(reason): called once, on a thread, unless closed before."""
+
+    def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:
+        self.name = name
+        self._socket, self._on_lost = connection, on_lost
+        self._sending = threading.Lock()
+        self._records: SimpleQueue[Record | None] = SimpleQueue()
+        self._closed = threading.Event()
+        connection.settimeout(SILENCE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def start(self) -> None:
+        """Start heartbeats, and the threads that watch for the peer's."""
+        for target in (self._read, self._beat):
+            threading.Thread(target=target, name=f"{target.__name__.strip('_')} {self.name}", daemon=True).start()
+
+    def send(self, record: Record) -> None:
+        """Send a record. A peer that takes none is lost."""
+        try:
+            with self._sending:
+                send_frame(self._socket, record)
+        except OSError as error:
+            self._lose("takes no messages" if isinstance(error, TimeoutError) else "has closed the connection")
+
+    def take(self, timeout: float | None = None) -> Record | None:
+        """Return the next record; None once the connection is closed. Raises RankLostError after `timeout` seconds."""
+        try:
+            return self._records.get(timeout=timeout)
+        except Empty:
+            raise RankLostError(f"{self.name} has not answered in {timeout:.0f} s") from None
+
+    def close(self) -> None:
+        """Close the connection; nothing is lost by that."""
+        self._closed.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def wait_closed(self, seconds: float) -> None:
+        """Wait until the peer has closed the connection."""
+        self._closed.wait(seconds)
+
+    def expect_end(self) -> None:
+        """Take a closed connection as the end, not as a loss."""
+        self._on_lost = lambda _reason: None
+
+    def _read(self) -> None:
+        try:
+            while not self._closed.is_set():
+                record = receive_frame(self._socket, _RECORD_BYTES)
+                if "error" in record:
+                    self._lose(f"failed: {record['error']}")
+                elif record:  # else a heartbeat
+                    self._records.put(record)
+        except TimeoutError:
+            self._lose(f"has not been heard of for {SILENCE_S:.0f} s")
+        except (OSError, ValueError):
+            self._lose("has closed the connection")
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self.send({})
+
+    def _lose(self, reason: str) -> None:
+        closed = self._closed.is_set()
+        self._closed.set()
+        self._records.put(None)
+        if not closed:
+            self._on_lost(reason)
+
+
+def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> socket.socket:
+    """Return a connection of rank `rank` to rank 0. Raises RankLostError if it is not there or has another key."""
+    try:
+        connection = socket.create_connection(address, timeout)
+        greeting = receive_frame(connection, _HANDSHAKE_BYTES)
+        nonce = secrets.token_hex(32)
+        send_frame(connection, {"rank": rank, "nonce": nonce, "proof": _proof(key, f"{greeting['nonce']} {rank}")})
+        answer = receive_frame(connection, _HANDSHAKE_BYTES)
+    except (OSError, ValueError, KeyError) as error:
+        raise RankLostError(f"rank 0 at {address[0]}:{address[1]} cannot be reached: {error}") from error
+    if not hmac.compare_digest(str(answer.get("proof")), _proof(key, f"{nonce} 0")):
+        raise RankLostError(f"rank 0 at {address[0]}:{address[1]} has another key")
+    return connection
+
+
+def accept(connection: socket.socket, key: bytes, timeout: float) -> int:
+    """Return the rank that connected. Raises RankLostError without the key, and OSError."""
+    connection.settimeout(timeout)
+    nonce = secrets.token_hex(32)
+    send_frame(connection, {"nonce": nonce})
+    answer = receive_frame(connection, _HANDSHAKE_BYTES)
+    rank = answer.get("rank")
+    if not isinstance(rank, int) or not hmac.compare_digest(str(answer.get("proof")), _proof(key, f"{nonce} {rank}")):
+        raise RankLostError("a connection without the run's key was refused")
+    send_frame(connection, {"proof": _proof(key, f"{answer.get('nonce')} 0")})
+    return rank
+
+
+def send_frame(connection: socket.socket, record: Record) -> None:
+    """Send one record."""
+    data = json.dumps(record, separators=(",", ":")).encode()
+    connection.sendall(struct.pack("!I", len(data)) + data)
+
+
+def receive_frame(connection: socket.socket, most: int) -> Record:
+    """Return one record. Raises ValueError for anything else, OSError at the end."""
+    [size] = struct.unpack("!I", _receive(connection, 4))
+    if size > most:
+        raise ValueError(f"a message of {size} bytes")
+    record = json.loads(_receive(connection, size))
+    if not isinstance(record, dict):
+        raise ValueError("a message that is no object")
+    return record
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    held = bytearray()
+    while len(held) < size:
+        part = connection.recv(size - len(held))
+        if not part:
+            raise ConnectionError("closed")
+        held += part
+    return bytes(held)
+
+
+def _proof(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), "sha256").hexdigest()

@@ -1,0 +1,33 @@
+"""Division of a model among ranks, in proportion to their shares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from headrace.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """tensor: every rank has a part of every layer. pipeline: every rank has whole layers. shares: one a rank, > 0."""
+
+    kind: Literal["tensor", "pipeline"]
+    shares: tuple[float, ...]
+
+    def ranges(self, units: int) -> list[range]:
+        """Return each rank's units of `units`, in order, at least one each. Raises UsageError for fewer than ranks."""
+        return divided(units, self.shares)
+
+
+def divided(units: int, shares: Sequence[float]) -> list[range]:
+    """Return consecutive ranges of 0 to `units`, in proportion to `shares`, none of them empty."""
+    if not shares or min(shares) <= 0:
+        raise UsageError(f"shares of ranks must be positive, not {list(shares)}")
+    if units < len(shares):
+        raise UsageError(f"{units} parts cannot be divided among {len(shares)} ranks")
+    total, edges = sum(shares), [0]
+    for rank, share in enumerate(accumulate(shares), 1):
+        least, most = edges[-1] + 1, units - (len(shares) - rank)  # one for this rank, one for each behind
+        edges.append(min(most, max(least, round(units * share / total))))
+    return [range(first, last) for first, last in pairwise(edges)]

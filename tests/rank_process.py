@@ -1,0 +1,160 @@
+"""Ranks of tests: processes that run one model together, and rank 0's jobs, one JSON line each.
+
+A job: model directory, split, prompts, and the environment in which all ranks load. Its answer: tokens and logits.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.patience import PATIENCE_S
+
+
+def hostfile(path: Path, size: int) -> Path:
+    """Write free ports of this machine as a hostfile of the ring."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
+    path.write_text(json.dumps([[f"127.0.0.1:{held.getsockname()[1]}"] for held in sockets]))
+    for held in sockets:
+        held.close()
+    return path
+
+
+class Ranks:
+    """Rank 0 of `size` ranks in a process of its own, which starts the others."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        environment = {**os.environ, "MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile(folder / "hosts.json", size))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rank_process", str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**environment, "HEADRACE_THREADS": "1"},
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.pids: list[int] = json.loads(self.process.stdout.readline())
+
+    def ask(self, **job: Any) -> Any:
+        """Return rank 0's answer; of an error its class and message."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        """End all ranks."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(PATIENCE_S)
+        finally:
+            self.process.kill()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+def answers(network: Any, limit: int, job: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens of each prompt, in one batch, sampled if the job has a seed."""
+    from headrace.runtime.engine.engine import Engine
+    from headrace.runtime.engine.request import Request, Step
+    from headrace.runtime.sampling.params import SamplingParams
+
+    engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
+    texts: list[list[int]] = []
+    for batch in job["batches"]:
+        sequences, tokens = [], {}
+        for number, prompt in enumerate(batch):
+            how = SamplingParams(temperature=0.8, seed=number) if job.get("sampled") else SamplingParams(temperature=0)
+            request = Request(prompt, max_tokens=job["tokens"], sampling=how, speculate=job.get("speculate", "off"))
+            sequences.append(engine.submit(request))
+        while engine.has_work:
+            for sequence, event in engine.step():
+                if isinstance(event, Step):
+                    tokens.setdefault(sequence, []).extend(event.tokens)
+        texts += [tokens[sequence] for sequence in sequences]
+    return texts
+
+
+def _lead(size: int) -> None:
+    from headrace.models.loading import load
+    from headrace.models.loading.ranked import load_ranked
+    from headrace.models.registry.resolve import ResolvedModel
+    from headrace.runtime.errors import HeadraceError
+    from headrace.runtime.ops.kv_format import kv_format
+    from headrace.runtime.ranks.leader import Leader, listen
+    from headrace.runtime.ranks.split import Split
+
+    listener, key = listen("127.0.0.1"), secrets.token_bytes(32)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    followers = [_start(rank, size, address, key) for rank in range(1, size)]
+    names = [f"host{rank}" for rank in range(size)]
+    leader = Leader(listener, key, names, lambda error: print(json.dumps({"lost": str(error)}), flush=True))
+    leader.accept(PATIENCE_S)
+    print(json.dumps([os.getpid(), *(follower.pid for follower in followers)]), flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        with patch.dict(os.environ, job.get("environment", {})), patch.object(load, "_tokenizer"):
+            try:
+                loaded = load_ranked(
+                    ResolvedModel("tiny", Path(job["path"]), "a test"),
+                    leader,
+                    Split(job["kind"], tuple(job["shares"])),
+                    model={"path": job["path"], "environment": job.get("environment", {})},
+                    context=job.get("context", 256),
+                    kv=kv_format(job["kv"]) if "kv" in job else None,
+                )
+                answer: Any = {"tokens": answers(loaded.network, loaded.context_limit, job)}
+            except HeadraceError as error:
+                answer = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(answer), flush=True)
+    leader.close()
+    for follower in followers:
+        follower.wait(PATIENCE_S)
+
+
+def _start(rank: int, size: int, address: str, key: bytes) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "MLX_RANK": str(rank), "HEADRACE_RANKS": address}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.rank_process", str(size)], stdin=subprocess.PIPE, env=environment, text=True
+    )
+    assert process.stdin is not None
+    process.stdin.write(key.hex() + "\n")
+    process.stdin.flush()
+    return process
+
+
+def _follow(address: str) -> None:
+    from headrace.models.loading.ranked import serve_rank
+    from headrace.runtime.ranks.follower import Follower
+
+    host, _, port = address.rpartition(":")
+    follower = Follower((host, int(port)), int(os.environ["MLX_RANK"]), bytes.fromhex(sys.stdin.readline()), PATIENCE_S)
+
+    def find(model: dict[str, Any]) -> Path:
+        for name in ("HEADRACE_EXACT", "HEADRACE_KERNELS"):
+            os.environ.pop(name, None)
+        os.environ.update(model["environment"])
+        return Path(model["path"])
+
+    serve_rank(follower, find)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a rank."""
+    if address := os.environ.get("HEADRACE_RANKS"):
+        _follow(address)
+    else:
+        _lead(int(arguments[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
