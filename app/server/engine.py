@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import CountTokens, Generate, ModelSpec
+from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec
 from headrace.app.engine.events import (
     Abandoned,
     AnswerEvent,
@@ -40,8 +40,10 @@ Listener = Callable[[Event], None]
 class Answering:
     """The running generations of one HTTP request. Events come as (choice, event)."""
 
-    def __init__(self, leave: Callable[["Answering"], None], ids: Sequence[int]) -> None:
+    def __init__(self, leave: Callable[["Answering"], None], ids: Sequence[int], watchers: int = 0) -> None:
+        """watchers: see `ServedEngine.watch`."""
         self.ids = ids
+        self.watchers = watchers
         self.open = set(ids)
         self.started = time.monotonic()
         self._leave = leave
@@ -104,6 +106,7 @@ class ServedEngine:
         self._changed = asyncio.Event()  # of the engine's state
         self._descriptor: int | None = None
         self._writing = False
+        self._watchers = 0
         self._deaths: list[float] = []
         self._restart_at: float | None = None
         self._busy_at = time.monotonic()
@@ -115,6 +118,7 @@ class ServedEngine:
         """Watch the engine on the running loop, and load the model unless it is loading."""
         if self._client.state == "stopped":
             self._client.start(self._spec)
+        self._tell_watched()
         self._task = asyncio.get_running_loop().create_task(self._watch())
         self._poll()
 
@@ -142,6 +146,7 @@ class ServedEngine:
         if self._client.state in ("stopped", "failed"):
             self.failure = None
             self._client.start(self._spec)
+            self._tell_watched()
             self._poll()
         while self._client.state != "ready" or self.card is None:
             self._check_stopping()
@@ -154,8 +159,20 @@ class ServedEngine:
             await self._changed.wait()
         return self.card
 
-    def submit(self, make: Callable[[Sequence[int]], Sequence[Generate | CountTokens]], count: int = 1) -> Answering:
-        """Submit `count` commands. make: the commands, by their ids.
+    def watch(self, more: int) -> None:
+        """Count more readers of step records, or fewer: the engine sends records only while there are some."""
+        before, self._watchers = self._watchers, self._watchers + more
+        if bool(before) != bool(self._watchers):
+            self._tell_watched()
+
+    def submit(
+        self,
+        make: Callable[[Sequence[int]], Sequence[Generate | CountTokens]],
+        count: int = 1,
+        *,
+        watched: bool = False,
+    ) -> Answering:
+        """Submit `count` commands. make: the commands, by their ids. watched: read step records until it is left.
 
         Raises ApiError with status 429 if too many generations are open.
         """
@@ -163,7 +180,8 @@ class ServedEngine:
         if self.open + count > self._most_open:
             raise ApiError(429, "too many requests are waiting", "queue_full", retry_after=self._retry_after())
         ids = [next(self._numbers) for _ in range(count)]
-        answering = Answering(self._left, ids)
+        answering = Answering(self._left, ids, int(watched))
+        self.watch(answering.watchers)
         try:
             for command in make(ids):
                 self._answering[command.id] = answering
@@ -186,6 +204,10 @@ class ServedEngine:
             self._client.cancel(generation)
         self._fail_all(self._stopping)
 
+    def _tell_watched(self) -> None:
+        """Tell the engine process, also a new one, whether anyone reads step records."""
+        self._client.time_steps(TIMED_EVERY if self._watchers else 0)
+
     # -- the loop --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
@@ -197,6 +219,7 @@ class ServedEngine:
                 self._restart_at = None
                 self.restarts += 1
                 self._client.restart()
+                self._tell_watched()
                 self._poll()
             if self._answering:
                 self._busy_at = now
@@ -278,6 +301,8 @@ class ServedEngine:
             if self._answering.pop(generation, None) is not None:
                 self._client.cancel(generation)
         answering.open.clear()
+        self.watch(-answering.watchers)
+        answering.watchers = 0
         self._poll()
 
     def _check_stopping(self) -> None:

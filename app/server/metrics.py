@@ -52,11 +52,8 @@ class Metrics:
         """Count an event of the engine."""
         match event:
             case Delta():
-                for record in event.records:
-                    self._batch.observe(record.batch)
-                    if record.index:
-                        for _ in range(record.tokens):
-                            self._itl.observe(record.latency_s / record.tokens)
+                for latency in event.itl_s:
+                    self._itl.observe(latency)
             case Done():
                 self._count(event)
             case BatchStatus():
@@ -89,6 +86,8 @@ class Metrics:
             self._mbu.set(summary.mbu)
 
     def _load(self, status: BatchStatus) -> None:
+        for batch in status.batches:
+            self._batch.observe(batch)
         for state in ("waiting", "prefill", "decode", "preempted"):
             self._sequences.labels(state).set(sum(found == state for found in status.states.values()))
         self._kv.labels("used").set(status.kv_used_bytes)

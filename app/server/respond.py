@@ -68,7 +68,8 @@ async def answer(
     """Return the response to a call. Raises ApiError for one that fails before its first event."""
     card = await engine.ready()
     form = form_of(card)
-    answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices)
+    watched = call.steps and call.stream
+    answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices, watched=watched)
     try:
         first = await answering.next(keep_alive_s if call.stream else None)
         headers = _unchecked(first)
