@@ -12,75 +12,25 @@ from collections.abc import Callable, Sequence
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec
 from headrace.app.engine.events import (
-    Abandoned,
     AnswerEvent,
-    ContextFull,
     Died,
-    Done,
     Event,
     Failed,
     LoadProgress,
     Ready,
-    TokensCounted,
 )
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.server.errors import ApiError, event_error
+from headrace.app.server.answering import END, Answering
+from headrace.app.server.errors import ApiError
 from headrace.runtime.errors import HeadraceError
 
 _TICK_S = 0.25  # between two looks at the process and the clock
 _RESTART_S = (0.0, 1.0, 5.0, 30.0)  # before a restart: the first, second, ... in a row
 _STEADY_S = 60.0  # of work after which restarts count from the beginning
-_END = (Done, ContextFull, Failed, Abandoned, TokensCounted)
 NOT_LOADED = ApiError(503, "the model cannot be loaded", "model_not_loaded", retry_after=30)
 DIED = ApiError(500, "the engine stopped unexpectedly; it is started again", "engine_died")
 
 Listener = Callable[[Event], None]
-
-
-class Answering:
-    """The running generations of one HTTP request. Events come as (choice, event)."""
-
-    def __init__(self, leave: Callable[["Answering"], None], ids: Sequence[int], watchers: int = 0) -> None:
-        """watchers: see `ServedEngine.watch`."""
-        self.ids = ids
-        self.watchers = watchers
-        self.open = set(ids)
-        self.started = time.monotonic()
-        self._leave = leave
-        self._events: asyncio.Queue[tuple[int, Event] | ApiError] = asyncio.Queue()
-
-    def put(self, generation: int, event: Event) -> None:
-        """Deliver an event of one of its generations."""
-        if generation in self.open:
-            if isinstance(event, _END):
-                self.open.discard(generation)
-            self._events.put_nowait(event_error(event) or (self.ids.index(generation), event))
-
-    def fail(self, error: ApiError) -> None:
-        """End the request with an error."""
-        if self.open:
-            self.open.clear()
-            self._events.put_nowait(error)
-
-    async def next(self, timeout: float | None = None) -> tuple[int, Event] | None:
-        """Wait for the next event; None after `timeout` seconds. Raises ApiError for an event that ends the request."""
-        try:
-            async with asyncio.timeout(timeout):
-                arrived = await self._events.get()
-        except TimeoutError:
-            return None
-        if isinstance(arrived, ApiError):
-            raise arrived
-        return arrived
-
-    @property
-    def over(self) -> bool:
-        """True if every generation has ended and every event was taken."""
-        return not self.open and self._events.empty()
-
-    def leave(self) -> None:
-        """Cancel what still runs."""
-        self._leave(self)
 
 
 class ServedEngine:
@@ -279,7 +229,7 @@ class ServedEngine:
         answering = self._answering.get(generation)
         if answering is None:
             return
-        if isinstance(event, _END):
+        if isinstance(event, END):
             del self._answering[generation]
             self._durations = [*self._durations[-15:], time.monotonic() - answering.started]
         answering.put(generation, event)

@@ -1,5 +1,7 @@
 """`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engine's events."""
 
+import asyncio
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -45,6 +47,8 @@ class Metrics:
         self._memory = Gauge("headrace_memory_gb_s", "Measured memory bandwidth, in GB/s.", registry=registry)
         open_ = Gauge("headrace_open_answers", "Answers that run or wait.", registry=registry)
         open_.set_function(lambda: engine.open)
+        tasks = Gauge("headrace_tasks", "Asyncio tasks of the server.", registry=registry)
+        tasks.set_function(lambda: len(asyncio.all_tasks()))
         ready = Gauge("headrace_model_loaded", "1 if the model is loaded.", registry=registry)
         ready.set_function(lambda: engine.state == "ready")
 

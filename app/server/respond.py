@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.events import Event, Prefill
 from headrace.app.engine.model_card import ModelCard
+from headrace.app.server.answering import Answering
 from headrace.app.server.call import Call
-from headrace.app.server.engine import Answering, ServedEngine
+from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import api_error
 from headrace.app.server.form import Form, json_bytes
 
