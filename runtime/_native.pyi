@@ -74,6 +74,7 @@ class MixerPlan:
         norm_first: bool,
         eps: float,
         steps: tuple[float, float],
+        most_beta: float = 1.0,
     ) -> None: ...
     @property
     def state_floats(self) -> int: ...

@@ -102,6 +102,20 @@ _GEMMA4_MIXTURE = {  # as 26B-A4B: values are keys in full attention, experts be
     "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
     "moe_intermediate_size": 48, "use_double_wide_mlp": False,
 }  # fmt: skip
+_OLMO_HYBRID = {
+    **_QWEN35, "model_type": "olmo_hybrid", "linear_allow_neg_eigval": True, "attention_bias": False,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": None, "layer_norm_epsilon": 1e-3,
+}  # fmt: skip
+_KIMI = {
+    "model_type": "kimi_linear", "num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "model_max_length": 256, "num_experts": 8,
+    "num_experts_per_token": 3, "moe_intermediate_size": 48, "num_shared_experts": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7, "mla_use_nope": True,
+    "linear_attn_config": {
+        "kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4,
+    },
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -175,6 +189,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
     "gemma4-mixture": _GEMMA4_MIXTURE,
+    "olmo-hybrid": _OLMO_HYBRID,
+    "olmo-hybrid-free": {  # without positions, beta of at most one
+        **_OLMO_HYBRID, "rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False,
+        "linear_num_key_heads": 4, "attention_bias": True, "tie_word_embeddings": True,
+    },
+    "kimi-linear": _KIMI,
+    "kimi-linear-groups": {
+        **_KIMI, "num_expert_group": 4, "topk_group": 2, "num_shared_experts": 0, "moe_renormalize": False,
+        "first_k_dense_replace": 0,
+    },
     "glm4-whole": {"model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 1.0},
 }  # fmt: skip
 
@@ -182,6 +206,7 @@ MODELS: dict[str, dict[str, Any]] = {
 # model_type
 RECURRENT = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "granitemoehybrid", "falcon_h1", "nemotron_h",
+    "olmo_hybrid", "kimi_linear",
 )  # fmt: skip
 
 

@@ -122,6 +122,27 @@ def _mimo(config: Config) -> None:
         config.setdefault("swa_num_key_value_heads", 2 * config["num_key_value_heads"])
 
 
+def _kimi_linear(config: Config) -> None:
+    """Add the section of delta networks, and the first sparse layer."""
+    kinds, mlp = config.get("layer_types"), config.get("mlp_layer_types")
+    if isinstance(mlp, list):
+        dense = mlp.index("sparse") if "sparse" in mlp else len(mlp)
+        if "dense" in mlp[dense:]:
+            raise CheckpointError(
+                "config.json: mlp_layer_types has a dense layer after a sparse one, which is not supported"
+            )
+        config.setdefault("first_k_dense_replace", dense)
+    if not isinstance(kinds, list) or config.get("linear_attn_config") is not None:
+        return
+    config["linear_attn_config"] = {
+        "kda_layers": [i for i, kind in enumerate(kinds, 1) if kind == "linear_attention"],
+        "full_attn_layers": [i for i, kind in enumerate(kinds, 1) if kind == "full_attention"],
+        "num_heads": config.get("linear_num_heads"), "head_dim": config.get("linear_head_dim"),
+        "short_conv_kernel_size": config.get("linear_conv_kernel_dim", 4),
+    }  # fmt: skip
+    config.setdefault("rope_theta", 10000.0)  # its class takes one, and rotates nothing
+
+
 def _minicpm3(config: Config) -> None:
     """State unscaled rotation as LongRoPE with factors of one, which is all its class takes."""
     pairs, longest = config.get("qk_rope_head_dim"), config.get("max_position_embeddings")
@@ -141,4 +162,5 @@ _RULES: dict[str, Callable[[Config], None]] = {
     "qwen3_vl_moe_text": _qwen3_vl_moe,
     "mimo_v2_flash": _mimo,
     "minicpm3": _minicpm3,
+    "kimi_linear": _kimi_linear,
 }

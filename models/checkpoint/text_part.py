@@ -55,6 +55,15 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (".mamba.", ".mixer."), (".feed_forward.", ".mlp."), (".pre_ff_layernorm.", ".post_attention_layernorm."),
         ("model.final_layernorm", "model.norm"),
     ),
+    "olmo_hybrid": (
+        (".linear_attn.o_proj", ".mixer.out_proj"), (".linear_attn.o_norm", ".mixer.norm"),
+        (".linear_attn.", ".mixer."), (".attention_layer_norm.", ".input_layernorm."),
+        (".feedforward_layer_norm.", ".post_attention_layernorm."),
+    ),
+    "kimi_linear": (
+        (".block_sparse_moe.gate.e_score", ".mlp.e_score"), (".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."), (".w3.", ".up_proj."),
+    ),
     "nemotron_h": (("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm")),
     "granitemoehybrid": (
         (".mamba.", ".mixer."), (".shared_mlp.input_linear", ".mlp.gate_up_proj"),
@@ -159,7 +168,7 @@ def called_here(name: str, config: dict[str, Any]) -> str:
     kind = config.get("model_type")
     for theirs, ours in _NAMES.get(kind, ()) if isinstance(kind, str) else ():
         name = f"{name}.".replace(theirs, ours)[:-1] if theirs.endswith(".") else name.replace(theirs, ours)
-    return named_by_layer(name, config) if kind == "nemotron_h" else name
+    return named_by_layer(name, config) if kind in ("nemotron_h", "kimi_linear") else name
 
 
 def _renamed(module: str) -> str:

@@ -9,13 +9,13 @@ from headrace.models.cost.step_shape import Matrix
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.latent_config import projections_of
 from headrace.models.network.layer_config import LayerConfig
-from headrace.models.network.mixer_config import projections_into
+from headrace.models.network.mixer_config import gates_of, projections_into
 
 SizeOf = Callable[[str, int, int], int]
 """(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 # Projections before the entry that a layer's token appends, or computed with them.
-_BEFORE = ("q_", "k_", "v_", "kv_", "in_", "embed_q", "unembed_out")
+_BEFORE = ("q_", "k_", "v_", "kv_", "in_", "g_", "f_", "a_", "b_", "embed_q", "unembed_out")
 
 
 @dataclass(slots=True)
@@ -60,6 +60,8 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
         layers = [i for i in every if config.layers[i].mixer == mixer]
         for name, rows in projections_into(mixer).items():
             matrices.add(name, f"mixer.{name}", layers, rows, width)
+        for name, rows in gates_of(mixer).items():
+            matrices.add(name, f"mixer.{name}", layers, rows, mixer.rank)
         matrices.add("out_proj", "mixer.out_proj", layers, width, mixer.sizes.inner)
     dense = [i for i in every if (experts := config.layers[i].experts) is None or experts.branch]
     dense = [i for i in dense if config.layers[i].feeds]

@@ -16,10 +16,11 @@ from headrace.models.network.falcon import logit_factor
 from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
 from headrace.models.network.gemma4_config import gemma4_inputs, gemma4_layers, gemma4_ropes
 from headrace.models.network.latent_config import LATENT, LatentConfig, latent_config, latent_scale
-from headrace.models.network.layer_config import LayerConfig, RopeConfig
+from headrace.models.network.layer_config import LayerConfig, RopeConfig, has_positions, sliding_layers
 from headrace.models.network.mixer_config import mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+_CONTEXT = {"kimi_linear": "model_max_length"}  # keys, where they differ
 _MILLION = ("gemma3_text", "lfm2", "lfm2_moe")  # their default rope_theta
 
 
@@ -109,7 +110,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=fields.count("vocab_size"),
-        context_length=fields.count("max_position_embeddings", default=2048),
+        context_length=fields.count(_CONTEXT.get(architecture, "max_position_embeddings"), default=2048),
         norm_eps=fields.positive(family.eps) / residual**2,
         tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
         layers=_layers(fields, family, rope, local_rope),
@@ -162,6 +163,10 @@ def _runs(fields: Fields, architecture: str, family: Family, ropes: tuple[RopeCo
         return False
     heads = fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", default=max(1, fields.count("hidden_size") // heads))
+    if architecture == "kimi_linear":
+        if config.get("moe_router_activation_func", "sigmoid") != "sigmoid" or not config.get("qk_rope_head_dim"):
+            return False
+        head_dim = latent_config(fields).head_dim
     return mixer is None or (mixer.fits and head_dim % 16 == 0)  # recurrent state is kept beside blocks only
 
 
@@ -251,8 +256,8 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
     if family.sliding == "period" and not family.period:
         windowed = fields.values.get("layer_types") or fields.values.get("sliding_window_pattern")
     window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
-    sliding = [window is not None and slides for slides in _sliding(fields, family, count)]
-    rotates = [not nemotron and fields.values.get("position_embedding_type", "rope") != "nope"] * count
+    sliding = [window is not None and slides for slides in sliding_layers(fields, family, count)]
+    rotates = [has_positions(fields)] * count
     if family.position_free == "full" and window is not None:
         rotates = sliding
     elif family.position_free == "listed":
@@ -273,23 +278,3 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
         )
         for number, (slides, rotating, experts, mixer) in enumerate(kinds)
     )
-
-
-def _sliding(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Return for each layer whether it attends through a sliding window."""
-    kinds = fields.values.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != count:
-            raise CheckpointError(f"config.json: layer_types does not list {count} layers")
-        return [kind == "sliding_attention" for kind in kinds]
-    if family.sliding == "period":
-        pattern = fields.values.get("sliding_window_pattern")
-        if isinstance(pattern, str) and pattern and not pattern.strip("LG"):  # EXAONE: "LLLG"
-            return [pattern[i % len(pattern)] == "L" for i in range(count)]
-        period = fields.count("sliding_window_pattern", default=family.period or 1)
-        return [(i + 1) % period != 0 for i in range(count)]
-    if family.sliding == "tail" and fields.values.get("use_sliding_window"):
-        all_slide = fields.values.get("max_window_layers") == 0
-        first = 0 if all_slide else fields.count("max_window_layers", default=count)
-        return [i >= first for i in range(count)]
-    return [family.sliding == "all" or (family.sliding == "even" and i % 2 == 0) for i in range(count)]

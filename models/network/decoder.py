@@ -19,7 +19,7 @@ from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
 from headrace.models.network.layers import kv_shape_of, read_layers
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.projections import add_projected, project, stacked
+from headrace.models.network.projections import add_projected, project, stacked, with_gates
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import KVPass
@@ -267,7 +267,7 @@ class Decoder:
     def _mixed(self, kv: KVPass, index: int, projected: Projections, layer: LayerWeights) -> mx.array:
         """Mix tokens by attention, or by recurrent state in its place."""
         if layer.mixer is not None and layer.attention is None:
-            return kv.mix(index, stacked(projected), layer.mixer)
+            return kv.mix(index, with_gates(self._ops, stacked(projected), layer), layer.mixer)
         spec, latent = layer.attention, layer.latent
         assert spec is not None
         if latent is None:

@@ -25,7 +25,10 @@ def network_cost(
     parts = {"attention": 0, "MLP": 0, "experts used": 0, "head": head.nbytes}
     for index, layer in enumerate(layers):
         latent = [] if layer.latent is None else [layer.latent.q, layer.latent.embed, layer.latent.unembed]
-        before = {id(weight) for weight in (*layer.qkv, layer.gate, *latent, *(layer.mixer_ends or ())[:1])}
+        before = {
+            id(weight)
+            for weight in (*layer.qkv, layer.gate, *latent, *(layer.mixer_gates or ()), *(layer.mixer_ends or ())[:1])
+        }
         late = [weight for weight in layer.matrices if index > last or (index == last and id(weight) not in before)]
         late_bytes += sum(weight.nbytes for weight in late)
         late_count += _count(late)

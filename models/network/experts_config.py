@@ -131,6 +131,21 @@ def _deepseek(fields: Fields, layers: int) -> Layers:
     return [None if i < dense or i % step else experts for i in range(layers)]
 
 
+def _kimi(fields: Fields, layers: int) -> Layers:
+    if not fields.values.get("num_experts"):
+        return [None] * layers
+    known = {"n_routed_experts": "num_experts", "n_group": "num_expert_group", "norm_topk_prob": "moe_renormalize"}
+    values = {ours: fields.values.get(theirs) for ours, theirs in known.items()}
+    active = fields.count("num_experts_per_token")
+    values |= {"num_experts_per_tok": active, "norm_topk_prob": active > 1 and values["norm_topk_prob"] is not False}
+    shared = fields.count("num_shared_experts") if fields.values.get("num_shared_experts") else 0
+    experts = _corrected(Fields({**fields.values, **values}))
+    experts = replace(experts, shared=shared * experts.size, correction="e_score_correction_bias")
+    dense = fields.values.get("first_k_dense_replace") and fields.count("first_k_dense_replace")
+    step = fields.count("moe_layer_freq", default=1)
+    return [None if i < (dense or 0) or i % step else experts for i in range(layers)]
+
+
 def _nemotron(fields: Fields, _layers: int) -> Layers:
     pairs = layer_pairs(fields.values)
     if not any(letters.endswith("E") for letters in pairs):
@@ -160,4 +175,5 @@ _READERS: dict[str, Callable[[Fields, int], Layers]] = {
     "qwen3_moe": _qwen3, "qwen3_next": _qwen3, "qwen3_5": _qwen3_5, "qwen3_5_moe": _qwen3_5, "gpt_oss": _gpt_oss,
     "granitemoehybrid": _granite, "lfm2_moe": _lfm2, "minimax": _minimax, "glm4_moe": _deepseek,
     "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek, "nemotron_h": _nemotron, "gemma4_text": _gemma4,
+    "kimi_linear": _kimi,
 }  # fmt: skip

@@ -44,7 +44,12 @@ class Family:
     norm_last: bool = False  # queries and keys are normalized behind the rotation
     v_norm: bool = False  # values are normalized, without weights
     scaled: bool = False  # a factor multiplies every layer's output, if the checkpoint has it
+    mixer_norms: NormNames | None = None  # of layers with recurrent state alone, if they differ
     gated: bool = False  # attention's heads are multiplied by gates, stored with the queries
+
+    def norms_of(self, attends: bool) -> NormNames:
+        """Return the norms of a layer with attention, or with recurrent state alone."""
+        return self.norms if attends else self.mixer_norms or self.norms
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -95,4 +100,6 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": _QWEN35, "qwen3_5_moe": _QWEN35, "qwen3_next": _QWEN35, "lfm2": _LFM2, "lfm2_moe": _LFM2,
     "granitemoehybrid": Family(tied=True), "falcon_h1": Family(tied=True, beside=True),
     "nemotron_h": Family(activation="relu2", eps="layer_norm_epsilon"),
+    "olmo_hybrid": Family(_AFTER, qk_norm="heads", mixer_norms=NormNames()),
+    "kimi_linear": Family(),
 }  # fmt: skip

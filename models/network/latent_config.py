@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from headrace.models.network.config_fields import Fields
 
-LATENT = ("glm4_moe_lite", "deepseek_v3")
+LATENT = ("glm4_moe_lite", "deepseek_v3", "kimi_linear")
+_OWN_EPS = ("glm4_moe_lite", "kimi_linear")  # others have norms of 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def latent_config(fields: Fields) -> LatentConfig:
         rotated=fields.count("qk_rope_head_dim"),
         other=fields.count("qk_nope_head_dim"),
         value=fields.count("v_head_dim"),
-        eps=fields.positive("rms_norm_eps") if fields.values["model_type"] == "glm4_moe_lite" else 1e-6,
+        eps=fields.positive("rms_norm_eps") if fields.values["model_type"] in _OWN_EPS else 1e-6,
     )
 
 

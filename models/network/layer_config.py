@@ -1,11 +1,14 @@
-"""Configuration of one layer of headrace's decoder."""
+"""Configuration of one layer of headrace's decoder, and the layers with positions and windows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headrace.models.network.config_fields import Fields
 from headrace.models.network.experts_config import ExpertsConfig
+from headrace.models.network.families import Family
 from headrace.models.network.mixer_config import MixerConfig
+from headrace.runtime.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,3 +44,32 @@ class LayerConfig:
     inner: int = 0
     source: int | None = None
     projects: Literal["q", "qk", "qkv"] = "qkv"
+
+
+def has_positions(fields: Fields) -> bool:
+    """Return whether attention rotates queries and keys at all."""
+    kind, nested = fields.values["model_type"], fields.section("rope_parameters")
+    if kind == "olmo_hybrid":
+        return (nested if "rope_theta" in nested else fields.values).get("rope_theta") is not None
+    stated = fields.values.get("position_embedding_type", "rope")
+    return kind not in ("nemotron_h", "kimi_linear") and stated != "nope"
+
+
+def sliding_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+    """Return for each layer whether it attends through a sliding window."""
+    kinds = fields.values.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != count:
+            raise CheckpointError(f"config.json: layer_types does not list {count} layers")
+        return [kind == "sliding_attention" for kind in kinds]
+    if family.sliding == "period":
+        pattern = fields.values.get("sliding_window_pattern")
+        if isinstance(pattern, str) and pattern and not pattern.strip("LG"):  # EXAONE: "LLLG"
+            return [pattern[i % len(pattern)] == "L" for i in range(count)]
+        period = fields.count("sliding_window_pattern", default=family.period or 1)
+        return [(i + 1) % period != 0 for i in range(count)]
+    if family.sliding == "tail" and fields.values.get("use_sliding_window"):
+        all_slide = fields.values.get("max_window_layers") == 0
+        first = 0 if all_slide else fields.count("max_window_layers", default=count)
+        return [i >= first for i in range(count)]
+    return [family.sliding == "all" or (family.sliding == "even" and i % 2 == 0) for i in range(count)]

@@ -7,7 +7,7 @@ from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_config import LayerConfig
 from headrace.models.network.layer_inputs import read_input
-from headrace.models.network.mixers import read_mixer
+from headrace.models.network.mixers import read_gates, read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.kv.cache import KVShape
@@ -61,7 +61,7 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
-    names, gate, down_gate, ends = config.family.norms, None, None, None
+    names, gate, down_gate, ends = config.family.norms_of(layer.attends), None, None, None
     attention, mixer, latent = None, None, None
     if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
@@ -105,6 +105,7 @@ def _layer(
         mixer_ends=ends,
         branches=branches,
         own_input=read_input(config, parameters, prefix) if config.input_size else None,
+        mixer_gates=read_gates(parameters, prefix, layer.mixer) if layer.mixer is not None else None,
         scalar=parameters.vector(f"{prefix}.layer_scalar", 1) if scaled else None,
     )
 

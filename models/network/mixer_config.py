@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headrace.models.checkpoint.layer_pairs import layer_pairs
+from headrace.models.checkpoint.layer_pairs import kda_layers, layer_pairs
 from headrace.models.network.config_fields import Fields
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import MixerSizes
@@ -18,7 +18,8 @@ class MixerConfig:
 
     eps: of its own norm. steps: least and most step size. norm_parts: parts that are normalized by themselves, with
     "ssm"; 0: no norm. by_key_head: "delta" has its projections joined, with the rows of each key head together
-    (Qwen3-Next).
+    (Qwen3-Next). apart: all projections and convolutions are stored apart (OLMo hybrid, Kimi Linear). rank: size of the
+    first of two products that lead to gates and to decays, with "kda".
     """
 
     sizes: MixerSizes
@@ -26,6 +27,9 @@ class MixerConfig:
     steps: tuple[float, float] = (0.0, float("inf"))
     by_key_head: bool = False
     norm_parts: int = 1
+    apart: bool = False
+    most_beta: float = 1.0
+    rank: int = 0
 
     @property
     def fits(self) -> bool:
@@ -39,12 +43,23 @@ class MixerConfig:
 def projections_into(mixer: MixerConfig) -> dict[str, int]:
     """Return the stored projections into a mixer and the rows of each."""
     sizes = mixer.sizes
+    if mixer.apart:
+        keys, gate, decay = sizes.key_heads * sizes.key_dim, "g_proj", "a_proj"
+        rows = {"q_proj": keys, "k_proj": keys, "v_proj": sizes.inner}
+        if not mixer.rank:
+            return {**rows, gate: sizes.inner, "b_proj": sizes.heads, decay: sizes.heads}
+        return {**rows, "g_a_proj": mixer.rank, "f_a_proj": mixer.rank, "b_proj": sizes.heads}
     if mixer.by_key_head:
         return {"in_proj_qkvz": sizes.channels + sizes.inner, "in_proj_ba": 2 * sizes.heads}
     if sizes.kind == "delta":
         rows = {"qkv": sizes.channels, "z": sizes.inner, "b": sizes.heads, "a": sizes.heads}
         return {f"in_proj_{name}": count for name, count in rows.items()}
     return {"in_proj": 3 * sizes.inner if sizes.kind == "conv" else sizes.inner + sizes.channels + sizes.heads}
+
+
+def gates_of(mixer: MixerConfig) -> dict[str, int]:
+    """Return the second products to gates and decays, of `MixerConfig.rank` columns, and the rows of each."""
+    return {"g_b_proj": mixer.sizes.inner, "f_b_proj": mixer.sizes.decays} if mixer.rank else {}
 
 
 def mixer_of(fields: Fields) -> MixerConfig | None:
@@ -66,10 +81,12 @@ def _recurrent(fields: Fields, count: int) -> list[bool]:
         return [True] * count
     if fields.values["model_type"] == "nemotron_h":
         return [letters.startswith("M") for letters in layer_pairs(fields.values)]
+    if fields.values["model_type"] == "kimi_linear":
+        return [i in kda_layers(fields.values) for i in range(count)]
     kinds, listed = fields.values.get("layer_types"), fields.values.get("full_attn_idxs")
     if isinstance(listed, list):
         return [i not in listed for i in range(count)]
-    if kinds is None and _READERS[fields.values["model_type"]] is _delta:
+    if kinds is None and _READERS[fields.values["model_type"]] in (_delta, _olmo):
         interval = fields.count("full_attention_interval", default=4)
         return [(i + 1) % interval != 0 for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
@@ -133,6 +150,20 @@ def _nemotron(fields: Fields) -> MixerConfig:
     return _ssm(fields, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
 
 
+def _olmo(fields: Fields) -> MixerConfig:
+    most = 2.0 if fields.values.get("linear_allow_neg_eigval", True) else 1.0
+    eps = fields.positive("layer_norm_epsilon", default=1e-5)
+    return replace(_delta(fields), eps=eps, apart=True, most_beta=most)
+
+
+def _kimi(fields: Fields) -> MixerConfig:
+    inner = Fields(fields.section("linear_attn_config"))
+    heads, size = inner.count("num_heads"), inner.count("head_dim")
+    width = inner.count("short_conv_kernel_size", default=4)
+    sizes = MixerSizes("kda", heads, key_heads=heads, key_dim=size, value_dim=size, width=width)
+    return MixerConfig(sizes, fields.positive("rms_norm_eps"), apart=True, rank=size)
+
+
 def _is_step(limit: object) -> bool:
     """Return whether this is a step size, or infinity for no limit."""
     return isinstance(limit, int | float) and (0 <= limit <= sys.float_info.max or limit == float("inf"))
@@ -146,4 +177,5 @@ def _short_convolution(fields: Fields) -> MixerConfig:
 _READERS: dict[str, Callable[[Fields], MixerConfig | None]] = {
     "qwen3_5": _delta, "qwen3_5_moe": _delta, "qwen3_next": _delta, "granitemoehybrid": _mamba2,
     "lfm2": _short_convolution, "lfm2_moe": _short_convolution, "falcon_h1": _falcon, "nemotron_h": _nemotron,
+    "olmo_hybrid": _olmo, "kimi_linear": _kimi,
 }  # fmt: skip

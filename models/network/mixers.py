@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
-from headrace.models.network.mixer_config import MixerConfig, projections_into
+from headrace.models.network.mixer_config import MixerConfig, gates_of, projections_into
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.ops import MixerSizes, MixerSpec, Weight
 
@@ -15,15 +15,16 @@ def read_mixer(
     width, at, sizes = config.hidden_size, f"{prefix}.mixer", mixer.sizes
     output = parameters.matrix(f"{at}.out_proj", width, sizes.inner)
     stored = [(f"{at}.{name}", rows) for name, rows in projections_into(mixer).items()]
-    taps, bias = parameters.taps(f"{at}.conv1d", sizes.channels, sizes.width)
+    taps, bias = _taps(parameters, at, mixer)
     if sizes.kind == "conv":
         spec = MixerSpec(sizes, taps=taps, tap_bias=bias)
         return spec, parameters.fused(stored, width, f"{at}.in_proj"), output
     rate = -mx.exp(parameters.vector(f"{at}.A_log", sizes.heads).astype(mx.float32))
-    step_bias = parameters.vector(f"{at}.dt_bias", sizes.heads)
-    if sizes.kind == "delta":
+    step_bias = parameters.vector(f"{at}.dt_bias", sizes.decays)
+    if sizes.kind != "ssm":
         norm = parameters.vector(f"{at}.norm.weight", sizes.value_dim)
-        spec = MixerSpec(sizes, taps, bias, rate, step_bias, norm=norm, norm_eps=mixer.eps)
+        most = mixer.most_beta
+        spec = MixerSpec(sizes, taps, bias, rate, step_bias, most_beta=most, norm=norm, norm_eps=mixer.eps)
         order = _by_key_head(sizes) if mixer.by_key_head else None
         return spec, parameters.fused(stored, width, f"{at}.in_proj", order), output
     order = _as_queries(sizes)
@@ -42,6 +43,23 @@ def read_mixer(
     [(_, rows)] = stored
     turned = mx.concatenate([sizes.inner + order, mx.arange(sizes.inner), mx.arange(rows - sizes.heads, rows)])
     return spec, parameters.fused(stored, width, f"{at}.in_proj", turned), output
+
+
+def read_gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Weight, Weight] | None:
+    """Return the second products to gates and decays, if they have two; see `LayerWeights.mixer_gates`."""
+    found = [parameters.matrix(f"{prefix}.mixer.{name}", rows, mixer.rank) for name, rows in gates_of(mixer).items()]
+    return (found[0], found[1]) if found else None
+
+
+def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array, mx.array | None]:
+    """Return the weight (width, C) of the convolution, and its bias, if any."""
+    sizes = mixer.sizes
+    if not mixer.apart:
+        return parameters.taps(f"{at}.conv1d", sizes.channels, sizes.width)
+    keys = sizes.key_heads * sizes.key_dim
+    channels = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": sizes.inner}
+    taps = [parameters.taps(f"{at}.{name}", count, sizes.width) for name, count in channels.items()]
+    return mx.concatenate([weight for weight, _ in taps], axis=1), None
 
 
 def _norm(parameters: Parameters, name: str, mixer: MixerConfig) -> mx.array | None:

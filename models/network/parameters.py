@@ -40,7 +40,7 @@ class Parameters:
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
-        taps = (array.shape for name, array in self._arrays.items() if name.endswith(".conv1d.weight"))
+        taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps)
         if part.config.get("model_type") == "falcon_h1":
             self._arrays = multiplied(self._arrays, Fields(part.config), folded=self._whole_norms)
@@ -136,8 +136,12 @@ class Parameters:
         return self._ops.prepare(_joined(parts, mx.stack), self._dtype)
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
-        """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32."""
-        array = self._pop(name, (size,))
+        """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32.
+
+        It may be stored with axes of one (Kimi Linear).
+        """
+        found = self._arrays.get(name)
+        array = self._pop(name, (size,) if found is None or found.size != size else tuple(found.shape)).flatten()
         offset = 0.0 if self._whole_norms else offset
         return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
 

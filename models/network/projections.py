@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from headrace.runtime.ops import Ops, Projections, Weight
+from headrace.runtime.ops import LayerWeights, Ops, Projections, Weight
 
 
 def stacked(projected: Projections) -> mx.array:
@@ -17,6 +17,16 @@ def project(ops: Ops, x: mx.array, norm: mx.array | None, eps: float, weights: l
     x = x if norm is None else ops.rms_norm(x, norm, eps)
     projected = [ops.linear(x, weight) for weight in weights]
     return projected if len(projected) > 1 else projected[0]
+
+
+def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
+    """Return a mixer's projected rows with all gates and decays; see `LayerWeights.mixer_gates`."""
+    if layer.mixer_gates is None or layer.mixer is None:
+        return x
+    gate, decay = layer.mixer_gates
+    at = layer.mixer.sizes.channels
+    mixed, z, a, b = mx.split(x, [at, at + gate.columns, at + gate.columns + decay.columns], axis=-1)
+    return mx.concatenate([mixed, ops.linear(mx.contiguous(z), gate), b, ops.linear(mx.contiguous(a), decay)], axis=-1)
 
 
 def add_projected(

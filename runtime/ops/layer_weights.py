@@ -61,6 +61,8 @@ class LayerWeights:
     `mixer_ends`. A `gate` (H * D, E) multiplies what attention returns by the sigmoid of its product with the layer's
     input, and a `down_gate` (1, E) what `down` returns, with the feed-forward's. `branches`: experts and dense
     feed-forward have norms of their own before they are added. `scalar` (1,) multiplies the layer's output.
+    `mixer_gates`: the projections into a mixer have R numbers each of z and a, in [q, k, v | z | a | b], and these
+    matrices give the rest.
     """
 
     attention: AttentionSpec | None
@@ -81,6 +83,7 @@ class LayerWeights:
     branches: BranchNorms | None = None
     own_input: LayerInput | None = None
     scalar: mx.array | None = None
+    mixer_gates: tuple[Weight, Weight] | None = None  # (Hv * Dv, R) of z, (Hv * Dk, R) of a
 
     @property
     def vectors(self) -> list[mx.array]:
@@ -103,7 +106,8 @@ class LayerWeights:
         latent = [self.latent.q, self.latent.embed, self.latent.unembed] if self.latent else []
         own = [] if self.own_input is None else [self.own_input.gate, self.own_input.projection]
         latent = [part for part in latent if part]
-        return [*self.qkv, *gates, *latent, self.output, *(self.mixer_ends or ()), *router, *feed_forward, *own]
+        beside = (*(self.mixer_ends or ()), *(self.mixer_gates or ()))
+        return [*self.qkv, *gates, *latent, self.output, *beside, *router, *feed_forward, *own]
 
 
 class LayersNode(Protocol):

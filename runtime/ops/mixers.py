@@ -10,19 +10,25 @@ import mlx.core as mx
 class MixerSizes:
     """Sizes of a layer's recurrent mixing. C = convolved channels.
 
-    "delta": gated delta networks (arXiv:2412.06464). "ssm": Mamba-2 (arXiv:2405.21060). "conv": a short convolution
-    (LFM2), with one head of size E. `Ops.mix_pass` has the formulas.
-    The first two have Hv heads with a state (Dv, Dk) each, and Hk heads of queries and keys that divide them. A
+    "delta": gated delta networks (arXiv:2412.06464). "kda": those with a decay for each channel of the keys
+    (arXiv:2510.26692). "ssm": Mamba-2 (arXiv:2405.21060). "conv": a short convolution (LFM2), with one head of size E.
+    `Ops.mix_pass` has the formulas.
+    All but "conv" have Hv heads with a state (Dv, Dk) each, and Hk heads of queries and keys that divide them. A
     projected row is [q, k, v | z | b | a]: C = 2 Hk Dk + Hv Dv convolved channels, gates z (Hv * Dv), b (Hv) of
-    "delta", and a (Hv). Of "conv" it is [B | C | x], E each, and C = E.
+    "delta" and "kda", and a (Hv), of "kda" (Hv * Dk). Of "conv" it is [B | C | x], E each, and C = E.
     """
 
-    kind: Literal["delta", "ssm", "conv"]
+    kind: Literal["delta", "kda", "ssm", "conv"]
     heads: int  # Hv
     key_heads: int  # Hk
     key_dim: int  # Dk
     value_dim: int  # Dv
     width: int  # tokens that the convolution sees
+
+    @property
+    def decays(self) -> int:
+        """Numbers of a."""
+        return self.heads * (self.key_dim if self.kind == "kda" else 1)
 
     @property
     def inner(self) -> int:
@@ -48,7 +54,8 @@ class MixerSpec:
     taps: mx.array  # (width, C)
     tap_bias: mx.array | None = None  # (C,)
     rate: mx.array | None = None  # (Hv,), negative: decay is exp(rate * softplus(a + step_bias))
-    step_bias: mx.array | None = None  # (Hv,)
+    step_bias: mx.array | None = None  # as a
+    most_beta: float = 1.0  # beta is this times the sigmoid of b
     steps: tuple[float, float] = (0.0, float("inf"))  # least and most of softplus, "ssm" only
     skip: mx.array | None = None  # (Hv,)
     norm: mx.array | None = None  # (Dv,), over all heads (Hv * Dv,), or in parts (parts, Hv * Dv / parts)

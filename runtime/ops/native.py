@@ -25,7 +25,6 @@ from headrace.runtime.ops.native_plans import (
     mixer_plan,
     native_pass,
     native_rope,
-    norms_all_heads,
     packings,
     prepared_matrix,
 )
@@ -340,13 +339,6 @@ def _attention(qkv: Projections, spec: AttentionSpec) -> "tuple[mx.array, kernel
     if plan is None or qkv.dtype != mx.float32:
         fallbacks[f"attention: head size {spec.head_dim}" if plan is None else f"attention: {qkv.dtype}"] += 1
         return qkv, None
-    if norms_all_heads(spec):
-        assert spec.q_norm is not None
-        assert spec.k_norm is not None
-        ends = [spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim]
-        q, k, v = mx.split(qkv, ends, axis=-1)
-        q, k = kernels.rms_norm(q, spec.q_norm, spec.norm_eps), kernels.rms_norm(k, spec.k_norm, spec.norm_eps)
-        qkv = mx.concatenate([q, k, v], axis=-1)
     return qkv, plan
 
 

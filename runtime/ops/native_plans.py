@@ -27,7 +27,6 @@ __all__ = [
     "mixer_plan",
     "native_pass",
     "native_rope",
-    "norms_all_heads",
     "packings",
     "prepared_matrix",
 ]
@@ -84,7 +83,9 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         return None
     if layer.mlp_norm is None and layer.attention_post_norm is None and (feed_forward or layer.mixture is not None):
         return None
-    if layer.latent is not None or (layer.mixture is not None and layer.mlp_norm is None):
+    if layer.latent is not None or layer.mixer_gates is not None:
+        return None
+    if layer.mixture is not None and layer.mlp_norm is None:
         return None
     if layer.mlp_post_norm is not None and layer.mixture is not None and layer.branches is None:
         return None
@@ -93,7 +94,7 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
     if [gate is None for gate in gates] != [layer.gate is None, layer.down_gate is None]:
         return None
     plan = None if layer.attention is None else attention_plan(layer.attention)
-    if layer.attention is not None and (plan is None or norms_all_heads(layer.attention)):
+    if layer.attention is not None and plan is None:
         return None
     own_input = _own_input(layer)
     if (layer.own_input is None) != (own_input is None):
@@ -161,7 +162,6 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     if key in _plans:
         return _plans[key]
     plan = None
-    together = norms_all_heads(spec)
     if spec.head_dim % 16 == 0:
         plan = kernels.AttentionPlan(
             spec.heads,
@@ -169,8 +169,8 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
             spec.head_dim,
             spec.scale,
             None if spec.rope is None else native_rope(spec.rope),
-            None if together else spec.q_norm,
-            None if together else spec.k_norm,
+            spec.q_norm,
+            spec.k_norm,
             spec.norm_eps,
             spec.window,
             spec.softcap,
@@ -191,15 +191,10 @@ def mixer_plan(spec: MixerSpec) -> "kernels.MixerPlan":
     if key not in _mixers:
         sizes = (spec.sizes.kind, spec.sizes.heads, spec.sizes.key_heads, spec.sizes.key_dim, spec.sizes.value_dim)
         vectors = (spec.tap_bias, spec.rate, spec.step_bias, spec.skip, spec.norm)
-        settings = (spec.norm_first, spec.norm_eps, spec.steps)
+        settings = (spec.norm_first, spec.norm_eps, spec.steps, spec.most_beta)
         _mixers[key] = kernels.MixerPlan(*sizes, spec.taps, *vectors, *settings)
         weakref.finalize(spec, _mixers.pop, key, None)
     return _mixers[key]
-
-
-def norms_all_heads(spec: AttentionSpec) -> bool:
-    """Return whether queries and keys are normalized over all heads, which plans leave to their caller."""
-    return spec.q_norm is not None and spec.q_norm.size != spec.head_dim
 
 
 def native_rope(rope: Rope) -> "kernels.Rope":

@@ -76,15 +76,18 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
     keys = sizes.key_heads * sizes.key_dim
     q, k = (convolved[..., at : at + keys].reshape(1, count, sizes.key_heads, -1) for at in (0, keys))
     v = convolved[..., 2 * keys :].reshape(1, count, sizes.heads, -1)
-    z, *b, a = mx.split(x[..., channels:], [inner, inner + sizes.heads][: 2 if sizes.kind == "delta" else 1], axis=-1)
+    ends = [inner] if sizes.kind == "ssm" else [inner, inner + sizes.heads]
+    z, *b, a = mx.split(x[..., channels:], ends, axis=-1)
     assert spec.rate is not None
     assert spec.step_bias is not None
-    step = mx.logaddexp(a + spec.step_bias, mx.array(0.0))  # softplus, (1, T, Hv)
+    step = mx.logaddexp(a + spec.step_bias, mx.array(0.0))  # softplus, as a
     recurrent = state[before * channels :].reshape(1, sizes.heads, sizes.value_dim, sizes.key_dim)
-    if sizes.kind == "delta":
+    if sizes.kind != "ssm":
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
         q = q * sizes.key_dim**-0.5
-        y, recurrent = recurrence(q, k, v, mx.exp(spec.rate * step), mx.sigmoid(b[0]), recurrent)
+        step = step.reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dk) or (1, T, Hv, 1)
+        decay, beta = mx.exp(spec.rate[:, None] * step), mx.sigmoid(b[0]) * spec.most_beta
+        y, recurrent = recurrence(q, k, v, decay, beta, recurrent)
     else:
         step = mx.clip(step, *spec.steps)
         y, recurrent = recurrence(q, k, v * step[..., None], mx.exp(spec.rate * step), None, recurrent)
@@ -94,7 +97,10 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
 
 
 def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
-    """Normalize y (1, T, Hv, Dv) and multiply it by silu(z), z (1, T, Hv * Dv) -> (1, T, Hv * Dv)."""
+    """Normalize y (1, T, Hv, Dv) and multiply it by silu(z), z (1, T, Hv * Dv) -> (1, T, Hv * Dv).
+
+    "kda" multiplies by the sigmoid of z.
+    """
 
     def normed(rows: mx.array) -> mx.array:
         if spec.norm is None:
@@ -102,5 +108,5 @@ def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
         parts = rows.reshape(*rows.shape[:2], -1, spec.norm.shape[-1])
         return (mx.fast.rms_norm(parts, None, spec.norm_eps) * spec.norm).reshape(rows.shape)
 
-    y, gate = y.reshape(z.shape), z * mx.sigmoid(z)
+    y, gate = y.reshape(z.shape), mx.sigmoid(z) if spec.sizes.kind == "kda" else z * mx.sigmoid(z)
     return normed(y) * gate if spec.norm_first else normed(y * gate)

@@ -53,6 +53,7 @@ TARGETS: dict[str, tuple[str, str]] = {
     "block-tables": ("kv", "BlockTables"),
     "kernels": ("kernels", "Bindings"),
     "kernel-pass": ("kernels", "Passes"),
+    "kernel-mixers": ("kernels", "Mixers"),
 }
 
 

@@ -137,7 +137,18 @@ _LLAMA3 = {
 _IGNORED = {
     *(
         (kind, "rope_scaling")
-        for kind in ("ernie4_5", "cohere2", "glm4", "glm4_moe", "minimax", "lfm2", "lfm2_moe", "granitemoehybrid")
+        for kind in (
+            "ernie4_5",
+            "cohere2",
+            "glm4",
+            "glm4_moe",
+            "minimax",
+            "lfm2",
+            "lfm2_moe",
+            "granitemoehybrid",
+            "olmo_hybrid",
+            "kimi_linear",
+        )
     ),
     ("falcon_h1", "mamba_rms_norm"),  # its class normalizes over both groups
     ("glm4_moe", "tie_word_embeddings"),

@@ -24,6 +24,7 @@ OWN |= {"gemma4-per-layer", "gemma4-shared", "gemma4-mixture", "gemma4-nested"}
 OWN |= {"gemma3-nested", "mistral3-nested", "pixtral-nested", "qwen3_vl-nested", "qwen2_5_vl-nested"}
 if native.status().available:
     OWN |= {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_5_moe-nested", "qwen3_next", "lfm2_moe", "granite-hybrid"}
+    OWN |= {"kimi-linear", "olmo-hybrid", "olmo-hybrid-rope", "nemotron-h", "nemotron-h-moe"}
 CASES: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
 
 

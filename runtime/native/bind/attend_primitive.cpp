@@ -178,8 +178,10 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   call_.rope = rope_.get();
   call_.rule = {scale, softcap.value_or(0.0f)};
   call_.window = window.value_or(0);
-  call_.q_norm = keep(q_norm, dim);
-  call_.k_norm = keep(k_norm, dim);
+  call_.norm_all = q_norm.has_value() && q_norm->size() != static_cast<size_t>(dim);
+  require(!call_.norm_all || !norm_last, "a norm of all heads stands before the rotation");
+  call_.q_norm = keep(q_norm, call_.norm_all ? int64_t{heads} * dim : dim);
+  call_.k_norm = keep(k_norm, call_.norm_all ? int64_t{kv_heads} * dim : dim);
   call_.sinks = keep(sinks, heads);
   call_.parts = parts;
   if (v_norm) call_.v_norm = keep(mx::ones({dim}), dim);
@@ -187,7 +189,7 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
 
 const float* AttentionPlan::keep(const std::optional<mx::array>& vector, int64_t size) {
   if (!vector.has_value()) return nullptr;
-  require(vector->shape() == mx::Shape{static_cast<int>(size)}, "head norms must be (D,), sinks (H,)");
+  require(vector->shape() == mx::Shape{static_cast<int>(size)}, "head norms must be (D,) or of all heads, sinks (H,)");
   vectors_.push_back(settled(mx::astype(*vector, mx::float32, cpu_stream())));
   return vectors_.back().data<float>();
 }

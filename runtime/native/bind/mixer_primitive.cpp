@@ -21,6 +21,7 @@ void require(bool fits, const char* what) {
 
 MixerKind kind_of(const std::string& name) {
   if (name == "delta") return MixerKind::delta;
+  if (name == "kda") return MixerKind::kda;
   if (name == "ssm") return MixerKind::ssm;
   if (name == "conv") return MixerKind::conv;
   throw std::invalid_argument("unknown mixer " + name);
@@ -72,7 +73,7 @@ const float* MixerPlan::keep(const std::optional<mx::array>& vector, const mx::S
 }
 
 MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first,
-                     float eps, std::pair<float, float> steps) {
+                     float eps, std::pair<float, float> steps, float most_beta) {
   MixerShape& s = shape_;
   s.kind = kind_of(kind);
   const bool recurs = s.kind != MixerKind::conv;
@@ -90,7 +91,8 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   s.taps = keep(vectors.taps, {static_cast<int>(s.width), channels}, true);
   s.tap_bias = keep(vectors.tap_bias, {channels}, false);
   s.rate = keep(vectors.rate, {heads}, recurs);
-  s.step_bias = keep(vectors.step_bias, {heads}, recurs);
+  s.step_bias = keep(vectors.step_bias, {heads * static_cast<int>(s.head_decays())}, recurs);
+  s.most_beta = most_beta;
   s.skip = keep(vectors.skip, {heads}, false);
   if (vectors.norm.has_value()) {
     s.norm_each = vectors.norm->shape() == mx::Shape{rows};
@@ -105,7 +107,7 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   s.eps = eps;
   s.least_step = steps.first;
   s.most_step = steps.second;
-  if (s.kind == MixerKind::delta) {  // x / |x|, q divided by sqrt(Dk), by the RMSNorm kernel
+  if (s.by_rule()) {  // x / |x|, q divided by sqrt(Dk), by the RMSNorm kernel
     const float root = std::sqrt(static_cast<float>(dim));
     scales_.assign(2 * static_cast<size_t>(dim), 1.0f / root);
     std::fill_n(scales_.begin(), dim, 1.0f / static_cast<float>(dim));

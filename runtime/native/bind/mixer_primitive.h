@@ -24,7 +24,7 @@ class MixerPlan : public std::enable_shared_from_this<MixerPlan> {
  public:
   // Throws std::invalid_argument for unknown kinds and inconsistent shapes.
   MixerPlan(const std::string& kind, int heads, int key_heads, int dim, int rows, MixerVectors vectors, bool norm_first, float eps,
-            std::pair<float, float> steps);
+            std::pair<float, float> steps, float most_beta = 1.0f);
 
   const MixerShape& shape() const { return shape_; }
 

@@ -108,13 +108,14 @@ NB_MODULE(_native, m) {
   nb::class_<hr::MixerPlan>(m, "MixerPlan")
       .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,
                        const Optional& tap_bias, const Optional& rate, const Optional& step_bias, const Optional& skip,
-                       const Optional& norm, bool norm_first, float eps, std::pair<float, float> steps) {
+                       const Optional& norm, bool norm_first, float eps, std::pair<float, float> steps, float most_beta) {
              return std::make_shared<hr::MixerPlan>(kind, heads, key_heads, dim, rows,
                                                     hr::MixerVectors{taps, tap_bias, rate, step_bias, skip, norm}, norm_first,
-                                                    eps, steps);
+                                                    eps, steps, most_beta);
            }),
            "kind"_a, "heads"_a, "key_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a, "tap_bias"_a.none(), "rate"_a.none(),
-           "step_bias"_a.none(), "skip"_a.none(), "norm"_a.none(), "norm_first"_a, "eps"_a, "steps"_a)
+           "step_bias"_a.none(), "skip"_a.none(), "norm"_a.none(), "norm_first"_a, "eps"_a, "steps"_a,
+           "most_beta"_a = 1.0f)
       .def_prop_ro("state_floats", [](const hr::MixerPlan& plan) { return plan.shape().state_floats(); });
 
   nb::class_<hr::Packings>(m, "Packings")

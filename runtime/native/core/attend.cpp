@@ -16,6 +16,7 @@ constexpr int64_t kTaskFloats = 1 << 12;  // numbers per task
 
 void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, int64_t row, const float* norm,
            float* head) {
+  if (call.norm_all) norm = nullptr;  // done
   if (norm != nullptr && !call.norm_last) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
   if (table != nullptr) call.rope->rotate(*table, row, head);
   if (norm != nullptr && call.norm_last) kernels.rms_norm(head, norm, call.norm_eps, call.dim, head);
@@ -25,15 +26,25 @@ float growth_at(const AttendCall& call, int64_t position) {
   return 1.0f + call.growth * std::log(1.0f + static_cast<float>(position / call.growth_length));
 }
 
+// Heads of a row, normalized all together if they are so.
+const float* heads_of(const Kernels& kernels, const AttendCall& call, const float* from, const float* norm, int64_t heads) {
+  if (!call.norm_all || norm == nullptr) return from;
+  float* together = scratch(Slot::tile, heads * call.dim);
+  kernels.rms_norm(from, norm, call.norm_eps, heads * call.dim, together);
+  return together;
+}
+
 // One token: q to scratch, k and v to the cache.
 void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Table* table, const SequenceRows& rows,
                  int64_t t, float* q) {
   const int64_t dim = call.dim, row = rows.row + t;
   const float* from = call.qkv + row * call.projected();
   const size_t head_bytes = static_cast<size_t>(dim) * sizeof(float);
-  for (int64_t h = 0; h < call.heads && rows.row < call.wanted; ++h) {
+  const bool attends = rows.row < call.wanted;
+  const float* queries = attends ? heads_of(kernels, call, from, call.q_norm, call.heads) : from;
+  for (int64_t h = 0; h < call.heads && attends; ++h) {
     float* to = q + query_at(call, rows, t, h);
-    std::memcpy(to, from + h * dim, head_bytes);
+    std::memcpy(to, queries + h * dim, head_bytes);
     place(kernels, call, table, row, call.q_norm, to);
     if (call.growth != 0.0f) kernels.rescale(to, growth_at(call, rows.offset + t), dim);
   }
@@ -41,6 +52,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
   from += call.heads * dim;
   float* head = scratch(Slot::rows, 2 * dim);
   const int64_t position = rows.offset + t, entry = position % kBlock, at = entry * dim * size_of(call.kv_type);
+  const float* keys = heads_of(kernels, call, from, call.k_norm, call.kv_heads);
   for (int64_t h = 0; h < call.kv_heads; ++h, from += dim) {
     char* to = rows.blocks[position / kBlock] + h * call.head_bytes;
     const float* value = from + (call.parts - 2) * call.kv_heads * dim;
@@ -48,7 +60,7 @@ void place_token(const Kernels& kernels, const AttendCall& call, const Rope::Tab
       kernels.rms_norm(value, call.v_norm, call.norm_eps, dim, head + dim);
       value = head + dim;
     }
-    std::memcpy(head, from, head_bytes);
+    std::memcpy(head, keys + h * dim, head_bytes);
     place(kernels, call, table, row, call.k_norm, head);
     if (call.packed()) {
       kernels.pack_key(head, dim, call.packings.keys, entry, to + call.keys_at);

@@ -41,12 +41,13 @@ struct AttendCall {
   int64_t keys_at = 0;     // bytes from a block's beginning to this layer's keys (kBlock, D), or packed, of the first head,
   int64_t values_at = 0;   // to its values,
   int64_t head_bytes = 0;  // and from a head to the next
-  const float* q_norm = nullptr;  // (D) or nullptr
+  const float* q_norm = nullptr;  // (D) or nullptr; of all heads together with norm_all: (H * D), and (Hkv * D)
   const float* k_norm = nullptr;
   const float* v_norm = nullptr;
   int64_t parts = 3;  // of a token's row: 1 with queries only, whose entries are in the cache; 2 where keys are values, too
   float norm_eps = 0;
   bool norm_last = false;  // behind the rotation
+  bool norm_all = false;
   float growth = 0;        // the query at position p is multiplied by 1 + growth * log(1 + floor(p / growth_length))
   int64_t growth_length = 1;
   Rope* rope = nullptr;

@@ -227,6 +227,9 @@ struct Kernels {
   void (*convolve)(const float* const* x, const float* weight, int64_t ldw, const float* bias, int64_t n, int64_t width, Act act,
                    float* out);
 
+  // out = exp(rate * softplus(x + bias)) over n values.
+  void (*decays)(const float* x, const float* bias, float rate, int64_t n, float* out);
+
   // out = a * b over n values; out may be b.
   void (*multiply_pairs)(const float* a, const float* b, int64_t n, float* out);
 

@@ -65,15 +65,21 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
   const MixerShape& shape = call.shape;
   const int64_t dim = shape.dim, channels = shape.channels(), stride = shape.projected();
   const int64_t key = head / (shape.heads / shape.key_heads) * dim;
-  const bool delta = shape.kind == MixerKind::delta;
-  float* gates = scratch(Slot::scores, 2 * rows.count + shape.rows);  // decay and beta, or the step
-  float* value = gates + 2 * rows.count;
+  const bool delta = shape.by_rule();
+  const int64_t decays = shape.head_decays(), gate = decays + 1;
+  float* gates = scratch(Slot::scores, gate * rows.count + shape.rows);  // decays and beta, or the step
+  float* value = gates + gate * rows.count;
   for (int64_t t = 0; t < rows.count; ++t) {
     const float* x = call.x + (rows.row + t) * stride;
-    const float step = softplus(x[shape.steps_at() + head] + shape.step_bias[head]);
-    const float taken = delta ? step : std::clamp(step, shape.least_step, shape.most_step);
-    gates[2 * t] = std::exp(shape.rate[head] * taken);
-    gates[2 * t + 1] = delta ? sigmoid(x[shape.betas_at() + head]) : taken;
+    float *own = gates + t * gate, taken = 0;
+    if (shape.kind == MixerKind::kda) {
+      kernels.decays(x + shape.steps_at() + head * dim, shape.step_bias + head * dim, shape.rate[head], dim, own);
+    } else {
+      const float step = softplus(x[shape.steps_at() + head] + shape.step_bias[head]);
+      taken = delta ? step : std::clamp(step, shape.least_step, shape.most_step);
+      *own = std::exp(shape.rate[head] * taken);
+    }
+    own[decays] = delta ? shape.most_beta * sigmoid(x[shape.betas_at() + head]) : taken;
   }
   float* out = call.out + rows.row * shape.inner() + head * shape.rows;
   const int64_t state_at = shape.taps_floats() + head * shape.rows * dim;
@@ -88,14 +94,14 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
       token.q = row + key;
       token.k = row + shape.key_heads * dim + key;
       token.v = v;
-      token.decay = gates + 2 * t;
-      token.beta = delta ? gates + 2 * t + 1 : nullptr;
+      token.decay = gates + t * gate;
+      token.beta = delta ? token.decay + decays : nullptr;
       token.y = out + t * shape.inner() + from;
       if (!delta) {
-        for (int64_t i = 0; i < n; ++i) value[i] = v[i] * gates[2 * t + 1];
+        for (int64_t i = 0; i < n; ++i) value[i] = v[i] * token.decay[decays];
         token.v = value;
       }
-      kernels.recur(token, dim, n, false, state);
+      kernels.recur(token, dim, n, shape.kind == MixerKind::kda, state);
       if (shape.skip != nullptr) {
         for (int64_t i = 0; i < n; ++i) token.y[i] += v[i] * shape.skip[head];
       }
@@ -106,7 +112,7 @@ void run_head(const Kernels& kernels, const MixerCall& call, const MixerRows& ro
     float* y = out + t * shape.inner();
     const float* z = call.x + (rows.row + t) * stride + shape.gates_at() + head * shape.rows;
     if (own_norm && shape.norm_first) kernels.rms_norm(y, shape.norm, shape.eps, shape.rows, y);
-    kernels.gated(z, y, shape.rows, Act::silu, y);
+    kernels.gated(z, y, shape.rows, shape.kind == MixerKind::kda ? Act::sigmoid : Act::silu, y);
     if (own_norm && !shape.norm_first) kernels.rms_norm(y, shape.norm, shape.eps, shape.rows, y);
   }
 }
@@ -132,7 +138,7 @@ void run_mixer(Pool& pool, const Kernels& kernels, const MixerCall& call) {
       float* out = mixed + rows.row * channels + from;
       const float* input = call.x + rows.row * shape.projected() + from;
       convolve(kernels, shape, rows, input, shape.projected(), from, n, Act::silu, out, channels);
-      if (shape.kind != MixerKind::delta || unit >= keys) continue;
+      if (!shape.by_rule() || unit >= keys) continue;
       const float* scale = unit < shape.key_heads ? shape.q_scale : shape.k_scale;
       const float eps = 1e-6f / static_cast<float>(shape.dim);
       for (int64_t t = 0; t < rows.count; ++t) kernels.rms_norm(out + t * channels, scale, eps, n, out + t * channels);

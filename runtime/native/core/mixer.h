@@ -1,5 +1,5 @@
 // A whole layer's recurrent token mixing, between its two projections, for the rows of several sequences: gated delta networks
-// (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), gated short convolutions (LFM2).
+// (arXiv:2412.06464), with a decay of each key's channel (arXiv:2510.26692), Mamba-2 (arXiv:2405.21060), gated short convolutions (LFM2).
 //
 // Tokens are taken one by one, so that a token's bits depend neither on how a prompt is cut nor on other sequences.
 #pragma once
@@ -9,10 +9,10 @@
 
 namespace headrace {
 
-enum class MixerKind : uint8_t { delta, ssm, conv };
+enum class MixerKind : uint8_t { delta, kda, ssm, conv };
 
 // Parameters: runtime.ops.mixers.MixerSpec. A projected row is [mixed | z | b | a]: the C convolved channels (q and k of Hk heads of Dk, v
-// of Hv heads of Dv), gates z (Hv * Dv), with the delta rule also b (Hv), and a (Hv). Of a short convolution it is [B | C | x], E each,
+// of Hv heads of Dv), gates z (Hv * Dv), with the delta rule also b (Hv), and a (Hv), of kda (Hv * Dk). Of a short convolution it is [B | C | x], E each,
 // with E = Dv and one head.
 struct MixerShape {
   MixerKind kind = MixerKind::conv;
@@ -21,7 +21,8 @@ struct MixerShape {
   const float* taps = nullptr;       // (width, C)
   const float* tap_bias = nullptr;   // (C) or nullptr
   const float* rate = nullptr;       // (Hv) of decay: -exp(A_log)
-  const float* step_bias = nullptr;  // (Hv) added to a
+  const float* step_bias = nullptr;  // added to a
+  float most_beta = 1.0f;            // times the sigmoid of b
   float least_step = 0, most_step = 0;
   const float* skip = nullptr;       // (Hv) of v in y, or nullptr
   const float* norm = nullptr;       // RMSNorm of y in parts of norm_size, or nullptr: (Dv) if norm_each, else (Hv * Dv)
@@ -36,8 +37,10 @@ struct MixerShape {
   int64_t channels() const { return 2 * key_heads * dim + inner(); }
   int64_t gates_at() const { return channels(); }
   int64_t betas_at() const { return channels() + inner(); }
-  int64_t steps_at() const { return betas_at() + (kind == MixerKind::delta ? heads : 0); }
-  int64_t projected() const { return kind == MixerKind::conv ? 3 * rows : steps_at() + heads; }
+  bool by_rule() const { return kind == MixerKind::delta || kind == MixerKind::kda; }
+  int64_t head_decays() const { return kind == MixerKind::kda ? dim : 1; }
+  int64_t steps_at() const { return betas_at() + (by_rule() ? heads : 0); }
+  int64_t projected() const { return kind == MixerKind::conv ? 3 * rows : steps_at() + heads * head_decays(); }
   int64_t taps_floats() const { return (width - 1) * channels(); }
   int64_t state_floats() const { return taps_floats() + (kind == MixerKind::conv ? 0 : inner() * dim); }
 };

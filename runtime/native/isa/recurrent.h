@@ -68,6 +68,23 @@ inline void convolve(const float* const* x, const float* weight, int64_t ldw, co
   }
 }
 
+// log(1 + x) for x in [0, 1]: 2 artanh(s) with s = x / (2 + x) <= 1/3, whose series ends below float's precision.
+inline vf log_of_more(vf x) {
+  const vf s = div(x, add(set1(2.0f), x)), square = mul(s, s);
+  vf sum = set1(2.0f / 13);
+  for (int odd = 11; odd > 0; odd -= 2) sum = fma(sum, square, set1(2.0f / static_cast<float>(odd)));
+  return mul(s, sum);
+}
+
+inline void decays(const float* x, const float* bias, float rate, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    const vf v = add(load_first(x + i, here), load_first(bias + i, here)), positive = max(v, zero());
+    const vf softplus = add(positive, log_of_more(exp(sub(v, add(positive, positive)))));  // of -|v|
+    store_first(out + i, exp(mul(set1(rate), softplus)), here);
+  }
+}
+
 inline void multiply_pairs(const float* a, const float* b, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;

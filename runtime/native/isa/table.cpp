@@ -43,6 +43,7 @@ static constexpr Kernels kTable = {
     .from_float = from_float,
     .recur = recur,
     .convolve = convolve,
+    .decays = decays,
     .multiply_pairs = multiply_pairs,
     .rescale = rescale,
 };

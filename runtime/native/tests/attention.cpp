@@ -1,4 +1,5 @@
-// Attention against a plain softmax in double precision: grouped heads, windows, caps, learned sinks, head norms, rotation,
+// Attention against a plain softmax in double precision: grouped heads, windows, caps, learned sinks, norms, rotation, growth, rows
+// without values or keys,
 // what it leaves in the cache, and caches that have dropped what no query sees. Decode is one way through the code, prefill
 // another, over K/V in half precision a third.
 #include <cmath>
@@ -15,7 +16,10 @@ struct Case {
   int64_t batch = 1, length = 1, heads = 6, kv_heads = 2, dim = 48, offset = 0, window = 0, spare = 0;
   Type type = Type::f16;
   float softcap = 0;
-  bool norms = false;
+  bool norms = false, all = false, last = false;  // of queries and keys; of all heads together; behind the rotation
+  bool value_norm = false;
+  int64_t parts = 3;  // as AttendCall's
+  float growth = 0;   // every 16 positions
   int64_t rotated = 0;
   double loud = 1;  // what queries are multiplied with
   double sink = 0;  // score of the first entry with every query, where it is not 0; its value is 0,
@@ -45,21 +49,28 @@ void make_sink(const Case& c, std::vector<float>& projected, std::vector<float>&
   }
 }
 
-// A head as it should be attended with: normalised and rotated, if the case asks for it.
-std::vector<double> placed(const Case& c, const float* head, const std::vector<float>& norm, int64_t position) {
-  std::vector<double> out(head, head + c.dim);
-  if (c.norms) {
-    double squares = 0;
-    for (const double v : out) squares += v * v;
-    const double factor = 1 / std::sqrt(squares / static_cast<double>(c.dim) + 1e-6);
-    for (int64_t d = 0; d < c.dim; ++d) out[d] *= factor * norm[d];
-  }
+// n numbers divided by their root mean square, times `norm`.
+void normalize(double* row, int64_t n, const float* norm) {
+  double squares = 0;
+  for (int64_t i = 0; i < n; ++i) squares += row[i] * row[i];
+  const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + 1e-6);
+  for (int64_t i = 0; i < n; ++i) row[i] *= factor * norm[i];
+}
+
+// The h-th of `heads` heads as it should be attended with: normalised and rotated, if the case asks for it.
+std::vector<double> placed(const Case& c, const float* row, int64_t heads, int64_t h, const std::vector<float>& norm,
+                           int64_t position) {
+  std::vector<double> all(row, row + heads * c.dim);
+  if (c.norms && c.all) normalize(all.data(), heads * c.dim, norm.data());
+  std::vector<double> out(all.begin() + h * c.dim, all.begin() + (h + 1) * c.dim);
+  if (c.norms && !c.all && !c.last) normalize(out.data(), c.dim, norm.data());
   for (int64_t i = 0; i < c.rotated / 2; ++i) {
     const float angle = static_cast<float>(position) * (1.0f / static_cast<float>(i + 1));  // rounded as rope.cpp does
     const double a = out[i], b = out[i + c.rotated / 2];
     out[i] = a * std::cos(double{angle}) - b * std::sin(double{angle});
     out[i + c.rotated / 2] = b * std::cos(double{angle}) + a * std::sin(double{angle});
   }
+  if (c.norms && c.last) normalize(out.data(), c.dim, norm.data());
   return out;
 }
 
@@ -136,7 +147,7 @@ void check_output(const Case& c, const AttendCall& call, const Kernels& kernels,
 }
 
 void test_case(const Kernels& kernels, const Case& c) {
-  const int64_t all_heads = c.heads + 2 * c.kv_heads, capacity = c.offset + c.length + c.spare - c.dropped;
+  const int64_t all_heads = c.heads + (c.parts - 1) * c.kv_heads, capacity = c.offset + c.length + c.spare - c.dropped;
   const int64_t entries = c.batch * c.kv_heads * capacity;
   auto projected = random_floats(c.batch * c.length * all_heads * c.dim);
   auto key_numbers = random_floats(entries * c.dim), value_numbers = random_floats(entries * c.dim);
@@ -144,7 +155,8 @@ void test_case(const Kernels& kernels, const Case& c) {
     if (i / c.dim % all_heads < c.heads) projected[i] *= static_cast<float>(c.loud);
   }
   if (c.sink != 0) make_sink(c, projected, key_numbers, value_numbers);
-  const auto q_norms = random_floats(c.dim), k_norms = random_floats(c.dim);
+  const auto q_norms = random_floats((c.all ? c.heads : 1) * c.dim), k_norms = random_floats((c.all ? c.kv_heads : 1) * c.dim);
+  const auto v_norms = random_floats(c.dim);
   const auto scores = random_floats(c.learned ? c.heads : 0);
   const Guarded qkv = guarded(projected), q_norm = guarded(q_norms), k_norm = guarded(k_norms), sinks = guarded(scores);
   Guarded keys = stored(key_numbers, c.type), values = stored(value_numbers, c.type);
@@ -167,7 +179,13 @@ void test_case(const Kernels& kernels, const Case& c) {
   if (c.norms) {
     call.q_norm = q_norm.as<float>();
     call.k_norm = k_norm.as<float>();
+    call.norm_all = c.all;
+    call.norm_last = c.last;
   }
+  if (c.value_norm) call.v_norm = v_norms.data();
+  call.parts = c.parts;
+  call.growth = c.growth;
+  call.growth_length = 16;
   if (c.rotated > 0) call.rope = &rope;
   Contiguous buffers(call, keys.as<char>(), values.as<char>(), capacity, c.dropped);
   buffers.rows(c.batch, c.length, c.offset, c.phase);
@@ -177,19 +195,22 @@ void test_case(const Kernels& kernels, const Case& c) {
   for (int64_t b = 0; b < c.batch; ++b) {
     for (int64_t t = 0; t < c.length; ++t) {
       const float* token = projected.data() + (b * c.length + t) * all_heads * c.dim;
-      for (int64_t h = 0; h < c.kv_heads; ++h) {  // what was written
-        const auto key = placed(c, token + (c.heads + h) * c.dim, k_norms, c.offset + t);
-        const float* value = token + (c.heads + c.kv_heads + h) * c.dim;
+      for (int64_t h = 0; h < c.kv_heads && c.parts > 1; ++h) {  // what was written
+        const auto key = placed(c, token + c.heads * c.dim, c.kv_heads, h, k_norms, c.offset + t);
+        const float* from = token + (c.heads + (c.parts - 2) * c.kv_heads + h) * c.dim;
+        std::vector<double> value(from, from + c.dim);
+        if (c.value_norm) normalize(value.data(), c.dim, v_norms.data());
         const int64_t at = ((b * c.kv_heads + h) * capacity + c.offset + t - c.dropped) * c.dim;
         for (int64_t d = 0; d < c.dim; ++d) {
           const double key_off = number(keys.as(), c.type, at + d) - key[d];
-          const double value_off = number(values.as(), c.type, at + d) - static_cast<double>(value[d]);
+          const double value_off = number(values.as(), c.type, at + d) - value[d];
           check(std::fabs(key_off) <= 1.01 * half_ulp * std::fabs(key[d]) + 1e-5, "stored key", kernels.name);
-          check(std::fabs(value_off) <= half_ulp * std::fabs(value[d]) + 1e-7, "stored value", kernels.name);
+          check(std::fabs(value_off) <= 1.01 * half_ulp * std::fabs(value[d]) + 1e-7, "stored value", kernels.name);
         }
       }
       for (int64_t h = 0; h < c.heads; ++h) {
-        const auto q = placed(c, token + h * c.dim, q_norms, c.offset + t);
+        auto q = placed(c, token, c.heads, h, q_norms, c.offset + t);
+        for (double& value : q) value *= 1 + c.growth * std::log1p(static_cast<double>((c.offset + t) / 16));
         const int64_t base = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * capacity - c.dropped;
         const float* got = out.as<float>() + ((b * c.length + t) * c.heads + h) * c.dim;
         check_output(c, call, kernels, q, c.learned ? &scores[h] : nullptr, base, t, keys, values, got);
@@ -339,6 +360,15 @@ void test_ragged(const Kernels& kernels, Type type, int64_t window, bool learned
     run_attend(Pool::shared(), kernels, call);
     check(std::memcmp(out.as(), expected.data(), expected.size() * sizeof(float)) == 0, "alone as among others", kernels.name);
   }
+  for (const int64_t wanted : {int64_t{0}, shared_out[4].row}) {  // of other rows nothing is computed
+    call.wanted = wanted;
+    std::memset(out.as(), 0xff, static_cast<size_t>(rows * kHeads * kDim) * sizeof(float));
+    run_attend(Pool::shared(), kernels, call);
+    const float* got = out.as<float>();
+    const int64_t end = wanted * kHeads * kDim;
+    check(std::memcmp(got, expected.data(), static_cast<size_t>(end) * sizeof(float)) == 0, "wanted rows", kernels.name);
+    for (int64_t i = end; i < rows * kHeads * kDim; ++i) check(std::isnan(got[i]), "other rows", kernels.name);
+  }
   Pool::shared().set_threads(threads);
 }
 
@@ -372,6 +402,28 @@ void test_attention(const Kernels& kernels) {
                               .norms = turn % 3 == 0,
                               .rotated = turn % 4 == 0 ? dim / 2 : dim});
         }
+      }
+    }
+  }
+  for (const Type type : kTypes) {  // other norms and parts of a token's row, as Gemma 4, OLMo and Llama 4 have them
+    for (const int64_t length : {1, 9, 70}) {
+      const Case c{.length = length, .offset = 70, .type = type, .rotated = 32};
+      for (const int64_t parts : {1, 2, 3}) {
+        for (const bool norms : {false, true}) {
+          Case other = c;
+          other.parts = parts;
+          other.norms = norms;
+          other.value_norm = parts > 1;
+          test_case(kernels, other);
+        }
+      }
+      Case normed = c;
+      normed.norms = true;
+      normed.growth = 0.3f;
+      for (const bool all : {true, false}) {
+        normed.all = all;
+        normed.last = !all;
+        test_case(kernels, normed);
       }
     }
   }

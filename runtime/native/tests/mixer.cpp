@@ -37,7 +37,8 @@ struct Layer {
     s.width = c.width;
     s.norm_size = c.norm_size;
     s.norm_each = c.norm_size == s.rows;
-    s.norm_first = c.kind == MixerKind::delta;
+    s.norm_first = s.by_rule();
+    if (s.by_rule() && c.biased) s.most_beta = 2.0f;
     s.eps = kEps;
     s.least_step = 0.3f;
     s.most_step = 0.9f;
@@ -47,10 +48,10 @@ struct Layer {
     auto rates = random_floats(c.heads);
     for (float& rate : rates) rate = -std::fabs(rate);
     s.rate = hold(rates);
-    s.step_bias = hold(random_floats(c.heads));
+    s.step_bias = hold(random_floats(c.heads * s.head_decays()));
     if (c.kind == MixerKind::ssm && c.biased) s.skip = hold(random_floats(c.heads));
     if (c.norm_size > 0) s.norm = hold(random_floats(c.norm_size));
-    if (c.kind != MixerKind::delta) return;
+    if (!s.by_rule()) return;
     const float root = std::sqrt(static_cast<float>(c.dim));
     s.q_scale = hold(std::vector<float>(static_cast<size_t>(c.dim), 1.0f / static_cast<float>(c.dim)));
     s.k_scale = hold(std::vector<float>(static_cast<size_t>(c.dim), 1.0f / root));
@@ -105,7 +106,10 @@ struct Sequence {
     const bool together = s.norm != nullptr && s.norm_size > s.rows;
     const int64_t part = s.norm == nullptr ? 0 : s.norm_size;
     for (int64_t at = 0; part > 0 && s.norm_first && at < inner; at += part) normalize(y.data() + at, part, s.norm);
-    for (int64_t i = 0; i < inner; ++i) y[i] *= x[s.gates_at() + i] * sigmoid(x[s.gates_at() + i]);
+    for (int64_t i = 0; i < inner; ++i) {
+      const double gate = x[s.gates_at() + i];
+      y[i] *= (s.kind == MixerKind::kda ? 1.0 : gate) * sigmoid(gate);
+    }
     for (int64_t at = 0; part > 0 && !s.norm_first && at < inner; at += part) {
       normalize(y.data() + at, part, together ? s.norm + at : s.norm);
     }
@@ -117,25 +121,30 @@ struct Sequence {
     std::vector<double> q(mixed.begin() + key, mixed.begin() + key + s.dim), k = q;
     for (int64_t i = 0; i < s.dim; ++i) k[i] = mixed[s.key_heads * s.dim + key + i];
     const double* v = mixed.data() + 2 * s.key_heads * s.dim + head * s.rows;
-    const double step = std::log1p(std::exp(static_cast<double>(x[s.steps_at() + head]) + s.step_bias[head]));
-    double taken = step, beta = 0;
-    if (s.kind == MixerKind::delta) {
+    const int64_t decays = s.head_decays();
+    std::vector<double> steps(static_cast<size_t>(decays));
+    for (int64_t i = 0; i < decays; ++i) {
+      const int64_t at = head * decays + i;
+      steps[i] = std::log1p(std::exp(static_cast<double>(x[s.steps_at() + at]) + s.step_bias[at]));
+    }
+    double taken = steps[0], beta = 0;
+    if (s.by_rule()) {
       for (auto* vector : {&q, &k}) {
         double squares = 0;
         for (const double value : *vector) squares += value * value;
         for (double& value : *vector) value /= std::sqrt(squares + 1e-6);
       }
       for (double& value : q) value /= std::sqrt(static_cast<double>(s.dim));
-      beta = sigmoid(x[s.betas_at() + head]);
+      beta = s.most_beta * sigmoid(x[s.betas_at() + head]);
     } else {
-      taken = std::clamp<double>(step, s.least_step, s.most_step);
+      taken = std::clamp<double>(taken, s.least_step, s.most_step);
+      steps[0] = taken;
     }
-    const double decay = std::exp(s.rate[head] * taken);
     for (int64_t r = 0; r < s.rows; ++r) {
       double* own = state.data() + s.taps_floats() + (head * s.rows + r) * s.dim;
       double seen = 0;
-      for (int64_t i = 0; i < s.dim; ++i) seen += (own[i] *= decay) * k[i];
-      const double delta = s.kind == MixerKind::delta ? beta * (v[r] - seen) : v[r] * taken;
+      for (int64_t i = 0; i < s.dim; ++i) seen += (own[i] *= std::exp(s.rate[head] * steps[decays == 1 ? 0 : i])) * k[i];
+      const double delta = s.by_rule() ? beta * (v[r] - seen) : v[r] * taken;
       y[r] = s.skip == nullptr ? 0 : v[r] * s.skip[head];
       for (int64_t i = 0; i < s.dim; ++i) y[r] += (own[i] += delta * k[i]) * q[i];
     }
@@ -228,6 +237,7 @@ void test_mixers(const Kernels& kernels) {
       }
       for (const int64_t rows : {5, 37, 64}) {
         test_case(kernels, {MixerKind::delta, 4, 2, 16, rows, width, rows, biased}, counts);
+        test_case(kernels, {MixerKind::kda, 4, 2, 32, rows, width, rows, biased}, counts);
         test_case(kernels, {MixerKind::ssm, 6, 2, 48, rows, width, 6 * rows, biased}, counts);
         test_case(kernels, {MixerKind::ssm, 3, 1, 16, rows, width, 0, biased}, counts);
       }

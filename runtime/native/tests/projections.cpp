@@ -22,7 +22,7 @@ struct Epilogue {
 };
 
 void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue, Rounding kind) {
-  const int64_t n = w.view.n, k = w.view.k, width = epilogue.act == Act::none ? n : n / 2;
+  const int64_t n = w.view.n, k = w.view.k, width = gates(epilogue.act) ? n / 2 : n;
   auto values = random_floats(rows * k);
   const auto norms = random_floats(k), biases = random_floats(n), residuals = random_floats(rows * width);
   const Guarded x = guarded(values), norm = guarded(norms), bias = guarded(biases), residual = guarded(residuals);
@@ -73,7 +73,11 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
     }
     for (int64_t r = 0; r < width; ++r) {
       double expected = sums[r], scale = scales[r], moved = slack[r];
-      if (epilogue.act != Act::none) {
+      if (epilogue.act == Act::squared) {
+        const double positive = std::max(expected, 0.0), before = kBound * scale + moved;
+        scale = expected = positive * positive;
+        moved = (2 * positive + before) * before;
+      } else if (epilogue.act != Act::none) {
         expected = gated(sums[r], sums[width + r], epilogue.act);
         const double up = std::fabs(sums[width + r]) + (epilogue.act == Act::clamped ? 1 : 0);
         // 1.2: the steepest that any gate gets.
@@ -162,7 +166,7 @@ void test_epilogues(const Kernels& kernels) {
       for (const bool norm : {false, true}) {
         for (const bool bias : {false, true}) {
           test_projection(kernels, w, rows, {norm, bias, true, Act::none});
-          for (const Act act : {Act::silu, Act::gelu, Act::clamped}) {
+          for (const Act act : {Act::silu, Act::gelu, Act::clamped, Act::squared}) {
             test_projection(kernels, w, rows, {norm, bias, false, act});
           }
         }

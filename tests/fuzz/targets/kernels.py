@@ -53,6 +53,7 @@ _ODD = (
     2**31 - 1,
 )
 _FLOATS = (0.0, -0.0, 1e-5, 1.0, -1.0, 0.5, 1e30, -1e30, float("inf"), float("-inf"), float("nan"), 1e-45)
+_ACTIVATIONS = ("silu", "gelu", "clamped", "sigmoid", "relu2", "x")
 _REFUSED = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
 
 _LARGEST = 1 << 21  # numbers of an array
@@ -130,14 +131,64 @@ def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
             array(chance, (chance.choice((dim // 2, dim // 4, 1, dim)),), mx.float32),
             chance.choice((1.0, 0.5, *_FLOATS)),
         )
-    norms = [array(chance, (dim,), mx.float32) if chance.random() < 0.3 else None for _ in range(2)]
+    together = chance.random() < 0.2
+    sizes = [heads * dim, kv_heads * dim] if together else [dim, dim]
+    norms = [array(chance, (size,), mx.float32) if chance.random() < 0.3 else None for size in sizes]
     window = chance.choice((None, None, 1, 16, 100, *_ODD))
     cap = chance.choice((None, None, 50.0, *_FLOATS))
     sinks = array(chance, (heads,), mx.float32) if chance.random() < 0.2 else None
     return native.kernels.AttentionPlan(
         _number(chance, heads), _number(chance, kv_heads), _number(chance, dim), chance.choice((dim**-0.5, *_FLOATS)),
-        rope, norms[0], norms[1], chance.choice((1e-5, 0.0)), window, cap, sinks,
+        rope, norms[0], norms[1], chance.choice((1e-5, 0.0)), window, cap, sinks, chance.random() < 0.1,
+        chance.choice((None, None, (0.3, 16), (chance.choice(_FLOATS), chance.choice(_ODD)))), chance.random() < 0.2,
+        _number(chance, chance.choice((3, 3, 2, 1))),
     )  # fmt: skip
+
+
+def _experts(chance: random.Random, rows: int, columns: int) -> Any:
+    """Return the plan of a mixture, with any of its options."""
+    count, active = chance.choice((1, 2, 5, 6)), chance.choice((1, 2, 3, *_ODD))
+    router, gate, up, down = (
+        _matrix(chance, count * many, deep)
+        for many, deep in ((1, columns), (rows, columns), (rows, columns), (columns, rows))
+    )
+    activation = chance.choice(_ACTIVATIONS)
+    return native.kernels.ExpertsPlan(
+        router, None if (activation == "relu2") != (chance.random() < 0.05) else gate, up, down, active,
+        chance.random() < 0.5, activation, chance.random() < 0.5, _maybe(chance, count), chance.choice((1.0, *_FLOATS)),
+        chance.choice(((1, 1), (1, 1), (2, 1), (3, 2), (chance.choice(_ODD), chance.choice(_ODD)))),
+        _maybe(chance, columns), _maybe(chance, count), chance.random() < 0.8,
+    )  # fmt: skip
+
+
+def _maybe(chance: random.Random, *shape: int) -> mx.array | None:
+    return array(chance, shape, mx.float32) if chance.random() < 0.4 else None
+
+
+def _mixer(chance: random.Random) -> tuple[Any, int, int]:
+    """Return a mixer's plan, the numbers of a projected row, and those of its result."""
+    kind = chance.choice(("delta", "kda", "ssm", "conv", "x"))
+    keys, dim, rows, width = (chance.choice(of) for of in ((1, 2), (16, 32, 48), (1, 5, 16, 33), (1, 2, 4)))
+    heads = keys * chance.choice((1, 2, 3))
+    if kind == "conv":
+        heads, keys, dim = 1, 0, 0
+    inner, decays = heads * rows, heads * (dim if kind == "kda" else 1)
+    channels = 2 * keys * dim + inner
+    recurs = kind != "conv" or chance.random() < 0.1
+    vectors = [
+        array(chance, (size,), mx.float32) if recurs and chance.random() < 0.97 else None for size in (heads, decays)
+    ]
+    norm = chance.choice((None, (rows,), (inner,), (keys or 1, inner // (keys or 1)), ()))
+    plan = native.kernels.MixerPlan(
+        kind, *(_number(chance, size) for size in (heads, keys, dim, rows)),
+        array(chance, (width, channels), mx.float32), _maybe(chance, channels), *vectors, _maybe(chance, heads),
+        None if norm is None else array(chance, norm, mx.float32), kind in ("delta", "kda"), chance.choice((1e-5, 0.0)),
+        chance.choice(((0.0, float("inf")), (0.1, 0.9), (chance.choice(_FLOATS), chance.choice(_FLOATS)))),
+        chance.choice((1.0, 2.0, *_FLOATS)),
+    )  # fmt: skip
+    gates = {"delta": heads, "kda": heads, "ssm": 0}
+    projected = 3 * rows if kind == "conv" else channels + inner + gates[kind] + decays
+    return plan, projected, inner
 
 
 class _Kernels:
@@ -175,10 +226,10 @@ class Bindings(_Kernels):
             case 0 | 1 | 2:
                 norm = array(chance, (columns,), mx.float32) if chance.random() < 0.5 else None
                 residual = array(chance, [*lead, rows], mx.float32) if chance.random() < 0.3 else None
-                activation = chance.choice(("", "", "silu", "gelu_tanh", "gelu", "swiglu_oai", "x"))
                 return kernels.linear(
-                    x, _matrix(chance, rows, columns), norm, chance.choice((1e-5, *_FLOATS)), residual, activation
-                )
+                    x, _matrix(chance, rows, columns), norm, chance.choice((1e-5, *_FLOATS)), residual,
+                    chance.choice(("", "", *_ACTIVATIONS)), chance.random() < 0.3,
+                )  # fmt: skip
             case 3:
                 return kernels.rms_norm(x, array(chance, (columns,), mx.float32), chance.choice((1e-5, *_FLOATS)))
             case 4:
@@ -187,15 +238,8 @@ class Bindings(_Kernels):
                     tokens = tokens - 5
                 return kernels.embed(tokens, _matrix(chance, rows, columns))
             case 5:
-                count, active = chance.choice((1, 2, 5)), chance.choice((1, 2, 3, *_ODD))
-                stacks = [
-                    _matrix(chance, count * many, deep)
-                    for many, deep in ((1, columns), (rows, columns), (rows, columns), (columns, rows))
-                ]
-                plan = kernels.ExpertsPlan(
-                    *stacks, active, chance.random() < 0.5, chance.choice(("silu", "gelu_tanh", "swiglu_oai", "x"))
-                )
-                return kernels.experts(x, array(chance, (columns,), mx.float32), 1e-5, plan)
+                norm = array(chance, (columns,), mx.float32)
+                return kernels.experts(x, norm, 1e-5, _experts(chance, rows, columns))
             case 6:
                 batch = chance.choice((1, 2, 5))
                 logits = array(chance, (batch, rows), mx.float32)
@@ -269,9 +313,58 @@ class Passes(_Kernels):
             return kernels.write_block(slabs[0][0], _number(chance, 0), entries)
         made = kernels.Pass(counts, offsets, [chance.random() < 0.5 for _ in offsets], tables, slabs)
         qkv = array(chance, (1, _number(chance, max(0, sum(counts)) % 1000), (heads + 2 * kv_heads) * dim), mx.float32)
-        return kernels.attend_pass(
-            qkv, made, _number(chance, 0), _number(chance, layers - 1), _plan(chance, heads, kv_heads, dim)
+        plan = _plan(chance, heads, kv_heads, dim)
+        if chance.random() < 0.5:
+            return kernels.attend_pass(
+                qkv, made, _number(chance, 0), _number(chance, layers - 1), plan, chance.random() < 0.2
+            )
+        return self._layers(chance, made, counts, plan, (heads, kv_heads, dim))
+
+    def _layers(
+        self, chance: random.Random, made: Any, counts: list[int], attends: Any, heads: tuple[int, int, int]
+    ) -> Any:
+        """Return what a layer of any parts makes of the rows of a pass."""
+        width, inner, rows = chance.choice((32, 64)), chance.choice((32, 96)), max(0, sum(counts)) % 1000
+        own, states, ends = chance.choice((0, 0, 32)), [], None
+        plan, projected, mixed = attends, (heads[0] + 2 * heads[1]) * heads[2], heads[0] * heads[2]
+        mixer = None
+        if (recurs := chance.random()) < 0.5:
+            mixer, into, out = _mixer(chance)
+            states = [[array(chance, (mixer.state_floats,), mx.float32) for _ in counts]]
+            if recurs < 0.1:
+                ends = _matrix(chance, into, width), _matrix(chance, width, out)
+            else:
+                plan, projected, mixed = None, into, out
+        feeds, activation = chance.random() < 0.8, chance.choice(_ACTIVATIONS)
+        double = 1 if activation == "relu2" else 2
+        gate = _matrix(chance, mixed, width) if chance.random() < 0.2 else None
+        row = _matrix(chance, 1, width) if chance.random() < 0.2 else None
+        norms = [_maybe(chance, width) for _ in range(7)]
+        inputs = (_matrix(chance, own, width), _matrix(chance, width, own), array(chance, (width,), mx.float32))
+        layer = native.kernels.LayerPlan(
+            plan, _matrix(chance, projected, width), _matrix(chance, width, mixed),
+            _matrix(chance, double * inner, width) if feeds else None, _matrix(chance, width, inner) if feeds else None,
+            1e-5, activation, _experts(chance, inner, width) if chance.random() < 0.3 else None, mixer, (gate, row),
+            native.kernels.LayerNorms(*norms, _maybe(chance, 1)), inputs if own else None, ends,
+        )  # fmt: skip
+        x = array(chance, (1, _number(chance, rows), width + own), mx.float32)
+        place = (_number(chance, 0), _number(chance, 0)) if plan is not None else (-1, -1)
+        kept, wanted = (_number(chance, chance.choice((0, 0, min(1, rows), rows))) for _ in range(2))
+        return native.kernels.layers_pass(
+            x, made, [place], [layer], states, kept, chance.random() < 0.3, chance.choice((-1, wanted))
         )
+
+
+class Mixers(_Kernels):
+    """Recurrent mixing of several sequences with states of any shape."""
+
+    def call(self, chance: random.Random) -> Any:
+        plan, projected, _ = _mixer(chance)
+        counts = [_number(chance, chance.choice((1, 2, 17))) for _ in range(chance.choice((1, 2, 3)))]
+        x = array(chance, (1, max(0, sum(counts)) % 1000, projected), mx.float32)
+        states = [array(chance, (plan.state_floats,), mx.float32) for _ in counts]
+        y, after = native.kernels.mix_pass(x, states, counts, plan)
+        return [y, *after]
 
     def _slab(
         self, chance: random.Random, blocks: int, layers: int, kv_heads: int, dim: int, kind: mx.Dtype

@@ -126,7 +126,10 @@ def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> No
         assert theirs.step_flops(past) == mine.step_flops(past)
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h", "nemotron-h-moe"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h", "nemotron-h-moe", "olmo-hybrid", "kimi-linear"],
+)
 def test_recurrent_state_is_counted_from_headers(tmp_path: Path, name: str) -> None:
     directory = mlx_lm_models.write_mlx_lm_model(tmp_path, mlx_lm_models.config_of(name))
     network = load_decoder(directory, native)

@@ -132,22 +132,24 @@ def mixer(kind: str, *, norm: str | None = "head") -> MixerSpec:
         sizes,
         *convolution,
         rate=-mx.random.uniform(0.1, 2.0, (HV,)),
-        step_bias=mx.random.normal((HV,)),
+        step_bias=mx.random.normal((sizes.decays,)),
+        most_beta=2.0,
         steps=(0.3, 0.9),
         skip=mx.random.normal((HV,)) if kind == "ssm" else None,
         norm=norms[norm],
-        norm_first=kind == "delta",
+        norm_first=kind != "ssm",
         norm_eps=1e-3,
     )
 
 
 def mixer_inputs(spec: MixerSpec, tokens: int) -> mx.array:
     sizes = spec.sizes
-    gates = sizes.inner + (2 if sizes.kind == "delta" else 1) * sizes.heads
+    gates = sizes.inner + (0 if sizes.kind == "ssm" else sizes.heads) + sizes.decays
     return mx.random.normal((1, tokens, 3 * sizes.inner if sizes.kind == "conv" else sizes.channels + gates))
 
 
-MIXERS = [("delta", "head"), ("ssm", "all"), ("ssm", "parts"), ("ssm", "heads apart"), ("ssm", None), ("conv", None)]
+MIXERS = [("delta", "head"), ("kda", "head"), ("ssm", "all"), ("ssm", "parts"), ("ssm", "heads apart")]
+MIXERS += [("ssm", None), ("conv", None)]
 
 
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
