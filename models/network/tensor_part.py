@@ -145,6 +145,8 @@ def refuse(config: DecoderConfig) -> None:
     if config.family.qk_norm == "heads":
         raise UsageError(f"tensor parallel: {config.architecture} normalizes all heads together", _HINT)
     for layer in config.layers:
+        if layer.mixer is not None and layer.mixer.apart:
+            raise UsageError(f"tensor parallel: the delta networks of {config.architecture} are not divided", _HINT)
         if layer.mixer is not None and layer.mixer.sizes.kind == "ssm":
             groups = layer.mixer.sizes.key_heads
             if layer.mixer.norm_parts not in (0, groups) or groups == 1:
