@@ -16,6 +16,7 @@ from headrace.app.cli.answer_options import activations_option, answer_options, 
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
+from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
 from headrace.app.cli.say import say
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
@@ -51,6 +52,8 @@ class BatchArguments:
     context: int | None
     kv: str | None
     activations: str | None
+    hosts: str | None
+    split: str | None
     force: bool
     as_json: bool
     quiet: bool
@@ -88,6 +91,7 @@ class BatchArguments:
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
 @activations_option
+@hosts_options
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("--json", "as_json", is_flag=True, help="With -o: the summary as one JSON document.")
 @click.option("-q", "--quiet", is_flag=True, help="Results and errors only: no progress, no summary.")
@@ -113,6 +117,7 @@ def batch(arguments: BatchArguments) -> int:
 
     settings = load_settings()
     draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)
+    hosts = chosen_hosts(arguments.hosts, arguments.split)
     raw_lines = read_lines(arguments.source)
     cancel = CancelFlag()
     context = arguments.context or settings.chat.context or None
@@ -131,7 +136,8 @@ def batch(arguments: BatchArguments) -> int:
         if remaining:
             kv = arguments.kv or settings.chat.kv
             rounding = arguments.activations or settings.chat.activations
-            loaded = load_noted(resolved, context=context, kv=kv, activations=rounding, force=arguments.force)
+            force = arguments.force
+            loaded = load_noted(resolved, context=context, kv=kv, activations=rounding, force=force, hosts=hosts)
             draft_network = load_draft(draft, loaded, quiet=arguments.quiet)
             _raise_known_damage(resolved)
             stack.enter_context(first_interrupt_cancels(cancel))

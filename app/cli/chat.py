@@ -15,6 +15,7 @@ from headrace.app.cli.answer_options import activations_option, answer_option, k
 from headrace.app.cli.completion import model_names, session_ids
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.gguf_copy import agree_to_copy
+from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
 from headrace.app.cli.say import say
 from headrace.runtime.errors import FullDiskError, UsageError
 
@@ -42,6 +43,8 @@ class ChatOptions:
     speculate: str | None
     thinking: str | None
     draft: str | None
+    hosts: str | None
+    split: str | None
     connect: str | None
     api_key: str | None
     plain: bool
@@ -78,6 +81,7 @@ class ChatOptions:
 @answer_option("speculate")
 @answer_option("thinking")
 @draft_option
+@hosts_options
 @click.option("--connect", metavar="URL", help="Server with OpenAI's API that answers, instead of this machine.")
 @click.option("--api-key", metavar="KEY", help="Key of that server [HEADRACE_API_KEY].")
 @click.option("--plain", is_flag=True, help="Line by line: no redraw, no cursor movement [with TERM=dumb].")
@@ -120,8 +124,11 @@ def _engine_of(given: ChatOptions, draft: str | None) -> "Callable[[], ChatEngin
     """Return the maker of engines: on this machine, or on a server. Raises UsageError for an address that is none."""
     from headrace.app.engine.client import EngineClient
 
+    hosts = chosen_hosts(given.hosts, given.split)
     if given.connect is None:
-        return partial(EngineClient, draft)
+        return partial(EngineClient, draft, hosts)
+    if hosts is not None:
+        raise UsageError("--connect excludes --hosts", "the server's own --hosts divides its model")
     from headrace.app.engine.http_address import HTTPAddress
     from headrace.app.engine.remote import RemoteEngine
     from headrace.runtime.config import environment

@@ -10,12 +10,14 @@ from typing import Any
 
 import click
 
+from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.diagnosis import Report, findings, gather
-from headrace.app.cli.finding import Finding
+from headrace.app.cli.finding import Finding, draw_finding, plain_finding
 from headrace.app.cli.json_output import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED
+from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.hardware_text import core_kinds
 from headrace.runtime.machine.peaks import RECENT_DAYS
 from headrace.runtime.metrics.units import format_bytes, format_rate
@@ -37,9 +39,22 @@ Rows = list[tuple[str, str]]
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option(
+    "--hosts", metavar="FILE|NAMES", shell_complete=files, help="Check of the machines for `run --hosts`, and no other."
+)
+@click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=model_names, help="With --hosts: model that they must have."
+)
 @click.option("--calibrate", is_flag=True, help="New measurement of the memory bandwidth (about a second).")
-def doctor(as_json: bool, calibrate: bool) -> None:
+def doctor(as_json: bool, calibrate: bool, hosts: str | None, model: str | None) -> None:
     """Show this machine's hardware, software and folders, and any problems. Exit code 1 if something is broken."""
+    if hosts is not None:
+        from headrace.app.cli.doctor_hosts import doctor_hosts
+
+        doctor_hosts(hosts, model, as_json=as_json)
+        return
+    if model is not None:
+        raise UsageError("-m needs --hosts")
     with drawn_progress(quiet=not can_redraw(sys.stderr)) as progress:
         report = gather(calibrate, lambda _done: progress("measuring memory bandwidth", 0, None))
     found = findings(report)
@@ -171,11 +186,7 @@ def _draw(titled: list[tuple[str, Rows]], found: list[Finding]) -> None:
     if not found:
         console.print(Text("✓ No problems found.", style="bold green"))
     for finding in found:
-        style = "bold red" if finding.severity == "broken" else "bold yellow"
-        table = Table.grid(padding=(0, 1))
-        table.add_row(Text("✗" if finding.severity == "broken" else "!", style=style), Text(finding.what))
-        table.add_row("", Text(f"→ {finding.do}", style="dim"))
-        console.print(table)
+        draw_finding(finding)
 
 
 def _plain(titled: list[tuple[str, Rows]], found: list[Finding]) -> str:
@@ -183,7 +194,7 @@ def _plain(titled: list[tuple[str, Rows]], found: list[Finding]) -> str:
     for title, rows in titled:
         lines += [title, *(f"  {label:<{_LABEL}}  {value}".rstrip() for label, value in rows), ""]
     for finding in found:
-        lines += [f"{finding.severity}: {finding.what}", f"  -> {finding.do}"]
+        lines.append(plain_finding(finding))
     return "\n".join(lines if found else [*lines, "No problems found."])
 
 

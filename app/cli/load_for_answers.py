@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from headrace.app.cli.say import say
 
 if TYPE_CHECKING:
+    from headrace.app.hosts.choice import HostsChoice
     from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
@@ -32,14 +33,19 @@ def load_noted(
     kv: str = "f16",
     activations: str = "16",
     force: bool,
+    hosts: "HostsChoice | None" = None,
 ) -> "LoadedModel":
-    """Load the model, and print its notes on standard error. Raises the errors of `load_resolved`."""
+    """Load the model, and print its notes on standard error. Raises the errors of `load_model`.
+
+    hosts: machines that share it.
+    """
     from headrace.app.config.activations_option import activations_choice
     from headrace.app.config.kv_option import kv_choice
-    from headrace.models.loading.load import load_resolved
+    from headrace.app.hosts.load import load_model
 
-    loaded = load_resolved(
+    loaded = load_model(
         resolved,
+        hosts,
         context=context,
         requantize=requantize,
         kv=kv_choice(kv),

@@ -10,6 +10,7 @@ import click
 from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
 from headrace.app.cli.completion import files, model_names, prompt_files, session_ids
 from headrace.app.cli.draft import draft_option
+from headrace.app.cli.hosts_options import hosts_options
 from headrace.app.cli.run_arguments import RunArguments
 
 
@@ -44,6 +45,7 @@ from headrace.app.cli.run_arguments import RunArguments
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
 @activations_option
+@hosts_options
 @click.option("--quantize", type=int, metavar="BITS", help="Quantize a plain checkpoint while loading: 2 3 4 5 6 8.")
 @click.option("--group-size", type=int, help="Group size for --quantize: 32, 64 or 128 [64].")
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")

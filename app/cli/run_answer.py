@@ -9,6 +9,7 @@ from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
 from headrace.app.cli.answer_stream import print_answer
 from headrace.app.cli.draft import chosen_draft, load_draft
+from headrace.app.cli.hosts_options import chosen_hosts
 from headrace.app.cli.interrupts import first_interrupt_cancels
 from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved_model
 from headrace.app.cli.run_arguments import DEFAULT_GROUP_SIZE, RunArguments
@@ -51,6 +52,7 @@ def run_answer(arguments: RunArguments) -> int:
         kv=arguments.kv or settings.chat.kv,
         activations=arguments.activations or settings.chat.activations,
         force=arguments.force,
+        hosts=chosen_hosts(arguments.hosts, arguments.split),
     )
     network = load_draft(draft, loaded, quiet=arguments.quiet)
     keeps_kv = (session.keeps or session.resumed) and requantize is None  # not of weights that differ from the files

@@ -12,6 +12,7 @@ from headrace.app.cli.answer_options import activations_option, as_object, kv_op
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
+from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
 from headrace.app.cli.say import say
 from headrace.runtime.errors import UsageError
 
@@ -42,6 +43,8 @@ class ServeArguments:
     context: int | None
     kv: str | None
     activations: str | None
+    hosts: str | None
+    split: str | None
     force: bool
     quiet: bool
 
@@ -80,6 +83,7 @@ class ServeArguments:
 @click.option("--context", type=click.IntRange(1), help="Context limit in tokens [the model's].")
 @kv_option
 @activations_option
+@hosts_options
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no line per request.")
 @as_object(ServeArguments)
@@ -110,7 +114,7 @@ def serve(arguments: ServeArguments) -> int:
         serving=True,
         max_running=arguments.parallel,
     )
-    client = EngineClient()
+    client = EngineClient(hosts=chosen_hosts(arguments.hosts, arguments.split))
     try:
         client.start(spec)  # before the imports below, which take a while
         from headrace.app.server.serve import ServerOptions, listening_socket

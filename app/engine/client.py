@@ -21,8 +21,9 @@ from headrace.app.engine.events import (
     Ready,
     TokensCounted,
 )
-from headrace.app.engine.link import EngineLink
+from headrace.app.engine.link import LOST_RANK, EngineLink
 from headrace.app.engine.model_card import ModelCard
+from headrace.app.hosts.choice import HostsChoice
 from headrace.runtime.errors import EngineError
 
 _LAST_S = 1.0  # for an idle engine to write the last chat's K/V to disk
@@ -96,11 +97,12 @@ class ChatEngine(Protocol):
 class EngineClient:
     """A ChatEngine in a process of its own, with a second process for downloads."""
 
-    def __init__(self, draft: str | None = None) -> None:
-        """draft: the draft model of every spec without one."""
+    def __init__(self, draft: str | None = None, hosts: HostsChoice | None = None) -> None:
+        """draft: the draft model of every spec without one. hosts: machines that share models, until one is lost."""
         self.state: State = "stopped"
         self.card: ModelCard | None = None
         self._draft = draft
+        self._hosts = hosts
         self._spec: ModelSpec | None = None
         self._link: EngineLink | None = None
         self._pull: tuple[str, EngineLink] | None = None
@@ -116,6 +118,8 @@ class EngineClient:
         self._end()
         spec = spec if spec.draft is not None else replace(spec, draft=self._draft)
         self._spec = spec
+        if self._hosts is not None:
+            spec = replace(spec, hosts=self._hosts)
         try:
             self._link = EngineLink()
         except OSError as error:
@@ -225,6 +229,8 @@ class EngineClient:
                 self._open.discard(event.id)
         elif isinstance(event, Died):
             self.state, self.card, self._link = "dead", None, None
+            if event.message.startswith(LOST_RANK):  # this machine goes on alone, if the model fits
+                self._hosts = None
             self._open.clear()
 
     def _poll_pull(self) -> list[Event]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.app.answer.options import AnswerOptions
+from headrace.app.hosts.choice import HostsChoice
 from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.use import ToolUse
 
@@ -20,7 +21,8 @@ class ModelSpec:
 
     name: as after `-m`; None: the default. context: tokens; None: as many as fit into memory. kv: K/V format, as after
     --kv. draft: a draft model; None: none. serving: for many clients: prompts may fill the context, text leaves sooner,
-    and the load is always reported. max_running: sequences at a time. activations: as after --activations.
+    and the load is always reported. max_running: sequences at a time. activations: as after --activations. hosts:
+    machines that share the model; None: this one alone.
     """
 
     name: str | None = None
@@ -31,6 +33,7 @@ class ModelSpec:
     serving: bool = False
     max_running: int = 16
     activations: str = "16"
+    hosts: HostsChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time one decode step in `every` by part, from now on; 0: none, and send no steps. Taken during an answer, too."""
+    """Time one decode step in `every` by part, from now on. Taken during an answer, too."""
 
     every: int
 

@@ -16,7 +16,7 @@ from headrace.app.answer.token_reports import token_reports
 from headrace.app.config.activations_option import activations_choice
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
-from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.commands import CountTokens, Generate, ModelSpec, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,
     Done,
@@ -33,8 +33,9 @@ from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S, Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
 from headrace.app.engine.spare_cpus import spare_cpus
+from headrace.app.hosts.load import load_model
 from headrace.models.loading.draft import load_draft
-from headrace.models.loading.load import LoadedModel, load_resolved
+from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.models.text.answer import Completed, TextChunk
@@ -105,13 +106,13 @@ class EngineHost:
         self.idle = IdleWork(resolved, self._disk_cache)
         if spec.serving:  # any request may have a schema
             self.idle.prepare = self._answerer.prepare_grammars
-        self.timed_every = TIMED_EVERY
-        """See `TimeSteps`."""
+        self.timed_every = 0
+        """One decode step in so many is timed by part; 0: none."""
         watch_garbage()
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
-        """Fetch the model if necessary, and load it. Raises the errors of `resolve` and `load_resolved`.
+        """Fetch the model if necessary, and load it. Raises the errors of `resolve` and `load_model`.
 
         A draft model that does not fit is left out, with a note.
         """
@@ -119,7 +120,7 @@ class EngineHost:
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
         kv, rounding = kv_choice(spec.kv), activations_choice(spec.activations)
-        loaded = load_resolved(resolved, context=spec.context, kv=kv, activations=rounding, force=spec.force)
+        loaded = load_model(resolved, spec.hosts, context=spec.context, kv=kv, activations=rounding, force=spec.force)
         draft = _draft(spec, loaded, progress)
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 
@@ -205,7 +206,6 @@ class EngineHost:
                     record, reports = event.step.record, token_reports(event.step, self._loaded.tokenizer.token_text)
                     step = StepText(event.pieces, record.accepted, event.rejected)
                     running.outbox.text_s = self._text_s * max(1, several)
-                    running.outbox.watched = self.timed_every > 0
                     running.outbox.add(step, record, reports, event.calls, event.call_deltas)
                     if answer.repeats and not running.repeats:
                         running.repeats = True

@@ -26,6 +26,7 @@ _START = Path(__file__).with_name("start.py")
 _LOG_LIMIT = 1 << 20  # bytes; a longer log is truncated
 _LOG_TAIL = 8 << 10  # bytes read after a process has died
 _REAP_S = 10.0  # for a killed process to disappear
+LOST_RANK = "rank "  # begins the message of an engine that ended because of another rank
 _GRACE_S = 1.0  # for a process that closed its socket to exit
 
 
@@ -191,4 +192,6 @@ def _exit_message(code: int, log: str, kill_reason: str) -> str:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:
         return f"the engine crashed ({signal.Signals(-code).name}); {log_path()} may tell why"
+    if code == 1 and (lost := [line for line in log.splitlines() if line.startswith(f"headrace: {LOST_RANK}")]):
+        return lost[-1].removeprefix("headrace: ")
     return f"the engine ended unexpectedly (exit code {code}); {log_path()} may tell why"

@@ -79,18 +79,16 @@ def predict_hosts(
         layers = split_layers(shape, targets, context)
         parts = [_pipeline_part(shape, target, assumed, context, layers, i) for i, target in enumerate(targets)]
         compute = sum(part.seconds for part in parts)
-        waits, prompt_waits = ranks * link.send_s(hidden), ranks * link.send_s(prompt * hidden)
         together = 1 / (max(part.seconds for part in parts) + link.send_s(hidden))
     else:
         layers = (shape.layers,) * ranks
         shares = tensor_shares(shape, targets)
         parts = [_tensor_part(shape, t, assumed, context, share, 1) for t, share in zip(targets, shares, strict=True)]
         compute = max(part.seconds for part in parts)
-        waits = _tensor_waits(shape, link, ranks, 1)
-        prompt_waits = _tensor_waits(shape, link, ranks, prompt)
         many = zip(targets, shares, strict=True)
         batch = max(_tensor_part(shape, t, assumed, context, share, ranks).seconds for t, share in many)
         together = ranks / (batch + _tensor_waits(shape, link, ranks, ranks))
+    on_link, prompt_waits = waits(shape, link, ranks, way), waits(shape, link, ranks, way, prompt)
     shares = [count / shape.layers for count in layers] if way == "pipeline" else shares
     computing = _prefill_seconds(shape, targets, shares, prompt, way)
     room = [t.memory is None or part.memory <= t.memory for t, part in zip(targets, parts, strict=True)]
@@ -98,9 +96,9 @@ def predict_hosts(
     return HostsPrediction(
         way=way,
         machines=tuple(target.name for target in targets),
-        speed=1 / (compute + waits),
+        speed=1 / (compute + on_link),
         expected=all(part.expected for part in parts),
-        link_share=waits / (compute + waits),
+        link_share=on_link / (compute + on_link),
         layers=layers,
         memory=tuple(part.memory for part in parts),
         fits=False if False in room else True if known else None,
@@ -119,6 +117,13 @@ def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
     if count <= ranks:
         return [1 / ranks] * ranks
     return [(1 + heads) / count for heads in _apportioned(count - ranks, _beyond_one(count, targets))]
+
+
+def waits(shape: StepShape, link: Link, ranks: int, way: Way, rows: int = 1) -> float:
+    """Return the time on the link of a pass of so many rows."""
+    if way == "pipeline":
+        return ranks * link.send_s(rows * _ELEMENT * _hidden(shape))
+    return _tensor_waits(shape, link, ranks, rows)
 
 
 def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> tuple[int, ...]:

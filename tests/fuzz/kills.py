@@ -1,8 +1,9 @@
 """Random kills: python -m tests.fuzz.kills KIND --times N.
 
-Sends SIGKILL at random moments to a writer of sessions, a whole chat, its engine, a batch or a download, and checks the
-remaining files: everything is readable, and nothing finished is lost or doubled. The expected state comes from outside
-the program: engine output (`tests.faults.trace`), the results of an undisturbed batch, the files of a hub.
+Sends SIGKILL at random moments to a writer of sessions, a whole chat, its engine, a batch, a download or one of two
+ranks, and checks the remaining files: everything is readable, and nothing finished is lost or doubled. The expected
+state comes from outside the program: engine output (`tests.faults.trace`), the results of an undisturbed batch, the
+files of a hub. Ranks all end, and the lost one is named.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from headrace.models.registry.store import Store
+from tests.app.hosts.killed import kill_ranks
 from tests.checkpoints import shard, tensor
 from tests.faults.test_kills import kill_engines
 from tests.faults.test_ui_kills import kill_chats
@@ -158,6 +160,7 @@ def _remove(*folders: Path) -> None:
 
 KINDS: dict[str, Callable[[Path, int, int], str]] = {
     "writer": writers, "chat": chats, "engine": engines, "batch": batches, "download": downloads,
+    "hosts": kill_ranks,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 It is told by the names of ModelSpecs: `say N` sends N whole messages in one go, `half N` and `rest` the two parts of
 one that carries N bytes, `stop` and `die` end in the signals of that name, `leave` in exit code 3. `starve` ends as
 MLX does where a thread of Metal's own is told that memory ran out, `abort` in the same signal. `hang up` closes the
-connection and stays.
+connection and stays. `lose` ends as an engine on several machines does.
 """
 
 import os
@@ -36,6 +36,9 @@ def main(descriptor: int) -> None:
                 signal.pause()
             elif what == "leave":
                 sys.exit(3)
+            elif what == "lose":
+                print("headrace: rank 1 (mac2) has closed the connection\n  hint: x", file=sys.stderr, flush=True)
+                os._exit(1)
             elif what == "starve":
                 print("[METAL] Command buffer execution failed: Insufficient Memory", file=sys.stderr, flush=True)
                 os.abort()

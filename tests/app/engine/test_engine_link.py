@@ -141,6 +141,7 @@ def test_a_stopped_process_with_a_long_command_is_left_in_time(link: EngineLink)
     [
         ("die", "killed (SIGKILL)"),
         ("leave", "exit code 3"),
+        ("lose", "rank 1 (mac2) has closed the connection"),
         ("starve", "the engine's memory ran out; use a shorter context"),
         ("abort", "crashed (SIGABRT)"),
     ],

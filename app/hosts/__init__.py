@@ -1,0 +1,1 @@
+"""Ranks of one model on several machines: hostfiles, start, supervision, checks."""

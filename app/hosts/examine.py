@@ -1,0 +1,93 @@
+"""Examination of hosts before a run: reachability, versions, copies of the model, links, RDMA, clocks, memory."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from headrace.app.hosts.facts import Facts, rdma_state
+from headrace.app.hosts.hostfile import JACCL, JACCL_RING, Host, Hosts
+from headrace.app.hosts.probe import Measured
+from headrace.app.hosts.start import Ranks, described_model, refusal
+from headrace.models.registry.resolve import ResolvedModel
+
+_CLOCK_S = 2.0
+_SLOW_S = 0.3e-3  # a latency from which tensor parallel waits longer than it computes
+_LITTLE_MEMORY = 1 << 30
+
+
+def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
+    """Start a process on every host, ask it, measure its link, and end it. model: one that all must have.
+
+    Raises UsageError and OSError for this machine's own address.
+    """
+    ranks = Ranks(hosts, lambda _error: None)
+    described = described_model(model) if model else None
+    try:
+        ranks.start(described, examine=True)
+    finally:
+        ranks.close()
+    own = ranks.reports[0]
+    own["rdma"] = rdma_state()
+    rows = [
+        _row(host, report, ranks.links.get(host.rank)) for host, report in zip(hosts.hosts, ranks.reports, strict=True)
+    ]
+    problems = [
+        problem
+        for host, report in zip(hosts.hosts, ranks.reports, strict=True)
+        for problem in _problems(host, report, own, described, ranks.links.get(host.rank), hosts.backend)
+    ]
+    return {
+        "ok": all(problem["severity"] != "broken" for problem in problems),
+        "backend": hosts.backend,
+        "model": model.name if model else None,
+        "hosts": rows,
+        "problems": problems,
+    }
+
+
+def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
+    machine, versions = report.get("machine") or {}, report.get("versions") or {}
+    copy = report.get("model")
+    return {
+        "rank": host.rank,
+        "name": host.ssh,
+        "address": host.address,
+        "reached": "versions" in report,
+        "headrace": versions.get("headrace"),
+        "mlx": versions.get("mlx"),
+        "device": machine.get("device"),
+        "usable_memory_bytes": machine.get("usable_memory"),
+        "model": None if copy is None else "error" not in copy,
+        "latency_us": link.latency_s * 1e6 if link else None,
+        "bandwidth_gb_s": link.bytes_per_second / 1e9 if link else None,
+        "rdma": report.get("rdma"),
+        "clock_offset_s": report.get("clock_offset", 0.0 if host.rank == 0 else None),
+    }
+
+
+def _problems(
+    host: Host, report: Facts, own: Facts, model: Facts | None, link: Measured | None, backend: str
+) -> Sequence[dict[str, str]]:
+    found = []
+
+    def add(severity: Literal["broken", "advice"], problem: str, do: str) -> None:
+        found.append(dict(zip(("severity", "what", "do"), (severity, problem, do), strict=True)))
+
+    error = refusal(host, report, own, model) if host.rank else None
+    if error is not None:
+        add("broken", str(error), error.hint or "`headrace doctor` there")
+    if "link_error" in report:
+        add("broken", *report["link_error"])
+    if "machine" not in report:
+        return found
+    if abs(offset := report.get("clock_offset", 0.0)) > _CLOCK_S:
+        add("advice", f"{host.name}: the clock is {offset:+.0f} s off", "turn on automatic time there")
+    memory = report["machine"]["usable_memory"]
+    if memory is not None and memory < _LITTLE_MEMORY:
+        add("advice", f"{host.name}: little memory is free for a model", "close other programs there")
+    if link is not None and link.latency_s > _SLOW_S:
+        slow = f"{host.name}: messages take {link.latency_s * 1e6:,.0f} us: tensor parallel will be slow"
+        add("advice", slow, "use --split pipeline, a cable instead of Wi-Fi, or RDMA over Thunderbolt 5")
+    if backend in (JACCL, JACCL_RING) and not str(report.get("rdma")).startswith("enabled"):
+        off = f"{host.name}: RDMA is not enabled: {report.get('rdma') or 'no macOS'}"
+        add("broken", off, "start in recovery, run `rdma_ctl enable` in its terminal, restart")
+    return found

@@ -1,0 +1,196 @@
+"""Hosts of a run: a hostfile of mlx.launch, or names that ssh reaches.
+
+The first host is this machine, rank 0. MLX's own reader parses both forms.
+"""
+
+import ipaddress
+import json
+import socket
+import subprocess
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.runtime.errors import UsageError
+
+RING, JACCL, JACCL_RING, NCCL = "ring", "jaccl", "jaccl-ring", "nccl"
+_BACKENDS = (RING, JACCL, JACCL_RING, NCCL)
+_FORM = 'a hostfile looks like [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One rank's machine. ssh: the name that ssh takes. address: its first, over which ranks connect; others in ips.
+
+    rdma: its device towards each rank, for JACCL. python: its interpreter; None: the path of this one.
+    """
+
+    rank: int
+    ssh: str
+    ips: tuple[str, ...]
+    rdma: tuple[Any, ...] = ()
+    python: str | None = None
+
+    @property
+    def local(self) -> bool:
+        """Return whether its rank is started without ssh."""
+        return self.rank == 0 or self.ssh in _LOCAL
+
+    @property
+    def address(self) -> str:
+        return self.ips[0]
+
+    @property
+    def name(self) -> str:
+        """Return how messages call it; ranks of one machine are told apart."""
+        return f"rank {self.rank} ({self.ssh})"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """All ranks. envs: environment variables of each, NAME=VALUE."""
+
+    hosts: tuple[Host, ...]
+    backend: str = RING
+    envs: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.hosts]
+
+    @property
+    def local_ranks(self) -> int:
+        """Return how many ranks this machine has."""
+        return sum(host.local for host in self.hosts)
+
+
+def read_hosts(text: str) -> Hosts:
+    """Return the hosts of a file, or of names with commas. Raises UsageError that names the fault."""
+    from mlx._distributed_utils.common import Hostfile
+
+    path = Path(text).expanduser()
+    file = "," not in text and path.is_file()
+    if not file and "," not in text:
+        raise UsageError(f"--hosts: no such hostfile: {text}", "or names with commas: localhost,mac2")
+    try:
+        pythons = _pythons(path) if file else []  # first: MLX's reader leaves broken files open
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # MLX leaves the file to the collector
+            read = Hostfile.from_file(path) if file else Hostfile.from_list(text.replace(" ", ""))
+    except (ValueError, OSError) as error:
+        raise UsageError(f"--hosts: {error}", _FORM) from error
+    backend = read.backend or RING
+    if backend not in _BACKENDS:
+        raise UsageError(f"--hosts: {backend!r} is no backend here", f"use one of {', '.join(_BACKENDS)}")
+    if not 2 <= len(read.hosts) <= MOST:
+        raise UsageError(f"--hosts: {len(read.hosts)} hosts, where 2 to {MOST} are needed", _FORM)
+    hosts = [
+        _checked(Host(rank, one.ssh_hostname, one.ips, one.rdma, (pythons or [None] * len(read.hosts))[rank]))
+        for rank, one in enumerate(read.hosts)
+    ]
+    _check_rdma(backend, hosts)
+    envs = read.envs
+    if not isinstance(envs, list) or not all(isinstance(one, str) and "=" in one for one in envs):
+        raise UsageError("--hosts: envs must be a list of NAME=VALUE", _FORM)
+    if not is_here(hosts[0].ssh):
+        raise UsageError(
+            f"--hosts: the first host must be this machine, not {hosts[0].ssh}", "put localhost or its own name first"
+        )
+    return Hosts(tuple(_addressed(hosts)), backend, tuple(envs))
+
+
+def is_here(name: str) -> bool:
+    """Return whether a host's name is this machine's: its own, or an address of its interfaces."""
+    import psutil
+
+    own = socket.gethostname()
+    if name in (*_LOCAL, own, own.split(".")[0], f"{own.split('.')[0]}.local"):
+        return True
+    return any(address.address == name for found in psutil.net_if_addrs().values() for address in found)
+
+
+def _pythons(path: Path) -> list[str | None]:
+    """Return the interpreters that a hostfile names, which MLX ignores."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    rows = data.get("hosts") if isinstance(data, dict) else data
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "ssh" in row for row in rows):
+        raise ValueError(f"{path} has no list of hosts")
+    found = [row.get("python") for row in rows]
+    if not all(one is None or (isinstance(one, str) and one) for one in found):
+        raise ValueError("python must be the path of an interpreter")
+    return found
+
+
+def _checked(host: Host) -> Host:
+    if not isinstance(host.ssh, str) or not host.ssh.strip() or host.ssh.startswith("-") or not host.ssh.isprintable():
+        raise UsageError(f"--hosts: {host.ssh!r:.60} is no host", _FORM)
+    try:
+        ips = tuple(str(ipaddress.ip_address(one)) for one in host.ips)
+    except (ValueError, TypeError):
+        raise UsageError(f"--hosts: the ips of {host.ssh} are no list of addresses: {host.ips!r:.80}", _FORM) from None
+    return replace(host, ips=ips, rdma=tuple(host.rdma))
+
+
+def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
+    """Raises UsageError for devices that do not match the hosts; JACCL's ring needs those of neighbours only."""
+    if backend not in (JACCL, JACCL_RING):
+        return
+    count = len(hosts)
+    for host in hosts:
+        needed = range(count) if backend == JACCL else ((host.rank - 1) % count, (host.rank + 1) % count)
+        if len(host.rdma) != count or any(host.rdma[other] is None for other in needed if other != host.rank):
+            raise UsageError(
+                f"--hosts: {host.ssh} has no RDMA device for each other host",
+                "`mlx.distributed_config --backend jaccl --over thunderbolt` writes such a hostfile",
+            )
+
+
+def _addressed(hosts: Sequence[Host]) -> list[Host]:
+    """Return hosts with addresses: those of the file, or else of their names as this machine resolves them."""
+    found = [host if host.ips else replace(host, ips=(_resolved(host),)) for host in hosts]
+    others = [host for host in found if not host.local]
+    if not others:
+        return found
+    own = _own_address(others[0].address)  # others cannot reach a loopback address
+    return [replace(h, ips=(own,)) if ipaddress.ip_address(h.address).is_loopback else h for h in found]
+
+
+def _resolved(host: Host) -> str:
+    if host.ssh in _LOCAL:
+        return "127.0.0.1"
+    name = _ssh_hostname(host.ssh)
+    try:
+        return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        if host.rank == 0:
+            return "127.0.0.1"
+        raise UsageError(
+            f"--hosts: {name} has no address here", "use another name for it, or a hostfile with its ips"
+        ) from None
+
+
+def _ssh_hostname(name: str) -> str:
+    """Return the name that ssh connects to, which its configuration may set."""
+    try:
+        shown = subprocess.run(
+            ["ssh", "-G", "--", name], capture_output=True, text=True, timeout=5.0, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        shown = ""
+    hosts = (line.partition(" ")[2] for line in shown.splitlines() if line.startswith("hostname "))
+    return next(hosts, name.rpartition("@")[2])
+
+
+def _own_address(other: str) -> str:
+    """Return this machine's address on the way to another one."""
+    family = socket.AF_INET6 if ":" in other else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other, 9))  # sends nothing
+        except OSError as error:
+            raise UsageError(f"--hosts: no way to {other}: {error}", "check the network") from error
+        return str(probe.getsockname()[0])

@@ -1,0 +1,61 @@
+"""Loading of a model for every command that answers: on this machine, or on several that share it."""
+
+from dataclasses import replace
+
+from headrace.app.hosts.choice import HostsChoice
+from headrace.app.hosts.start import Ranks, Say, say_lost, start_ranks
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.loading.load import KVChoice, LoadedModel, load_resolved
+from headrace.models.network.activations import ActivationsChoice
+from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.errors import UsageError
+
+
+def load_model(
+    resolved: ResolvedModel,
+    hosts: HostsChoice | None,
+    *,
+    context: int | None = None,
+    requantize: Quantization | None = None,
+    kv: KVChoice = None,
+    activations: ActivationsChoice = 16,
+    force: bool = False,
+) -> LoadedModel:
+    """Load a model on `hosts`; None: on this machine alone. Raises the errors of `load_resolved` or `load_on_hosts`."""
+    if hosts is None:
+        return load_resolved(
+            resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force
+        )
+    if activations == 8 or requantize is not None:
+        raise UsageError("--activations 8 and --quantize are for one machine", "leave them out with --hosts")
+    loaded, _ = load_on_hosts(hosts, resolved, context=context, kv=kv, force=force)
+    return loaded
+
+
+def load_on_hosts(
+    choice: HostsChoice,
+    resolved: ResolvedModel,
+    *,
+    context: int | None = None,
+    kv: KVChoice = None,
+    force: bool = False,
+    say: Say = say_lost,
+) -> tuple[LoadedModel, Ranks]:
+    """Start the ranks and load each one's part of a model. A lost rank ends this process, after `say`.
+
+    Raises UsageError for hosts and options that do not go together, EngineError that names a rank that cannot take
+    part, and the errors of `load_ranked`.
+    """
+    from headrace.models.loading.ranked import load_ranked
+
+    ranks = start_ranks(choice, resolved, say)
+    assert ranks.split is not None
+    try:
+        loaded = load_ranked(
+            resolved, ranks.leader, ranks.split, backend=ranks.backend, context=context, kv=kv, force=force
+        )
+    except BaseException:
+        ranks.close()
+        raise
+    note = f"{ranks.split.kind} parallel on {', '.join(ranks.hosts.names)}"
+    return replace(loaded, notes=[*loaded.notes, note]), ranks

@@ -1,0 +1,68 @@
+"""Latency and bandwidth of the link between rank 0 and another rank, by a small exchange over TCP.
+
+It takes a quarter of a second at most. RDMA is not measured by it.
+"""
+
+import socket
+import time
+from dataclasses import dataclass
+from statistics import median
+
+_ROUNDS = 15
+_PIECE = 4 << 20
+_PIECES = 16
+_LONGEST_S = 0.2
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """latency_s: half a round trip, median. bytes_per_second: of one direction."""
+
+    latency_s: float
+    bytes_per_second: float
+
+
+def measure_link(connection: socket.socket) -> Measured:
+    """Measure the link to a peer in `answer_probe`. Raises OSError."""
+    _prepare(connection)
+    rounds = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        connection.sendall(b"\0")
+        _receive(connection, 1)
+        rounds.append(time.perf_counter() - began)
+    piece, sent, began = b"\1" + bytes(_PIECE - 1), 0, time.perf_counter()
+    while sent < _PIECES and time.perf_counter() - began < _LONGEST_S:
+        connection.sendall(piece)
+        _receive(connection, 1)
+        sent += 1
+    took = time.perf_counter() - began
+    connection.sendall(b"\2")
+    round_trip = median(rounds)
+    return Measured(round_trip / 2, sent * _PIECE / max(took - sent * round_trip, took / 10))
+
+
+def answer_probe(connection: socket.socket) -> None:
+    """Answer a peer in `measure_link` until it ends. Raises OSError."""
+    _prepare(connection)
+    while (kind := _receive(connection, 1)) != b"\2":
+        if kind == b"\1":
+            _receive(connection, _PIECE - 1)
+        connection.sendall(b"\0")
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.settimeout(_TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Receive `size` bytes, and return the first."""
+    held = bytearray(size)
+    rest = memoryview(held)
+    while rest:
+        if not (count := connection.recv_into(rest)):
+            raise ConnectionError("the connection was closed")
+        rest = rest[count:]
+    return bytes(held[:1])

@@ -1,0 +1,184 @@
+"""Processes of the ranks behind rank 0: started here or by ssh, watched, and ended in any case.
+
+MLX's launcher makes the script that sets a rank's environment. The run's key goes over standard input, so no list of
+processes shows it.
+"""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from headrace.app.hosts.hostfile import Host
+from headrace.runtime.config import environment
+from headrace.runtime.errors import EngineError, HeadraceError
+
+_MODULE = "headrace.app.hosts.rank"
+# $0 is an interpreter; where it does not exist, that of the installed command.
+_REMOTE = (
+    'p=$0; [ -x "$p" ] || { s=$(command -v headrace) || { echo "headrace is not installed, or not on the PATH" >&2; '
+    f'exit 127; }}; p=$(head -n 1 "$s" | cut -c 3-); }}; exec "$p" -P -m {_MODULE}'
+)
+CONNECT_S = 4
+_END_S = 2.0
+_KEPT_LINES = 20
+
+
+class RankProcess:
+    """One rank's process. Raises HeadraceError if it cannot be started."""
+
+    def __init__(self, host: Host, env: Sequence[str], files: Mapping[str, str]) -> None:
+        from mlx._distributed_utils.launch import RemoteProcess
+
+        self.host = host
+        python = host.python or sys.executable
+        run = [python, "-P", "-m", _MODULE] if host.local else ["/bin/bash", "-c", _REMOTE, python]
+        script = RemoteProcess.make_launch_script(host.rank, None, None, dict(files), list(env), run, is_local=True)
+        command = ["/bin/bash", "-c", script] if host.local else [*_ssh(host), f"/bin/bash -lc {shlex.quote(script)}"]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # no signal of the terminal reaches it
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise EngineError(f"{host.name} cannot be started: {error}", "is ssh installed?") from error
+        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: SimpleQueue[tuple[str, float] | None] = SimpleQueue()  # with the time of arrival
+        self._readers = [
+            threading.Thread(target=target, name=f"{target.__name__.strip('_')} {host.name}", daemon=True)
+            for target in (self._read_output, self._read_errors)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        """Send a line of JSON; nothing happens if the process has ended."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+
+    def report(self, until: float) -> dict[str, Any]:
+        """Return the process's report, and how far its clock is ahead. until: monotonic clock. Raises HeadraceError."""
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                raise EngineError(f"{self.host.name} has not answered", self._how_to_reach()) from None
+            if line is None:
+                raise self._gone()
+            with suppress(ValueError):
+                found = json.loads(line[0])
+                if isinstance(found, dict):
+                    return {**found, "clock_offset": found.get("clock", line[1]) - line[1]}
+
+    def ended(self, wait_s: float = 0.0) -> str | None:
+        """Return how the process ended, in words; None if it runs."""
+        try:
+            code = self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+        for reader in self._readers:
+            reader.join(_END_S)
+        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = next((line for line in reversed(self._said) if line.strip()), "")
+        return f"{how}: {last.removeprefix('headrace: ').strip():.300}" if last else how
+
+    def close_input(self) -> None:
+        """Close standard input, which ends the process, also on another machine."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def kill(self, remote_pid: int | None = None) -> None:
+        """Kill the process at once. remote_pid: of the rank on another machine, which may be stopped."""
+        if self._process.poll() is None and not self.host.local and remote_pid is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    [*_ssh(self.host), f"kill -9 {remote_pid}"], timeout=_END_S, capture_output=True, check=False
+                )
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.close_input()
+        self._process.terminate()
+
+    def wait(self, until: float) -> bool:
+        """Return whether the process has ended by this time of the monotonic clock."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close the pipes of a process that has ended."""
+        for reader in self._readers:
+            reader.join(_END_S)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError, ValueError):
+                assert pipe is not None
+                pipe.close()
+
+    def _gone(self) -> HeadraceError:
+        how = self.ended(_END_S) or "closed its output"
+        return EngineError(f"{self.host.name} could not be started: it {how}", self._how_to_reach())
+
+    def _how_to_reach(self) -> str | None:
+        return None if self.host.local else f"try `ssh {self.host.ssh} headrace --version`, which must ask for nothing"
+
+    def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put((line, time.time()))
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._said.append(line)
+            if environment.debug():
+                print(f"{self.host.name}: {line}", end="", file=sys.stderr, flush=True)
+
+
+def end_all(processes: Sequence[RankProcess], pids: Mapping[int, int], *, grace_s: float = _END_S) -> None:
+    """End processes: those that do not end by themselves within `grace_s` are terminated, then killed.
+
+    pids: of the ranks on their own machines.
+    """
+    for process in processes:
+        process.close_input()
+    until = time.monotonic() + grace_s
+    remaining = [process for process in processes if not process.wait(until)]
+    for process in remaining:
+        process.terminate()
+    until = time.monotonic() + min(grace_s, _END_S / 2)
+    for process in [process for process in remaining if not process.wait(until)]:
+        process.kill(pids.get(process.host.rank))
+    for process in processes:
+        process.close()
+
+
+def _ssh(host: Host) -> list[str]:
+    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "LogLevel=ERROR"]
+    options += ["ServerAliveInterval=2", "ServerAliveCountMax=3"]
+    return ["ssh", "-T", *(part for option in options for part in ("-o", option)), "--", host.ssh]

@@ -1,0 +1,106 @@
+"""A rank behind rank 0, as a process: `python -P -m headrace.app.hosts.rank`, started by `app.hosts.processes`.
+
+Standard input has an order, then `go`; its end ends the process, however rank 0 has ended. Standard output has one
+report. Both are lines of JSON.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from headrace.app.hosts.facts import (
+    clock,
+    machine_facts,
+    model_facts,
+    own_versions,
+    rdma_state,
+    remove_launch_files,
+)
+from headrace.runtime.errors import HeadraceError
+
+_PR_SET_PDEATHSIG = 1
+_TIMEOUT_S = 10.0
+
+
+def main() -> int:
+    """Report, answer the probe of the link, and follow rank 0 until it ends. Return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's
+    _end_with_parent()
+    order = json.loads(sys.stdin.readline() or "null")
+    if not isinstance(order, dict):
+        return 1
+    go = threading.Event()
+    threading.Thread(target=_watch_input, args=(go,), name="input", daemon=True).start()
+    report = _report(order)
+    print(json.dumps({**report, "clock": clock()}), flush=True)
+    try:
+        if "error" in report or report["versions"] != order["versions"]:
+            go.wait()  # rank 0 ends this process
+            return 1
+        return _run(order, report, go)
+    except HeadraceError as error:
+        _say(error)
+        return error.exit_code
+    finally:
+        remove_launch_files()
+
+
+def _report(order: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"pid": os.getpid(), "versions": own_versions()}
+    if found["versions"]["headrace"] != order["versions"]["headrace"]:
+        return found  # the rest of the order is another version's
+    model = order["model"]
+    try:
+        found |= {"model": model_facts(model) if model else None, "machine": machine_facts(), "rdma": rdma_state()}
+    except (OSError, RuntimeError, ImportError, HeadraceError) as error:
+        found["error"] = f"MLX does not work there: {error}"
+    return found
+
+
+def _run(order: dict[str, Any], report: dict[str, Any], go: threading.Event) -> int:
+    from headrace.app.hosts.probe import answer_probe
+    from headrace.runtime.ranks.link import connect
+
+    key, rank = bytes.fromhex(order["key"]), order["rank"]
+    host, port = order["probe"]
+    try:
+        with connect((host, port), rank, key, _TIMEOUT_S) as connection:
+            answer_probe(connection)
+    except OSError as error:
+        _say(error)
+        return 1
+    go.wait()
+    if order["address"] is None:  # doctor asks no more
+        return 0
+    from headrace.models.loading.ranked import serve_rank
+    from headrace.runtime.ranks.follower import Follower
+
+    host, port = order["address"]
+    serve_rank(Follower((host, port), rank, key, on_lost=_say), lambda _model: Path(report["model"]["path"]))
+    return 0
+
+
+def _say(error: Exception) -> None:
+    print(f"headrace: {error}", file=sys.stderr, flush=True)
+
+
+def _end_with_parent() -> None:
+    """Have Linux kill this process with its parent, also while it is stopped; elsewhere the input's end does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_input(go: threading.Event) -> None:
+    """Set `go` at the first line, and end the process at the end of the input."""
+    for _ in sys.stdin:
+        go.set()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Tensor or pipeline parallel, and each rank's share: as asked for, or as predicted from what the ranks report."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, cast
+
+from headrace.app.hosts.facts import Facts
+from headrace.app.hosts.hostfile import RING, Hosts
+from headrace.app.hosts.probe import Measured
+from headrace.app.predict.document import ENGINE
+from headrace.app.predict.hosts import SPLITS, best, predict_hosts, split_layers, tensor_shares, waits
+from headrace.app.predict.links import Link, links
+from headrace.app.predict.prediction import Target
+from headrace.app.predict.published import assumptions
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.cost.costs import shape_to_run
+from headrace.models.cost.step_shape import StepShape
+from headrace.runtime.ranks.split import Split
+
+CONTEXT = 4096
+_MLX_S = 200e-6  # that MLX adds to a message, over loopback
+_UNKNOWN = 50e9  # bytes per second of a machine that has measured none
+
+
+def chosen_split(
+    asked: str, model: Path, hosts: Hosts, reports: Sequence[Facts], measured: Sequence[Measured]
+) -> Split:
+    """Return the split of the model in this folder.
+
+    asked: tensor, pipeline or auto. reports: of all ranks. measured: links to the others.
+    """
+    shape, targets = shape_to_run(open_checkpoint(model)), targets_of(hosts, reports)
+    kind = asked if asked != "auto" else predicted_way(shape, targets, link_between(hosts, measured))
+    shares: Sequence[float] = tensor_shares(shape, targets)
+    if kind == "pipeline":
+        shares = [max(1, count) for count in split_layers(shape, targets, min(CONTEXT, shape.context_length - 1))]
+    return Split(cast(Literal["tensor", "pipeline"], kind), tuple(map(float, shares)))
+
+
+def predicted_way(shape: StepShape, targets: Sequence[Target], link: Link) -> str:
+    """Return the faster way of those that fit."""
+    context = min(CONTEXT, shape.context_length - 1)
+    return best([predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way) for way in SPLITS]).way
+
+
+def link_seconds(shape: StepShape, split: Split, link: Link) -> float:
+    """Return a decode step's time on the link."""
+    return waits(shape, link, len(split.shares), split.kind)
+
+
+def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[Target]:
+    """Return the machines as they report themselves; ranks of one machine share its bandwidth."""
+    found = []
+    for host, report in zip(hosts.hosts, reports, strict=True):
+        machine, here = report["machine"], hosts.local_ranks if host.local else 1
+        bandwidth = (machine["bandwidth"] or _UNKNOWN) / here
+        memory, apple = machine["usable_memory"], machine["backend"] == "metal"
+        found.append(Target(host.name, bandwidth, memory, apple, chip=machine["device"]))
+    return found
+
+
+def link_between(hosts: Hosts, measured: Sequence[Measured]) -> Link:
+    """Return the slowest link to another rank, as measured over TCP; over RDMA, as published."""
+    known = links()
+    if hosts.backend != RING:
+        return known["tb5-rdma"]
+    latency = max(one.latency_s for one in measured) + _MLX_S
+    bandwidth = min(one.bytes_per_second for one in measured)
+    return replace(known["tb5"], name="measured", title="measured", latency=latency, bandwidth=bandwidth, source="")

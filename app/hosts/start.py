@@ -1,0 +1,258 @@
+"""Start of all ranks of a run: processes, checks of versions and copies, links, and the split.
+
+Nothing of a model is read before every rank has the same versions and the same copy of it.
+"""
+
+import atexit
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.app.hosts.choice import HostsChoice
+from headrace.app.hosts.facts import Facts, machine_facts, own_versions
+from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
+from headrace.app.hosts.model_digest import model_digest
+from headrace.app.hosts.probe import Measured, measure_link
+from headrace.app.hosts.processes import RankProcess, end_all
+from headrace.app.hosts.split_choice import chosen_split
+from headrace.models.registry.resolve import ResolvedModel
+from headrace.runtime.config import environment
+from headrace.runtime.errors import EngineError, HeadraceError
+from headrace.runtime.ranks.leader import Leader, listen
+from headrace.runtime.ranks.link import RankLostError, accept
+from headrace.runtime.ranks.split import Split
+
+START_S = 30.0  # for a process to report; a busy machine may take long to import
+_CONNECT_S = 10.0
+_LOOK_S = 0.5  # between looks at the processes
+_PORTS = (20_000, 60_000)
+_FAST_SYNCH = "MLX_METAL_FAST_SYNCH=1"  # MLX advises it for RDMA
+
+Say = Callable[[RankLostError], None]
+
+
+class Ranks:
+    """Running ranks: rank 0's control channel, and the processes of the others. reports: by rank, rank 0's first."""
+
+    def __init__(self, hosts: Hosts, say: Say) -> None:
+        self.hosts = hosts
+        self.processes: list[RankProcess] = []
+        self.reports: list[Facts] = []
+        self.links: dict[int, Measured] = {}
+        self.split: Split | None = None
+        self._say, self._key = say, secrets.token_bytes(32)
+        self._listener = listen(hosts.hosts[0].address)
+        self.leader = Leader(self._listener, self._key, hosts.names, self._lost)
+        self._files: list[Path] = []
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def start(self, model: Facts | None, *, examine: bool = False) -> None:
+        """Start the other ranks and check their reports. model: see `model_facts`; its digest is rank 0's.
+
+        examine: for `doctor`: ranks run no model, and nothing is refused. Raises HeadraceError.
+        """
+        env, files = self._environment()
+        with listen(self.hosts.hosts[0].address) as probe:
+            address = None if examine else list(self._listener.getsockname()[:2])
+            order = {"versions": own_versions(), "model": model, "key": self._key.hex(), "address": address}
+            order["probe"] = list(probe.getsockname()[:2])
+            for host in self.hosts.hosts[1:]:
+                process = RankProcess(host, env, files)
+                self.processes.append(process)
+                process.send({**order, "rank": host.rank})
+            self.reports = [{"versions": own_versions(), "machine": machine_facts(), "model": model}]
+            until = time.monotonic() + START_S
+            for process in self.processes:
+                self._take_report(process, until, model, examine=examine)
+            self._measure(probe, examine=examine)
+
+    def _take_report(self, process: RankProcess, until: float, model: Facts | None, *, examine: bool) -> None:
+        try:
+            report = process.report(until)
+            error = refusal(process.host, report, self.reports[0], model)
+        except HeadraceError as found:
+            report, error = {"error": str(found), "hint": found.hint}, found
+        if error is not None and not examine:
+            raise error
+        self.reports.append(report)
+
+    def _measure(self, probe: socket.socket, *, examine: bool) -> None:
+        """Measure the link to every rank that has no error. Raises HeadraceError that names one without a link."""
+        waiting = {p.host.rank: p for p in self.processes if measurable(self.reports[p.host.rank], self.reports[0])}
+        until = time.monotonic() + _CONNECT_S
+        while waiting:
+            probe.settimeout(max(0.01, until - time.monotonic()))
+            try:
+                connection, _ = probe.accept()
+                with connection:
+                    rank = accept(connection, self._key, _CONNECT_S)
+                    self.links[rank] = measure_link(connection)
+                    waiting.pop(rank, None)
+            except TimeoutError:
+                process = next(iter(waiting.values()))
+                at = "{}:{}".format(*probe.getsockname()[:2])
+                how = process.ended() or f"cannot connect to this machine at {at}"
+                error = EngineError(f"{process.host.name} {how}", "allow it in the firewall, or name another ip")
+                if not examine:
+                    raise error from None
+                self.reports[process.host.rank]["link_error"] = str(error), error.hint
+                waiting.pop(process.host.rank)
+            except (OSError, ValueError, RankLostError):
+                continue  # somebody else's connection
+
+    @property
+    def backend(self) -> str:
+        """MLX's name of the backend."""
+        return JACCL if self.hosts.backend == JACCL_RING else self.hosts.backend
+
+    def go(self) -> None:
+        """Let the ranks connect to the control channel and to each other. Raises EngineError."""
+        for process in self.processes:
+            process.send({"go": True})
+        until = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                self.leader.accept(_LOOK_S)
+                return
+            except RankLostError as error:
+                for process in self.processes:
+                    if how := process.ended():
+                        raise EngineError(f"{process.host.name} {how}") from error
+                if time.monotonic() > until:
+                    raise
+
+    def close(self) -> None:
+        """End all ranks; a second call does nothing."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            with suppress(Exception):
+                self.leader.close()
+            self._end()
+
+    def _lost(self, error: RankLostError) -> None:
+        """Report a lost rank with the way it ended, and end the others. The process ends afterwards."""
+        with self._closing:
+            self._closed = True
+            gone = next((p for p in self.processes if str(error).startswith(p.host.name)), None)
+            how = gone.ended(0.5) if gone else None
+            self._say(RankLostError(f"{error}{f' (it {how})' if how else ''}", error.hint))
+            self._end(grace_s=0.3)
+
+    def _end(self, grace_s: float = 2.0) -> None:
+        end_all(
+            self.processes, {rank: report.get("pid", 0) for rank, report in enumerate(self.reports)}, grace_s=grace_s
+        )
+        self._listener.close()
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+    def _environment(self) -> tuple[list[str], dict[str, str]]:
+        """Return the variables and temporary files of the other ranks, and set those of rank 0."""
+        env, files = self._connections()
+        env += self.hosts.envs
+        if (here := self.hosts.local_ranks) > 1 and environment.THREADS not in os.environ:
+            env.append(f"{environment.THREADS}={max(1, (os.cpu_count() or 1) // here)}")
+        os.environ.update(dict(line.split("=", 1) for line in env) | {"MLX_RANK": "0"})
+        for name, content in files.items():
+            with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".json", delete=False) as file:
+                file.write(content)
+            self._files.append(Path(file.name))
+            os.environ[name] = file.name
+        return env, files
+
+    def _connections(self) -> tuple[list[str], dict[str, str]]:
+        hosts, backend = self.hosts.hosts, self.hosts.backend
+        at = f"{hosts[0].address}:{free_port(hosts[0])}"
+        if backend in (JACCL, JACCL_RING):
+            env = [f"MLX_JACCL_COORDINATOR={at}", _FAST_SYNCH]
+            env += ["MLX_JACCL_RING=1"] if backend == JACCL_RING else []
+            return env, {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in hosts])}
+        if backend == NCCL:
+            address, _, port = at.rpartition(":")
+            return [f"NCCL_HOST_IP={address}", f"NCCL_PORT={port}", f"MLX_WORLD_SIZE={len(hosts)}"], {}
+        rows = [[f"{ip}:{free_port(host)}" for ip in host.ips] for host in hosts]
+        return [], {"MLX_HOSTFILE": json.dumps(rows)}
+
+
+def refusal(host: Host, report: Facts, own: Facts, model: Facts | None) -> HeadraceError | None:
+    """Return why a rank cannot take part, None if it can."""
+    if "versions" not in report:
+        return EngineError(report["error"], report.get("hint"))
+    for name, version in own["versions"].items():
+        if (there := report["versions"].get(name)) != version:
+            return EngineError(
+                f"{host.name} has {name} {there}, this machine {version}", f"install the same {name} on both"
+            )
+    if "error" in report:
+        return EngineError(f"{host.name}: {report['error']}", "`headrace doctor` there")
+    copy = report.get("model")
+    if model is None or copy is None:
+        return None
+    if "error" in copy:
+        return EngineError(f"{host.name}: {copy['error']}", copy.get("hint"))
+    if copy["digest"] != model["digest"]:
+        return EngineError(
+            f"{host.name} has another copy of {model['name']}: {copy['path']} differs from this machine's",
+            f"`headrace models pull {model['name']}` on both, or copy the folder",
+        )
+    return None
+
+
+def measurable(report: Facts, own: Facts) -> bool:
+    """Return whether a rank answers the probe of its link."""
+    return "error" not in report and report.get("versions") == own["versions"]
+
+
+def described_model(resolved: ResolvedModel) -> Facts:
+    """Return the facts by which other ranks find their copy."""
+    return {
+        "name": resolved.name,
+        "stored_as": resolved.stored_as,
+        "path": str(resolved.path),
+        "digest": model_digest(resolved.path),
+    }
+
+
+def start_ranks(choice: HostsChoice, resolved: ResolvedModel, say: Say) -> Ranks:
+    """Start all ranks for a model and divide it. They end with this process, or with `Ranks.close`.
+
+    Raises UsageError for the hosts, EngineError that names a rank that cannot take part.
+    """
+    ranks = Ranks(read_hosts(choice.hosts), say)
+    atexit.register(ranks.close)
+    try:
+        ranks.start(described_model(resolved))
+        ranks.split = chosen_split(choice.split, resolved.path, ranks.hosts, ranks.reports, list(ranks.links.values()))
+        ranks.go()
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
+
+
+def say_lost(error: RankLostError) -> None:
+    """Print the line of a lost rank on standard error; `app.engine.link` reads it in the log."""
+    with suppress(OSError):
+        start = "\n" if sys.stdout is not None and sys.stdout.isatty() else ""  # an answer may be in mid-line
+        print(f"{start}headrace: {error}", f"  hint: {error.hint}", sep="\n", file=sys.stderr, flush=True)
+
+
+def free_port(host: Host) -> int:
+    """Return a port that is free here, or for another machine a random one."""
+    if not host.local:
+        return secrets.SystemRandom().randrange(*_PORTS)
+    with socket.create_server(
+        (host.address, 0), family=socket.AF_INET6 if ":" in host.address else socket.AF_INET
+    ) as one:
+        return int(one.getsockname()[1])

@@ -1,0 +1,49 @@
+"""Rank 0 of tests: loads a model on hosts, and says on standard output in which phase it is.
+
+    python -m tests.app.hosts.driver MODEL HOSTS SPLIT PHASE
+
+It stays in PHASE (load, prefill, decode, idle) until it is killed or another rank is lost. In phase `cut` it cuts the
+control channel itself, while it decodes.
+"""
+
+import socket
+import sys
+import time
+
+from headrace.app.answer.answerer import Answerer
+from headrace.app.answer.options import AnswerOptions
+from headrace.app.hosts.choice import HostsChoice
+from headrace.app.hosts.load import load_on_hosts
+from headrace.app.hosts.start import say_lost, start_ranks
+from headrace.models.registry.resolve import resolve
+from tests.tiny_chat import IM_END
+
+
+def main(model: str, hosts: str, split: str, phase: str) -> None:
+    choice, resolved = HostsChoice(hosts, split), resolve(model)
+    if phase == "load":  # ranks are connected, and nothing is read
+        _ = start_ranks(choice, resolved, say_lost)
+        _wait("load")
+    loaded, ranks = load_on_hosts(choice, resolved)
+    answerer = Answerer(loaded)
+    if phase == "idle":
+        _wait("idle")
+    prompt = answerer.encode([{"role": "user", "content": "tell " * (700 if phase == "prefill" else 1)}])
+    print("prefill", flush=True)
+    while True:
+        options = AnswerOptions(max_tokens=3000, temperature=0, logit_bias={IM_END: -100.0})
+        for number, _ in enumerate(answerer.stream(answerer.prepare(prompt, options))):
+            if number == 5:
+                print("cut" if phase == "cut" else "decode", flush=True)
+            if number == 9 and phase == "cut":
+                ranks.leader._links[1]._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _wait(phase: str) -> None:
+    print(phase, flush=True)
+    while True:
+        time.sleep(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

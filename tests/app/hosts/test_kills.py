@@ -1,0 +1,75 @@
+"""Ranks that are killed, stopped or cut off, in each phase: all ranks end, and one line names the lost one."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.hosts.killed import PHASES, Run
+from tests.tiny_chat import write_chat_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("hosts") / "tiny")
+
+
+@pytest.fixture
+def run(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    made: list[Run] = []
+
+    def start(phase: str) -> Run:
+        made.append(Run(model, phase))
+        return made[-1].wait()
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_follower_ends_the_run(run: Callable[[str], Run], phase: str) -> None:
+    it = run(phase)
+    it.follower.send_signal(signal.SIGKILL)
+    code, errors = it.ended()
+    assert code == 1
+    assert "rank 1 (localhost)" in errors
+    assert "SIGKILL" in errors
+    assert it.no_orphan()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_rank_0_leaves_no_orphan(run: Callable[[str], Run], phase: str) -> None:
+    it = run(phase)
+    it.driver.kill()
+    assert it.no_orphan()
+
+
+@pytest.mark.parametrize("phase", ["decode", "idle"])
+def test_a_stopped_follower_ends_the_run(run: Callable[[str], Run], phase: str) -> None:
+    it = run(phase)
+    it.follower.suspend()
+    code, errors = it.ended()
+    assert code == 1
+    assert "rank 1 (localhost)" in errors
+    assert it.no_orphan()
+
+
+def test_a_stopped_follower_ends_with_a_killed_rank_0(run: Callable[[str], Run]) -> None:
+    if sys.platform != "linux":
+        pytest.skip("PR_SET_PDEATHSIG")
+    it = run("idle")
+    it.follower.suspend()
+    it.driver.kill()
+    assert it.no_orphan()
+
+
+def test_a_closed_socket_ends_the_run(run: Callable[[str], Run]) -> None:
+    it = run("cut")
+    code, errors = it.ended()
+    assert code == 1
+    assert "rank 1 (localhost)" in errors
+    assert it.no_orphan()

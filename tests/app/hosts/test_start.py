@@ -1,0 +1,199 @@
+"""Start of ranks: checks of versions, copies and links, by local processes and by a stand-in for ssh."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import pytest
+
+from headrace.app.hosts import examine as examination
+from headrace.app.hosts import start
+from headrace.app.hosts.facts import own_versions
+from headrace.app.hosts.hostfile import Host, Hosts
+from headrace.app.hosts.model_digest import model_digest
+from headrace.app.hosts.probe import Measured, answer_probe, measure_link
+from headrace.app.hosts.split_choice import chosen_split, link_between, targets_of
+from headrace.app.hosts.start import Ranks, described_model
+from headrace.models.registry.resolve import ResolvedModel, resolve
+from headrace.runtime.errors import EngineError
+from tests.patience import PATIENCE_S
+from tests.tiny_chat import write_chat_model
+
+GIVEN = ["-t", "0", "--max-tokens", "12", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path) -> Iterator[None]:
+    """Restore the variables that a start sets."""
+    with patch.dict(os.environ, {"HEADRACE_HOME": str(tmp_path / "home")}):
+        yield
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    file = folder / name
+    file.write_text(f"#!/bin/bash\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def two(python: str | None = None, ssh: str = "localhost") -> Hosts:
+    return Hosts((Host(0, "localhost", ("127.0.0.1",)), Host(1, ssh, ("127.0.0.1",), python=python)))
+
+
+def started(hosts: Hosts, model: ResolvedModel | None) -> list[dict[str, Any]]:
+    ranks = Ranks(hosts, lambda _error: None)
+    try:
+        ranks.start(described_model(model) if model else None)
+        return ranks.reports
+    finally:
+        ranks.close()
+
+
+def installed(home: Path, seed: int) -> None:
+    """Install a model called `tiny` below a home."""
+    folder = write_chat_model(home / "data" / "models" / "tiny", seed=seed)
+    (folder / "headrace.json").write_text(json.dumps({"source": f"test {seed}"}))
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "headrace", *arguments]
+    return subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_an_answer_of_two_ranks_is_that_of_one(tmp_path: Path) -> None:
+    model = str(write_chat_model(tmp_path / "tiny"))
+    alone = command("run", "hello", "-m", model, *GIVEN)
+    together = command("run", "hello", "-m", model, *GIVEN, "--hosts", "localhost,localhost", "--split", "tensor")
+    assert together.returncode == alone.returncode == 0, together.stderr
+    assert together.stdout == alone.stdout
+    assert "tensor parallel on rank 0 (localhost), rank 1 (localhost)" in together.stderr
+
+
+def test_reports(tmp_path: Path) -> None:
+    model = resolve(str(write_chat_model(tmp_path / "tiny")))
+    own, other = started(two(), model)
+    assert other["versions"] == own["versions"] == own_versions()
+    assert other["model"]["digest"] == model_digest(model.path)
+    assert abs(other["clock_offset"]) < PATIENCE_S
+
+
+def test_the_key_is_in_no_list_of_processes() -> None:
+    ranks = Ranks(two(), lambda _error: None)
+    try:
+        ranks.start(None)
+        process = psutil.Process(ranks.processes[0].pid)
+        assert ranks._key.hex() not in " ".join([*process.cmdline(), *process.environ().values()])
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('read order; echo \'{"versions": {"headrace": "0.0.9"}}\'; cat > /dev/null', "0.0.9"),
+        ("echo 'headrace: no space left' >&2; exit 3", "exit code 3: no space left"),
+        ("read order; echo '[]'; echo nonsense; exit 0", "exit code 0"),
+        ("kill -9 $$", "SIGKILL"),
+    ],
+)
+def test_a_rank_that_cannot_take_part_is_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(EngineError, match=r"rank 1 \(localhost\)") as caught:
+        started(two(script(tmp_path, "python", text)), None)
+    assert named in str(caught.value)
+
+
+def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "START_S", 0.2)
+    with pytest.raises(EngineError, match="has not answered"):
+        started(two(script(tmp_path, "python", "exec sleep 60")), None)
+
+
+def test_a_rank_that_reaches_no_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_CONNECT_S", 0.2)
+    report = json.dumps({"versions": own_versions(), "model": None})
+    with pytest.raises(EngineError, match="cannot connect to this machine at 127"):
+        started(two(script(tmp_path, "python", f"read order; echo '{report}'; cat > /dev/null")), None)
+
+
+def test_another_copy_of_the_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for ssh, whose other machine has another home."""
+    for home, seed in (("home", 0), ("there", 1)):
+        installed(tmp_path / home, seed)
+    there = f"export HEADRACE_HOME={tmp_path / 'there'}"
+    script(tmp_path, "ssh", f'while [ "$1" != -- ]; do shift; done; shift 2; {there}; exec /bin/bash -c "$*"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(EngineError, match=r"rank 1 \(other\) has another copy of tiny"):
+        started(two(ssh="other"), resolve("tiny"))
+    shutil.rmtree(tmp_path / "there" / "data" / "models" / "tiny")
+    with pytest.raises(EngineError, match=r"rank 1 \(other\): the model tiny is not there") as caught:
+        started(two(ssh="other"), resolve("tiny"))
+    assert "models pull tiny" in str(caught.value.hint)
+    installed(tmp_path / "there", 0)
+    assert len(started(two(ssh="other"), resolve("tiny"))) == 2
+
+
+def test_an_examination_reports_every_problem(tmp_path: Path) -> None:
+    model = resolve(str(write_chat_model(tmp_path / "tiny")))
+    python = script(tmp_path, "python", "echo 'no such host' >&2; exit 255")
+    hosts = Hosts((*two().hosts, Host(2, "localhost", ("127.0.0.1",), python=python)))
+    document = examination.examine(hosts, model)
+    assert document["ok"] is False
+    [problem] = [one for one in document["problems"] if one["severity"] == "broken"]
+    assert "rank 2" in problem["what"]
+    rows = document["hosts"]
+    assert [row["reached"] for row in rows] == [True, True, False]
+    assert rows[1]["latency_us"] > 0
+    assert rows[1]["model"] is True
+    json.dumps(document)
+    assert examination.examine(two(), model)["ok"] is True
+
+
+def test_digests_tell_copies_from_other_weights(tmp_path: Path) -> None:
+    first = write_chat_model(tmp_path / "first")
+    large = first / "model-2.safetensors"
+    large.write_bytes(bytes(3 << 20))
+    shutil.copytree(first, tmp_path / "copy")
+    (tmp_path / "copy" / "headrace.json").write_text("{}")
+    assert model_digest(first) == model_digest(tmp_path / "copy")
+    whole = model_digest(first)
+    for change in (b"x" * (3 << 20), bytes((3 << 20) - 1), bytes(3 << 19) + b"\1" * (3 << 19)):
+        large.write_bytes(change)
+        assert model_digest(first) != whole
+
+
+def test_a_probe_measures_a_link() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as here:
+        there = socket.create_connection(here.getsockname())
+        accepted, _ = here.accept()
+    with there, accepted:
+        peer = threading.Thread(target=answer_probe, args=(there,))
+        peer.start()
+        measured = measure_link(accepted)
+        peer.join(PATIENCE_S)
+    assert not peer.is_alive()
+    assert 0 < measured.latency_s < PATIENCE_S
+    assert measured.bytes_per_second > 0
+
+
+def test_splits(tmp_path: Path) -> None:
+    """Shares follow bandwidth; `auto` is a pipeline over a slow link."""
+    folder = write_chat_model(tmp_path / "tiny")
+    machine = {"device": "x", "backend": "cpu", "bandwidth": 50e9, "usable_memory": 8 << 30}
+    reports = [{"machine": machine}, {"machine": {**machine, "bandwidth": None}}]
+    hosts, slow = two(ssh="other"), [Measured(5e-3, 1e8)]
+    assert chosen_split("tensor", folder, hosts, reports, slow).kind == "tensor"
+    split = chosen_split("auto", folder, hosts, reports, slow)
+    assert split.kind == "pipeline"
+    assert len(split.shares) == 2
+    assert [target.bandwidth for target in targets_of(hosts, reports)] == [50e9, 50e9]
+    assert [target.bandwidth for target in targets_of(two(), reports)] == [25e9, 25e9]
+    assert link_between(hosts, slow).latency > 5e-3
