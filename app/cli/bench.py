@@ -16,6 +16,7 @@ from headrace.app.cli.bench_forms import print_document
 from headrace.app.cli.bench_options import BenchOptions, bench_options, on_command_line
 from headrace.app.cli.completion import files
 from headrace.app.cli.gguf_copy import agree_to_copy
+from headrace.app.cli.hosts_options import chosen_hosts
 from headrace.app.cli.json_output import print_json
 from headrace.app.cli.say import say
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
@@ -41,6 +42,11 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
         return 0
     keep_awake()
     given = BenchOptions(**options)
+    hosts = chosen_hosts(given.hosts, given.split)
+    if hosts is not None and (given.quality or given.peers or given.profile or len(given.models) > 1):
+        raise UsageError(
+            "--hosts measures one model of headrace alone", "leave out --quality, --vs, --profile and other models"
+        )
     if given.quality:
         from headrace.app.cli.bench_quality import bench_quality
 
@@ -192,6 +198,7 @@ def _run_options(given: BenchOptions) -> "Options":
         kv=formats,
         activations=given.activations or settings.chat.activations,
         draft=given.draft,
+        hosts=chosen_hosts(given.hosts, given.split),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from headrace.app.cli.completion import files, kv_names, model_names, workload_names
+from headrace.app.cli.hosts_options import hosts_options
 from headrace.app.config.activations_option import ACTIVATION_NAMES
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -38,6 +39,8 @@ class BenchOptions:
     quality: bool
     kv: str | None
     activations: str | None
+    hosts: str | None
+    split: str | None
     against: tuple[str, ...]
     text: Path | None
     profile: bool
@@ -146,7 +149,7 @@ def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options, in the order of the help text."""
     for option in reversed(_OPTIONS):
         command = option(command)
-    return command
+    return hosts_options(command)
 
 
 def on_command_line(ctx: click.Context, name: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from headrace.app.bench.measure.hosts import hosts_notes
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.result import Result
@@ -48,6 +49,8 @@ class Run:
     kv_ratios: Sequence[Document]
     run_costs: Document | None
     """Pass times by draft length, for workloads only; see `run_cost`."""
+    hosts: Document | None
+    """Ranks, split and link, see `hosts`; None on one machine."""
     identity: Document | None
     """Equality of answers with and without speculation, for workloads only; see `speculation`."""
 
@@ -80,7 +83,8 @@ def document(run: Run) -> Document:
         "profile": run.profile,
         "run_costs": run.run_costs,
         "identity": run.identity,
-        "notes": [*run.notes, *power_notes(device["power"])],
+        "hosts": run.hosts,
+        "notes": [*run.notes, *hosts_notes(run.hosts), *power_notes(device["power"])],
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.document import Run, document, model_document, power_notes
+from headrace.app.bench.measure.hosts import hosts_account
 from headrace.app.bench.measure.kv_formats import check_memory, in_formats, kv_ratios
 from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.own import OwnEngine
@@ -23,6 +24,7 @@ from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.measure.speculation import identity
+from headrace.app.hosts.choice import HostsChoice
 from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.predict.fit_store import remember
@@ -35,6 +37,7 @@ from headrace.runtime.machine.peaks import store as remember_peak
 from headrace.runtime.machine.sensors import sensors
 
 if TYPE_CHECKING:
+    from headrace.app.hosts.start import Ranks
     from headrace.models.loading.load import LoadedModel
     from headrace.models.registry.background_check import BackgroundCheck
     from headrace.runtime.network import Network
@@ -62,6 +65,8 @@ class Options:
     """Bits of prompts' activations, as in --activations."""
     draft: str | None = None
     """Draft model for the first model, on workloads."""
+    hosts: HostsChoice | None = None
+    """Machines that share the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class _Opened:
     memory: MemorySpeed | None
     idle: float | None
     """Power of the idle machine in watts; None if unknown."""
+    ranks: "Ranks | None" = None
 
     @property
     def models(self) -> list["LoadedModel"]:
@@ -106,7 +112,7 @@ def run(options: Options, show: Show) -> Document:
 
 def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     """Load the models and open the peers; `stack` closes them."""
-    loaded = [_load(name, options) for name in options.models]
+    loaded, ranks = _load_all(options, stack)
     families = [in_formats(model, options.kv) for model, _ in loaded]
     limit = max(test.tokens for test in options.tests)
     for family in families if not options.force else ():
@@ -123,7 +129,8 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
     with drawn_progress() as progress:
         peers, notes = open_peers(options.peers, models, options.tests, threads, stack, progress)
     memory = MemorySpeed(reader) if reader else None
-    opened = _Opened(families, [check for _, check in loaded], own, peers, notes, memory, idle_watts(look))
+    checks = [check for _, check in loaded]
+    opened = _Opened(families, checks, own, peers, notes, memory, idle_watts(look), ranks)
     check_threads(opened.setups, options.peer_threads)
     return opened
 
@@ -159,6 +166,7 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
         kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
         run_costs=run_costs(models[0].network) if workloads and not interrupted else None,
+        hosts=hosts_account(opened.ranks, models[0], results) if opened.ranks else None,
         identity=identity(results, {model.name: _expected(model) for model in models} if workloads else {}),
     )
 
@@ -231,6 +239,26 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
         check.start()
         check.wait(_CHECK_S)
     return [str(check.damage) for check in checks if check.damage is not None]
+
+
+def _load_all(
+    options: Options, stack: ExitStack
+) -> tuple[list[tuple["LoadedModel", "BackgroundCheck"]], "Ranks | None"]:
+    """Return the models, and the ranks of the one on several machines; `stack` ends them."""
+    if options.hosts is None:
+        return [_load(name, options) for name in options.models], None
+    from headrace.app.config.kv_option import kv_choice
+    from headrace.app.hosts.load import load_on_hosts
+    from headrace.models.registry.background_check import BackgroundCheck
+    from headrace.models.registry.resolve import resolve
+
+    with drawn_progress() as progress:
+        resolved = resolve(options.models[0], progress=progress)
+    limit = max(test.tokens for test in options.tests)
+    kv = kv_choice(options.kv[0])
+    loaded, ranks = load_on_hosts(options.hosts, resolved, context=limit, kv=kv, force=options.force)
+    stack.callback(ranks.close)
+    return [(loaded, BackgroundCheck(resolved))], ranks
 
 
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
