@@ -185,7 +185,9 @@ class Answer:
     @property
     def latencies(self) -> list[float]:
         """Inter-token latencies in seconds, without the first step's."""
-        return [latency for record in self.records for latency in record.itl_s]
+        return [
+            record.latency_s / record.tokens for record in self.records if record.index for _ in range(record.tokens)
+        ]
 
     def sampling(self) -> dict[str, Any]:
         """Return the `sampling` object of a result document: as used."""

@@ -5,7 +5,7 @@ The engine's process starts after the first frame.
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import events
 from textual.app import App
@@ -55,14 +55,17 @@ class HeadraceApp(App[None]):
         session: Session | None = None,
         *,
         settings: Settings | None = None,
+        context: int | None = None,
+        kv: str = "f16",
+        activations: str = "16",
         warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
-        **load_options: Any,
     ) -> None:
-        """warning: shown after the start. watch: machine load; None: not shown.
+        """context, kv, activations: as in `ModelSpec`. warning: shown after the start. watch: machine load; None: not
+        shown.
 
-        second_engine: makes the engine of a second model. load_options: `context`, `kv`, `activations` of `ModelSpec`.
+        second_engine: makes the engine of a second model.
         """
         self.settings = settings or Settings()  # textual asks for the driver while it is constructed
         super().__init__()
@@ -72,7 +75,7 @@ class HeadraceApp(App[None]):
             store,
             session,
             settings=self.settings,
-            load_options=load_options,
+            load_options={"context": context, "kv": kv, "activations": activations},
             second_engine=second_engine,
         )
         self.poller = Poller(self, self.state, watch)

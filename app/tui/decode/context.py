@@ -133,8 +133,7 @@ def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
     if reuse is None:
         return []
     if reuse.dropped:
-        tokens = "token was" if reuse.dropped == 1 else "tokens were"
-        text = f"{reuse.dropped:,} equal {tokens} dropped from the cache"
+        text = f"{reuse.dropped:,} equal tokens were dropped from the cache"
         return [Content.styled(text, "$text-warning").truncate(width, ellipsis=True)]
     if (found := reuse.difference) is None:
         return []
