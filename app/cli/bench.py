@@ -51,6 +51,10 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
         from headrace.app.cli.bench_quality import bench_quality
 
         return bench_quality(ctx, given)
+    if str(given.report) in ("mac", "machine"):
+        from headrace.app.cli.bench_machine import bench_machine
+
+        return bench_machine(ctx, given)
     _check_modes(ctx, given)
     return _measure(given)
 

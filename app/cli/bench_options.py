@@ -139,7 +139,13 @@ _OPTIONS = (
         help="Output form: table, md, csv, json or jsonl [table; md in pipes].",
     ),
     click.option("--json", "as_json", is_flag=True, help="One JSON document, as -o json."),
-    click.option("--report", type=Path, metavar="FILE", shell_complete=files, help="HTML page with plots."),
+    click.option(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        shell_complete=files,
+        help="HTML page with plots; mac: see CONTRIBUTING.md.",
+    ),
     click.option("--save", is_flag=True, help="Keep the results for `headrace bench history`."),
     click.option("--force", is_flag=True, help="Load even if memory looks too small."),
 )

@@ -7,6 +7,7 @@ from headrace.app.output.document import Document
 from headrace.app.predict.acceptance import DRAFT_LENGTHS, best_draft, break_even, tokens_per_step
 from headrace.app.predict.chip_names import bare
 from headrace.app.predict.fit_store import MeasuredFit
+from headrace.app.predict.measured import measured_speed
 from headrace.app.predict.prediction import (
     Prediction,
     Target,
@@ -39,7 +40,13 @@ def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts:
             {
                 **_target(target),
                 "largest_context": largest_context(shape, target),
-                "predictions": [asdict(predict(shape, target, assumed, context)) for context in contexts],
+                "predictions": [
+                    {
+                        **asdict(predict(shape, target, assumed, context)),
+                        "measured": _measured(name, shape, target, context),
+                    }
+                    for context in contexts
+                ],
             }
             for target in targets
         ],
@@ -229,6 +236,12 @@ def _target(target: Target) -> Document:
         "usable_memory_bytes": target.memory,
         "fit": _fit(target.fit) if target.fit else None,
     }
+
+
+def _measured(name: str, shape: StepShape, target: Target, context: int) -> Document | None:
+    """Return the measured speed of exactly this model, chip and context, with K/V in half precision."""
+    found = None if shape.kv_format.packed else measured_speed(name, target, context)
+    return asdict(found) if found is not None else None
 
 
 def _fit(fit: MeasuredFit) -> Document:

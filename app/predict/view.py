@@ -26,6 +26,8 @@ def show_prediction(document: Document) -> None:
         rooflines = [speed_text(predictions[number]["roofline"]) for predictions in found]
         speeds.append(Column(f"roofline{at}", rooflines, leaves=1))
         speeds.append(Column(f"{name}{at}", [_expected(predictions[number]) for predictions in found]))
+        if any(predictions[number]["measured"] for predictions in found):
+            speeds.append(Column(f"measured{at}", [_measured(predictions[number]) for predictions in found]))
     print_head(model)
     print_table(
         Column("chip", [_chip(target["name"]) for target in targets], right=False),
@@ -34,7 +36,19 @@ def show_prediction(document: Document) -> None:
         Column("max context", [_context(target, model) for target in targets], leaves=2),
     )
     _show_levers(document["levers"])
-    print_notes([f"tok/s with {max(contexts):,} tokens in the cache", *document["assumptions"]])
+    print_notes(
+        [f"tok/s with {max(contexts):,} tokens in the cache", *_measurements(document), *document["assumptions"]]
+    )
+
+
+def _measured(found: Document) -> str:
+    return speed_text(found["measured"]["tokens_per_second"]) if found["measured"] else ""
+
+
+def _measurements(document: Document) -> list[str]:
+    """Return a line on the origin of each measured speed's run."""
+    rows = [one["measured"] for target in document["targets"] for one in target["predictions"] if one["measured"]]
+    return list(dict.fromkeys(f"measured on {row['chip']}, {row['date']}, headrace {row['headrace']}" for row in rows))
 
 
 def show_users(document: Document) -> None:

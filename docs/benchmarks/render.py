@@ -48,6 +48,7 @@ def cell(value: object, form: str) -> str:
 def markdown(table: Table) -> str:
     """Return a table with its date, command and notes."""
     columns = table["columns"]
+    table = with_measured(table)
     lines = [
         "| " + " | ".join(column["title"] for column in columns) + " |",
         "|" + "|".join("---" if column["format"] == "{}" else "---:" for column in columns) + "|",
@@ -61,6 +62,39 @@ def markdown(table: Table) -> str:
         below.append(f"Peer: {table['peer']}.")
     below += table.get("notes", [])
     return "\n".join([*lines, "", *(f"- {note}" for note in below)]) + "\n"
+
+
+def with_measured(table: Table) -> Table:
+    """Return a computed table of speeds by model and chip with the measured ones in bold, from assets/measured.toml.
+
+    Speeds are of the variant of a chip with the most bandwidth.
+    """
+    if not any("chips" in column for column in table["columns"]):
+        return table
+    from headrace.app.predict.measured import measured
+    from headrace.runtime.machine import chips
+
+    most: dict[str, float] = {}
+    for chip in chips.table():
+        most[chip.name] = max(chip.bandwidth, most.get(chip.name, 0.0))
+    fitting = [one for one in measured() if one.depth == table["depth"] and one.bandwidth == most.get(one.chip)]
+    known = {(one.model, one.chip): one for one in fitting}  # the newest is last
+    rows = []
+    for row in table["rows"]:
+        found = {
+            column["key"]: known[row["model"], chip]
+            for column in table["columns"]
+            for chip in column.get("chips", ())
+            if (row["model"], chip) in known
+        }
+        rows.append({**row, **{key: _measured_cell(one) for key, one in found.items()}})
+    return {**table, "rows": rows}
+
+
+def _measured_cell(one: Any) -> str:
+    """Return `**98.2 : 95.1**`, the speed and mlx-lm's; without mlx-lm's, the speed alone."""
+    peer = f" : {one.tokens_per_second / one.ratio:.3g}" if one.ratio else ""
+    return f"**{one.tokens_per_second:.3g}{peer}**"
 
 
 def rendered(page: str) -> str:

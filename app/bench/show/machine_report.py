@@ -1,0 +1,113 @@
+"""Benchmarks and a verification of this machine as an entry of assets/measured.toml."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.app.output.document import Document
+
+_DIGITS = 4  # significant
+_HASH = 12  # characters
+
+
+def machine_report(documents: Sequence[Document], verification: Document | None, notes: Sequence[str]) -> str:
+    """Return the TOML text of one `[[machine]]`. documents: of `headrace bench`, at least one, each of one model.
+
+    Figures of tests that other programs slowed down are left out, with a note.
+    """
+    import tomlkit
+
+    file, machines, machine = tomlkit.document(), tomlkit.aot(), tomlkit.table()
+    rows = [row for document in documents for row in _rows(document)]
+    busy = [
+        f"left out, the machine was busy: {row['model']} {row['test']} @ d{row['depth']}" for row in _busy(documents)
+    ]
+    told = [note for document in documents for note in document["notes"]]
+    for key, value in _about(documents, list(dict.fromkeys([*notes, *told, *busy]))).items():
+        machine.add(key, value)
+    if verification is not None:
+        machine.add("verify", _table(_verified(verification)))
+    speeds = tomlkit.aot()
+    for row in rows:
+        speeds.append(_table(row))
+    machine.add("speeds", speeds)
+    machines.append(machine)
+    file.add("machine", machines)
+    return file.as_string()
+
+
+def _about(documents: Sequence[Document], notes: Sequence[str]) -> dict[str, Any]:
+    """Return the machine's facts; unknown ones are left out. Peaks are the best of all runs."""
+    last, device = documents[-1], documents[-1]["device"]
+    peaks = [one["device"]["measured_peak_gb_s"] for one in documents if one["device"]["measured_peak_gb_s"]]
+    energies = [entry["energy_per_token"] for one in documents for entry in one["results"] if entry["energy_per_token"]]
+    idle = [energy["idle_watts"] for energy in energies if energy["idle_watts"] is not None]
+    memory = device["memory_bytes"]
+    facts = {
+        "chip": device["name"],
+        "gpu_cores": device["gpu_cores"],
+        "memory_gb": round(memory / 2**30) if memory else None,
+        "backend": device["backend"],
+        "os": device["os"],
+        "date": last["created"][:10],
+        "command": last["command"],
+        "versions": last["versions"],
+        "memory_gb_s": _rounded(max(peaks)) if peaks else None,
+        "idle_watts": _rounded(min(idle)) if idle else None,
+        "notes": list(notes),
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _verified(verification: Document) -> dict[str, Any]:
+    results = Counter(check["result"].replace(" ", "_") for check in verification["checks"])
+    return {"model": verification["model"], "passed": verification["passed"], **results}
+
+
+def _rows(document: Document) -> list[dict[str, Any]]:
+    """Return a row per test of headrace, with mlx-lm's speed in the same rounds if it was measured."""
+    entries = [entry for entry in document["results"] if entry["engine"] == "headrace" and not entry["busy"]]
+    return [_row(document, entry) for entry in entries]
+
+
+def _row(document: Document, entry: Document) -> dict[str, Any]:
+    place = entry["test"], entry["depth"]
+    peers = [one for one in document["results"] if one["engine"] == "mlx-lm" and (one["test"], one["depth"]) == place]
+    ratios = [one for one in document["ratios"] if one["peer"] == "mlx-lm" and (one["test"], one["depth"]) == place]
+    energy = entry["energy_per_token"] or {}
+    row = {
+        "model": entry["model"],
+        "headers": document["model"]["headers_sha256"][:_HASH],
+        "test": entry["test"],
+        "depth": entry["depth"],
+        "tokens_per_second": _interval(entry["tokens_per_second"], "median"),
+        "mlx_lm": _rounded(peers[0]["tokens_per_second"]["median"]) if peers else None,
+        "ratio": _interval(ratios[0], "ratio") if ratios else None,
+        "mbu": _rounded(entry["mbu"]),
+        "joules_per_token": _rounded(energy.get("joules")),
+    }
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def _busy(documents: Sequence[Document]) -> list[Document]:
+    results = [entry for document in documents for entry in document["results"]]
+    return [entry for entry in results if entry["engine"] == "headrace" and entry["busy"]]
+
+
+def _interval(figure: Document, middle: str) -> list[float]:
+    """Return [middle, low, high], or the middle alone after one round."""
+    values = [_rounded(figure[key]) for key in (middle, "low", "high")]
+    return [value for value in values if value is not None]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _table(values: dict[str, Any]) -> Any:
+    import tomlkit
+
+    made = tomlkit.table()
+    for key, value in values.items():
+        made.add(key, value)
+    return made

@@ -1,0 +1,149 @@
+"""`headrace bench --report mac`: fixed tests of fixed models, as one file in the form of assets/measured.toml.
+
+The file is written after every model, so Ctrl-C (exit code 130) keeps what is measured.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.app.cli.bench_options import BenchOptions, on_command_line
+from headrace.app.cli.say import say
+from headrace.runtime.errors import HeadraceError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.app.output.document import Document
+    from headrace.runtime.machine.hardware import Machine
+
+MODELS = (
+    *("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.2-3b"),
+    *("qwen3-4b", "qwen3-8b", "gpt-oss-20b", "qwen3-30b-a3b"),
+)
+PROMPT, GENERATE, DEPTHS, ROUNDS = 512, 128, (0, 512, 4096), 3
+_ACCEPTED = {"models", "repetitions", "report", "force", "mlx_python"}
+
+
+def bench_machine(ctx: click.Context, given: BenchOptions) -> int:
+    """Measure, write the file and return the exit code. Raises UsageError for options of other benchmarks."""
+    from headrace.app.output.output_file import check_output
+    from headrace.runtime.machine.hardware import machine
+
+    typed = [p for p in ctx.command.params if on_command_line(ctx, str(p.name)) and p.name not in _ACCEPTED]
+    if typed:
+        raise UsageError(f"--report {given.report} has fixed tests: leave out {', '.join(p.opts[-1] for p in typed)}")
+    host = machine()
+    if str(given.report) == "mac" and host.backend != "metal":
+        raise UsageError("--report mac needs a Mac's GPU", "`--report machine` measures any machine")
+    path = Path(f"measured-{re.sub('[^a-z0-9]+', '-', host.device_name.lower()).strip('-')}.toml")
+    check_output(path, "--report")
+    names = given.models or _agreed(_fitting())
+    report = _Report(path, given)
+    for name in names:
+        report.measure(name, host)
+        if report.interrupted:
+            break
+    if not report.documents:
+        raise HeadraceError("nothing was measured")
+    if not report.interrupted:
+        report.verify(report.models[0])
+    say(f"written to {path}; CONTRIBUTING.md says how it becomes part of headrace", err=True)
+    return 130 if report.interrupted else 0
+
+
+class _Report:
+    """The file and its figures so far."""
+
+    def __init__(self, path: Path, given: BenchOptions) -> None:
+        self._path, self._given = path, given
+        self._verification: Document | None = None
+        self._notes: list[str] = []
+        self.documents: list[Document] = []
+        self.models: list[str] = []
+        self.interrupted = False
+
+    def measure(self, name: str, host: "Machine") -> None:
+        """Measure one model. One that fails is noted."""
+        from headrace.app.bench.measure.plan import plan
+        from headrace.app.bench.measure.run import Options, run
+        from headrace.app.bench.show.live import live_view
+        from headrace.app.cli.bench_peers import chosen_peers
+
+        given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))  # no CPU kernels
+        options = Options(
+            models=[name],
+            tests=plan([PROMPT], [GENERATE], DEPTHS, combined=False, batches=[1], arrivals=[0]),
+            rounds=given.repetitions or ROUNDS,
+            force=given.force,
+            peers=chosen_peers(given, "f16"),
+        )
+        say(f"measuring {name}", err=True)
+        try:
+            with live_view() as show:
+                document = run(options, show)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except HeadraceError as error:
+            self._notes.append(f"{name} was not measured: {error}")
+            say(f"headrace: {self._notes[-1]}", err=True)
+        else:
+            self.documents.append(document)
+            self.models.append(name)
+            self.interrupted = document["interrupted"]
+        self._write()
+
+    def verify(self, name: str) -> None:
+        """Run `headrace verify` on one model."""
+        from headrace.app.cli.load_for_answers import load_noted, resolved_model
+        from headrace.app.verify.checks import Plan
+        from headrace.app.verify.run import verify
+
+        say(f"verifying {name}", err=True)
+        try:
+            loaded = load_noted(resolved_model(name, quiet=False), context=None, force=self._given.force)
+            self._verification = verify(loaded, Plan())
+        except KeyboardInterrupt:
+            self.interrupted = True
+        else:
+            self.interrupted = self._verification["interrupted"]
+        self._write()
+
+    def _write(self) -> None:
+        from headrace.app.bench.show.machine_report import machine_report
+        from headrace.app.output.output_file import write_output
+
+        if self.documents:
+            write_output(self._path, machine_report(self.documents, self._verification, self._notes))
+
+
+def _fitting() -> list[str]:
+    """Return the models that fit into this machine's memory with their longest test."""
+    from headrace.app.predict.document import ENGINE
+    from headrace.app.predict.prediction import predict
+    from headrace.app.predict.published import assumptions
+    from headrace.app.predict.targets import targets_for
+    from headrace.models.registry.catalog import find
+
+    [here] = targets_for((), None, others=False)
+    tokens, assumed = max(DEPTHS) + PROMPT + GENERATE, assumptions(ENGINE)
+    return [name for name in MODELS if predict(find(name).step_shape, here, assumed, tokens).fits is not False]
+
+
+def _agreed(names: Sequence[str]) -> Sequence[str]:
+    """Return the models that are installed, and the others after a yes to their download; all fetch the default."""
+    from headrace.app.chat.download_plan import download_plan
+    from headrace.runtime.metrics.units import format_bytes
+
+    plans: dict[str, Any] = {name: download_plan(name) for name in names}
+    missing = [name for name in names[1:] if plans[name] is not None]
+    size = format_bytes(sum(plans[name].bytes or 0 for name in missing))
+    if missing and sys.stdin.isatty() and sys.stderr.isatty():
+        if click.confirm(f"Download {', '.join(missing)} ({size})?", default=True, err=True):
+            return names
+    elif missing:
+        say(f"without {', '.join(missing)} ({size} to download): `headrace models pull NAME` fetches one", err=True)
+    return [name for name in names if name not in missing]

@@ -1,0 +1,77 @@
+"""Decode speeds measured on users' machines (assets/measured.toml), as `headrace bench --report mac` writes them."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from headrace.app.predict.chip_names import bare
+from headrace.app.predict.prediction import Target
+from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.machine import chips
+
+FILE = ASSETS / "measured.toml"
+_DECODE = "tg"  # tests that decode, as `headrace bench` names them
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """One measured decode speed, the median of its run. depth: tokens in the cache. ratio: over mlx-lm's there."""
+
+    chip: str
+    gpu_cores: int | None
+    model: str
+    depth: int
+    tokens_per_second: float
+    ratio: float | None
+    date: str
+    headrace: str
+
+    @property
+    def bandwidth(self) -> float | None:
+        """The vendor's memory bandwidth of this variant of the chip, in bytes per second."""
+        row = chips.find(self.chip, self.gpu_cores)
+        return row.bandwidth if row is not None else None
+
+
+def load(path: Path = FILE) -> tuple[MeasuredSpeed, ...]:
+    """Return the decode speeds of a file, oldest first. Raises KeyError or ValueError on a malformed one."""
+    with path.open("rb") as file:
+        machines = tomllib.load(file).get("machine", [])
+    found = [_speed(machine, row) for machine in machines for row in machine["speeds"]]
+    return tuple(sorted((speed for speed in found if speed), key=lambda speed: speed.date))
+
+
+@cache
+def measured() -> tuple[MeasuredSpeed, ...]:
+    """Return the decode speeds that came with headrace."""
+    return load()
+
+
+def measured_speed(model: str, target: Target, context: int) -> MeasuredSpeed | None:
+    """Return the newest speed of the model on the target's chip with exactly so many tokens in the cache."""
+    fitting = (one for one in measured() if (one.model, one.depth) == (model, context) and _same_chip(one, target))
+    return max(fitting, key=lambda one: one.date, default=None)
+
+
+def _same_chip(speed: MeasuredSpeed, target: Target) -> bool:
+    """Return whether the target is a variant of the speed's chip with the same bandwidth."""
+    name = bare(target.chip or target.name.partition(" (")[0])
+    return bare(speed.chip) == name and speed.bandwidth == target.bandwidth
+
+
+def _speed(machine: dict[str, Any], row: dict[str, Any]) -> MeasuredSpeed | None:
+    """Return the speed of a row; None for prefill, batches and workloads."""
+    if not (row["test"].startswith(_DECODE) and row["test"].removeprefix(_DECODE).isdigit()):
+        return None
+    return MeasuredSpeed(
+        chip=machine["chip"],
+        gpu_cores=machine.get("gpu_cores"),
+        model=row["model"],
+        depth=row["depth"],
+        tokens_per_second=float(row["tokens_per_second"][0]),
+        ratio=float(row["ratio"][0]) if "ratio" in row else None,
+        date=machine["date"],
+        headrace=machine["versions"]["headrace"],
+    )
