@@ -151,7 +151,7 @@ def _macos(url: str) -> int:
 def _source(arguments: argparse.Namespace) -> list[str]:
     """Return the formula's lines on where headrace comes from."""
     if not arguments.url:
-        clone = 'file://#{ENV.fetch("HOMEBREW_HEADRACE_CLONE", "")}'
+        clone = 'file://#{ENV.fetch("HOMEBREW_CLONE", "")}'
         return ['license "MIT"', f'head "{clone}", using: :git']
     digest = hashlib.sha256(arguments.wheel.read_bytes()).hexdigest()
     homepage = [f'homepage "{arguments.homepage}"'] if arguments.homepage else []
