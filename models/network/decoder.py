@@ -19,14 +19,22 @@ from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
 from headrace.models.network.layers import kv_shape_of, read_layers
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.projections import add_projected, project, stacked, with_gates
+from headrace.models.network.projections import (
+    Ends,
+    Residual,
+    add_experts,
+    add_projected,
+    project,
+    stacked,
+    with_gates,
+)
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.network import DraftHead
-from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Projections, Rope, Weight
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -165,16 +173,16 @@ class Decoder:
 
         With a draft head, the last norm, too.
         """
-        embedded = x
+        embedded, at = x, Residual(x)
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
-                x = kv.run_fused(layers, self._with_inputs(x, embedded, layers), node)
-                if x.shape[1] == 0:  # no row is wanted, and layers behind append nothing
+                at = Residual(kv.run_fused(layers, self._with_inputs(at.x, embedded, layers), node))
+                if at.x.shape[1] == 0:  # no row is wanted, and layers behind append nothing
                     break
                 continue
             for index in range(layers.start, layers.stop):
-                x = self._layer(x, kv, index, embedded)
-        return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
+                at = self._layer(at, kv, index, embedded)
+        return at.x if self.draft_head is None else self._ops.rms_norm(at.x, self._norm, self.config.norm_eps)
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
@@ -215,50 +223,52 @@ class Decoder:
         own = embedded[..., width + layers.start * size : width + layers.stop * size]
         return mx.concatenate([x[..., :width], own], axis=-1)
 
-    def _layer(self, x: mx.array, kv: KVPass, index: int, embedded: mx.array) -> mx.array:
-        layer, size, width = self._layers[index], self.config.input_size, self.config.hidden_size
-        x = self._attend_and_feed(x[..., :width] if x.shape[-1] > width else x, kv, index)
-        if layer.own_input is not None:
-            own = embedded[..., width + index * size : width + (index + 1) * size]  # (B, T, P)
-            gated = self._ops.glu(self._ops.linear(x, layer.own_input.gate), own, "gelu")
-            x = add_projected(
-                self._ops, x, gated, layer.own_input.projection, layer.own_input.norm, self.config.norm_eps
-            )
-        return x if layer.scalar is None else x * layer.scalar
+    def _layer(self, at: Residual, kv: KVPass, index: int, embedded: mx.array) -> Residual:
+        ops, layer, size, width = self._ops, self._layers[index], self.config.input_size, self.config.hidden_size
+        own, ends = layer.own_input, Ends(self._following(index), layer.scalar)
+        at = at if at.x.shape[-1] == width else Residual(at.x[..., :width])
+        if own is None:
+            return self._attend_and_feed(at, kv, index, ends)
+        x = self._attend_and_feed(at, kv, index, Ends()).x
+        inputs = embedded[..., width + index * size : width + (index + 1) * size]  # (B, T, P)
+        gated = ops.glu(ops.linear(x, own.gate), inputs, "gelu")
+        return add_projected(ops, x, gated, own.projection, own.norm, self.config.norm_eps, ends)
 
-    def _attend_and_feed(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
-        ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
-        normed = self._centred(x)
-        qkv = project(ops, normed, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
-        heads = self._mixed(kv, index, qkv, layer)  # (B, T, H * D)
-        if layer.gate is not None:
-            heads = ops.glu(stacked(project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
-        beside = None if layer.mixer_ends is None else self._beside(normed, kv, index, layer, layer.mixer_ends[0])
-        x = add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps)
+    def _following(self, index: int) -> mx.array | None:
+        """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""
+        family, after = self.config.family, index + 1
+        last = family.centred or family.parallel or after == len(self._layers)
+        return None if last else self._layers[after].input_norm
+
+    def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
+        ops, eps, layer, family = self._ops, self.config.norm_eps, self._layers[index], self.config.family
+        x, at = at.x, at._replace(x=self._centred(at.x))
+        heads, beside = self._heads(at, kv, index)
+        if layer.mixture is None and layer.down is None and beside is None:
+            return add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps, ends)
+        within = Ends(None if beside is not None or family.centred or family.parallel else layer.mlp_norm)
+        added = add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps, within)
         if beside is not None and layer.mixer_ends is not None:
-            x = ops.linear_add(beside, layer.mixer_ends[1], x)
+            added = Residual(ops.linear_add(beside, layer.mixer_ends[1], added.x))
         if layer.mixture is not None:
-            return self._mixture(x, layer, layer.mixture)
+            dense = self._feed_forward(added, layer) if layer.down is not None else None
+            return add_experts(ops, added, layer, dense, self.config, ends)
         if layer.down is None:
-            return x
-        inner = self._feed_forward(normed if self.config.family.parallel else self._centred(x), layer)  # (B, T, F)
-        return add_projected(ops, x, inner, layer.down, layer.mlp_post_norm, eps)
+            return added
+        inner = self._feed_forward(at if family.parallel else added._replace(x=self._centred(added.x)), layer)
+        return add_projected(ops, added.x, inner, layer.down, layer.mlp_post_norm, eps, ends)
 
-    def _mixture(self, x: mx.array, layer: LayerWeights, mixture: Mixture) -> mx.array:
-        """Add the experts' output to x (B, T, E), and that of the dense feed-forward beside them, if any."""
-        ops, eps, activation, branches = self._ops, self.config.norm_eps, self.config.family.activation, layer.branches
-        assert layer.mlp_norm is not None
-        dense = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
-        if dense is not None and layer.down_gate is not None:
-            dense = dense * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
-        if branches is None or dense is None or layer.down is None:
-            x = ops.experts(x, layer.mlp_norm, eps, mixture, activation)
-            return x if dense is None or layer.down is None else ops.linear_add(dense, layer.down, x)
-        assert layer.mlp_post_norm is not None
-        own = ops.experts(x, branches.before_experts, eps, mixture, activation)
-        both = ops.rms_norm(ops.linear(dense, layer.down), branches.after_dense, eps)
-        both = both + ops.rms_norm(own, branches.after_experts, eps)
-        return x + ops.rms_norm(both, layer.mlp_post_norm, eps)
+    def _heads(self, at: Residual, kv: KVPass, index: int) -> tuple[mx.array, mx.array | None]:
+        """Return the heads of attention, gated (B, T, H * D), and the output of a mixer beside it, if any."""
+        ops, eps, layer, beside = self._ops, self.config.norm_eps, self._layers[index], None
+        qkv = project(ops, at, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
+        heads = self._mixed(kv, index, qkv, layer)
+        if layer.gate is not None:
+            heads = ops.glu(stacked(project(ops, at, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+        if layer.mixer_ends is not None and layer.mixer is not None:
+            into = project(ops, at, layer.input_norm, eps, [layer.mixer_ends[0]])
+            beside = kv.mix(index, stacked(into), layer.mixer)
+        return heads, beside
 
     def _mixed(self, kv: KVPass, index: int, projected: Projections, layer: LayerWeights) -> mx.array:
         """Mix tokens by attention, or by recurrent state in its place."""
@@ -271,18 +281,12 @@ class Decoder:
         rows = absorbed(self._ops, projected, latent, spec.heads)
         return values_of(self._ops, kv.attend(index, rows, spec), latent, spec.heads)
 
-    def _beside(self, x: mx.array, kv: KVPass, index: int, layer: LayerWeights, into: Weight) -> mx.array:
-        """Mix tokens of the layer's input (B, T, E) by recurrent state beside attention."""
-        assert layer.mixer is not None
-        return kv.mix(
-            index, stacked(project(self._ops, x, layer.input_norm, self.config.norm_eps, [into])), layer.mixer
-        )
-
-    def _feed_forward(self, x: mx.array, layer: LayerWeights) -> mx.array:
+    def _feed_forward(self, at: Residual, layer: LayerWeights) -> mx.array:
         ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
-            return ops.norm_glu(x, layer.mlp_norm, eps, layer.gate_up[0], activation)
-        projected = project(ops, x, layer.mlp_norm, eps, layer.gate_up)
+            x, norm = (at.x, layer.mlp_norm) if at.normed is None else (at.normed, None)
+            return ops.norm_glu(x, norm, eps, layer.gate_up[0], activation)
+        projected = project(ops, at, layer.mlp_norm, eps, layer.gate_up)
         gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
         return ops.glu(gate, up, activation)
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.projections import project, stacked
+from headrace.models.network.projections import Ends, Residual, gated
 from headrace.models.network.tensor_part import TensorPart
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight
@@ -69,24 +69,25 @@ class TensorDecoder(Decoder):
         rows = super()._look_up(mx.where(inside, place, 0).astype(mx.uint32))
         return self._group.all_sum(mx.where(inside[..., None], rows, 0))
 
-    def _attend_and_feed(self, x: mx.array, kv: KVPass, index: int) -> mx.array:
-        ops, eps, layer = self._ops, self.config.norm_eps, self._layers[index]
-        normed = self._centred(x)
-        heads = self._mixed(kv, index, project(ops, normed, layer.input_norm, eps, layer.qkv), layer)
-        if layer.gate is not None:
-            heads = ops.glu(stacked(project(ops, normed, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+    def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
+        x = self._fed(at, kv, index)
+        return Residual(x if ends.scalar is None else x * ends.scalar)
+
+    def _fed(self, at: Residual, kv: KVPass, index: int) -> mx.array:
+        ops, layer = self._ops, self._layers[index]
+        x, at = at.x, at._replace(x=self._centred(at.x))
+        heads, beside = self._heads(at, kv, index)
         parallel, after = self.config.family.parallel, layer.attention_post_norm
         partial = self._partial(x, heads, layer.output, after)
-        if layer.mixer_ends is not None:
-            into, out = layer.mixer_ends
-            partial = ops.linear_add(self._beside(normed, kv, index, layer, into), out, partial)
+        if beside is not None and layer.mixer_ends is not None:
+            partial = ops.linear_add(beside, layer.mixer_ends[1], partial)
         if not parallel:
             x = self._joined(x, partial, after)
         if layer.mixture is not None:
             return self._mixture(x, layer, layer.mixture)
         if layer.down is None:
             return x
-        inner = self._feed_forward(normed if parallel else self._centred(x), layer)  # (B, T, F)
+        inner = self._feed_forward(at if parallel else Residual(self._centred(x)), layer)  # (B, T, F)
         if parallel:
             return self._group.all_sum(ops.linear_add(inner, layer.down, partial))
         after = layer.mlp_post_norm
@@ -106,9 +107,9 @@ class TensorDecoder(Decoder):
     def _mixture(self, x: mx.array, layer: LayerWeights, mixture: Mixture) -> mx.array:
         ops, eps, activation, branches = self._ops, self.config.norm_eps, self.config.family.activation, layer.branches
         assert layer.mlp_norm is not None
-        dense = self._feed_forward(x, layer) if layer.down is not None else None  # (B, T, F)
-        if dense is not None and layer.down_gate is not None:
-            dense = dense * mx.sigmoid(ops.norm_linear(x, layer.mlp_norm, eps, layer.down_gate))
+        dense = None  # (B, T, F)
+        if layer.down is not None:
+            dense = gated(ops, Residual(x), layer, self._feed_forward(Residual(x), layer), eps)
         if branches is None or dense is None or layer.down is None:
             partial = ops.experts(x, layer.mlp_norm, eps, mixture, activation)
             return self._group.all_sum(

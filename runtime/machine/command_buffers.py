@@ -12,7 +12,8 @@ import sys
 VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
 _MOST = 40  # MLX's limit on most chips
 _LEAST = 8
-_LAYER = 13  # kernels of a layer, at least
+_LAYER = 11  # kernels of a layer, at least
+_UNKNOWN = 16  # layers of a model that is not known yet
 _BUFFERS = 12  # ten in flight, the open one, and one more
 
 
@@ -21,7 +22,10 @@ def kernels_per_buffer(layers: int) -> int:
     return max(_LEAST, min(_MOST, layers * _LAYER // _BUFFERS))
 
 
-def limit_command_buffers(layers: int) -> None:
-    """Set MLX's environment variable on a Mac, unless it is set. Does nothing once MLX has made its device."""
+def limit_command_buffers(layers: int = _UNKNOWN) -> None:
+    """Set MLX's environment variable on a Mac, unless it is set. Does nothing once MLX has made its device.
+
+    Asking MLX about its device makes it (`runtime.machine.hardware`). Without a model the limit is one for few layers.
+    """
     if sys.platform == "darwin":
         os.environ.setdefault(VARIABLE, str(kernels_per_buffer(layers)))

@@ -14,6 +14,7 @@ from typing import Literal
 
 from headrace.runtime.machine import hardware_text as text
 from headrace.runtime.machine.chips import Chip, find
+from headrace.runtime.machine.command_buffers import limit_command_buffers
 from headrace.runtime.machine.darwin import notify_state
 
 Backend = Literal["metal", "cuda", "cpu"]
@@ -64,6 +65,7 @@ def machine() -> Machine:
     """Return the machine of this process."""
     import mlx.core as mx
 
+    limit_command_buffers()
     backend: Backend = "cpu"
     if mx.default_device().type == mx.gpu:
         backend = "metal" if mx.metal.is_available() else "cuda"

@@ -10,12 +10,14 @@ from typing import Protocol
 import mlx.core as mx
 
 from headrace.runtime.config import environment
-from headrace.runtime.ops import native, reference
+from headrace.runtime.ops import metal, metal_check, native, reference
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import BranchNorms, LatentWeights, LayerInput, LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
+
+metal.checks[:] = [metal_check.differing]
 
 __all__ = [
     "BLOCK",
@@ -57,12 +59,35 @@ class Ops(Protocol):
     def embed(self, tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array: ...
     def linear(self, x: mx.array, w: Weight) -> mx.array: ...
     def linear_add(self, x: mx.array, w: Weight, residual: mx.array) -> mx.array: ...
+    def linear_add_norm(
+        self,
+        x: mx.array,
+        w: Weight,
+        residual: mx.array,
+        post_norm: mx.array | None,
+        norm: mx.array | None,
+        eps: float,
+        scalar: mx.array | None = None,
+        /,
+    ) -> tuple[mx.array, mx.array | None]: ...
+    def add_norms(
+        self,
+        x: mx.array,
+        residual: mx.array,
+        post_norm: mx.array | None,
+        norm: mx.array | None,
+        eps: float,
+        scalar: mx.array | None = None,
+        /,
+    ) -> tuple[mx.array, mx.array | None]: ...
     def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
-    def norm_linear(self, x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array: ...
+    def norm_linear(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array: ...
     def glu(self, gate: mx.array, up: mx.array, activation: str) -> mx.array: ...
     def activate(self, x: mx.array, activation: str) -> mx.array: ...
-    def norm_glu(self, x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array: ...
-    def experts(self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array: ...
+    def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str) -> mx.array: ...
+    def experts(
+        self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None, /
+    ) -> mx.array: ...
     def expert_linear(self, x: mx.array, indices: mx.array, stack: Weight, experts: int, /) -> mx.array: ...
     def join_experts(self, gate: Weight, up: Weight) -> tuple[Weight, Weight | None]: ...
     def grow(self, buffer: mx.array, capacity: int) -> mx.array: ...
@@ -116,6 +141,9 @@ def select() -> Ops:
 def describe() -> dict[str, str]:
     """Return the active kernels and the reason, for `headrace doctor` and benchmark headers."""
     ops, reason = _choose()
+    if mx.default_device().type != mx.DeviceType.cpu and not environment.reference_kernels():
+        own = metal.status()  # not in `select`: it makes MLX's device
+        reason += ", and Metal kernels" if own.available else f"; Metal kernels: {own.reason}"
     return {"kernels": ops.name, "reason": reason}
 
 

@@ -5,8 +5,11 @@ kernel is forced, or the queries attend in pieces.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
+from functools import lru_cache
+
 import mlx.core as mx
 
+from headrace.runtime.ops import metal
 from headrace.runtime.ops.passes import Phase
 from headrace.runtime.ops.weights import AttentionSpec, Projections, Rope
 
@@ -24,18 +27,29 @@ def split_heads(qkv: Projections, spec: AttentionSpec) -> tuple[mx.array, mx.arr
     k and v are None where the layer has none (`AttentionSpec.projects`).
     """
 
-    def heads(x: mx.array) -> mx.array:
-        return x.reshape(*x.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
-
-    if isinstance(qkv, mx.array):
-        ends = [spec.heads, spec.heads + spec.kv_heads][: len(spec.projects) - 1]
-        parts = mx.split(heads(qkv), ends, axis=1) if ends else [heads(qkv)]
-    else:
-        parts = list(map(heads, qkv))
+    parts = [_heads(part, spec) for part in _parts(qkv, spec)]
     if not spec.appends:
         return parts[0], None, None
     q, k, v = (*parts, parts[-1])[:3]
     return q, k, mx.fast.rms_norm(v, None, spec.norm_eps) if spec.v_norm else v
+
+
+def _parts(qkv: Projections, spec: AttentionSpec) -> list[mx.array]:
+    """Return the projections of a layer apart, (B, T, heads * D) each."""
+    if not isinstance(qkv, mx.array):
+        return list(qkv)
+    ends = [spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim][: len(spec.projects) - 1]
+    return list(mx.split(qkv, ends, axis=-1)) if ends else [qkv]
+
+
+def _heads(x: mx.array, spec: AttentionSpec) -> mx.array:
+    return x.reshape(*x.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
+
+
+@lru_cache(maxsize=4)
+def _position(offset: int) -> mx.array:
+    """Return a position as an array, the same for all layers of a pass."""
+    return mx.array([offset], mx.int32)
 
 
 def placed_heads(
@@ -45,9 +59,17 @@ def placed_heads(
 
     Queries and keys of one sequence are rotated together, if they have no norms: one kernel fewer.
     """
-    q, k, v = split_heads(qkv, spec)
-    plain = spec.q_norm is None and spec.k_norm is None and k is not None
-    if isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope and plain:
+    plain = spec.q_norm is None and spec.k_norm is None and spec.appends
+    together = isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope is not None and plain
+    parts = _parts(qkv, spec)
+    given = [*parts, parts[-1]][: 1 + spec.appends + spec.v_norm] if spec.appends else parts
+    if metal.places_heads(given, spec, together=together):
+        q, *others = metal.place_heads(given, _position(offset) if isinstance(offset, int) else offset, spec)
+        if len(others) == 1:
+            others.append(_heads(parts[-1], spec))
+        return _grown(q, offset, spec), *(others or (None, None))
+    q, k, v = split_heads(parts, spec)
+    if isinstance(qkv, mx.array) and together:
         both = qkv[..., : (spec.heads + spec.kv_heads) * spec.head_dim]
         both = both.reshape(*both.shape[:2], -1, spec.head_dim).transpose(0, 2, 1, 3)
         q, k = mx.split(_rotated(both, offset, spec), [spec.heads], axis=1)

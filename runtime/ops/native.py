@@ -6,6 +6,7 @@ an unprepared weight, a head size that is no multiple of 16) run on the referenc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
@@ -155,6 +156,30 @@ def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
     return kernels.linear(x, matrix, residual=residual)
 
 
+def linear_add_norm(
+    x: mx.array,
+    w: Weight,
+    residual: mx.array,
+    post_norm: mx.array | None,
+    _norm: mx.array | None,
+    eps: float,
+    scalar: mx.array | None = None,
+) -> tuple[mx.array, None]:
+    """Return the sum alone: the norm before a projection is part of that projection's node."""
+    if post_norm is not None:
+        return add_norms(linear(x, w), residual, post_norm, None, eps, scalar)
+    total = linear_add(x, w, residual)
+    return total if scalar is None else total * scalar, None
+
+
+def add_norms(
+    x: mx.array, residual: mx.array, post_norm: mx.array | None, _norm: Any, eps: float, scalar: mx.array | None = None
+) -> tuple[mx.array, None]:
+    """Return the sum alone, as `linear_add_norm`."""
+    total = residual + (x if post_norm is None else rms_norm(x, post_norm, eps))
+    return total if scalar is None else total * scalar, None
+
+
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     """Apply root mean square normalisation over the last axis."""
     if x.dtype != mx.float32:
@@ -162,8 +187,8 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return kernels.rms_norm(x, weight, eps)
 
 
-def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
-    """Apply RMSNorm, then a projection, in one node. x (B, T, E) -> (B, T, N)."""
+def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
+    """Apply RMSNorm, if there is a norm, then a projection, in one node. x (B, T, E) -> (B, T, N)."""
     matrix = prepared_matrix(x, w)
     return reference.norm_linear(x, norm, eps, w) if matrix is None else kernels.linear(x, matrix, norm, eps)
 
@@ -185,20 +210,22 @@ def _floats(*arrays: mx.array | None) -> bool:
     return all(array is None or array.dtype == mx.float32 for array in arrays)
 
 
-def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
-    """Apply RMSNorm, gate and up projections and act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
+def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str) -> mx.array:
+    """Apply RMSNorm, if any, gate and up projections and act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
         return reference.norm_glu(x, norm, eps, w, activation)
     return kernels.linear(x, matrix, norm, eps, None, activation)
 
 
-def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
+def experts(
+    x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+) -> mx.array:
     """Return x + the mixture of experts' output for norm(x), in one node. (B, T, E) -> (B, T, E)."""
     plan = experts_plan(m, activation)
     if plan is None:
         fallbacks["experts: weights were not prepared"] += 1
-        return reference.experts(x, norm, eps, m, activation)
+        return reference.experts(x, norm, eps, m, activation, normed)
     return kernels.experts(x, norm, eps, plan)
 
 

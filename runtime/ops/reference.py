@@ -6,11 +6,12 @@ width, F = feed-forward width, H and Hkv = query and key-value heads, D = head s
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
-from headrace.runtime.ops import gpu_sampling, groups_of_16, mixtures, recurrent, rounding, stock_sampling
+from headrace.runtime.ops import gpu_sampling, groups_of_16, metal, mixtures, recurrent, rounding, stock_sampling
 from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
@@ -22,6 +23,7 @@ from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Sa
 name = "reference"
 attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
 expert_linear, join_experts = mixtures.expert_linear, mixtures.join_experts
+add_norms = metal.add_norms
 rounded_to_bytes = rounding.rounded_to_bytes
 recurrence, convolve, mix_pass = recurrent.recurrence, recurrent.convolve, recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
@@ -112,14 +114,19 @@ def linear_add(x: mx.array, w: Weight, residual: mx.array) -> mx.array:
     return residual + linear(x, w)
 
 
+def linear_add_norm(x: mx.array, w: Weight, *added: Any) -> tuple[mx.array, mx.array | None]:
+    """Project as `linear`, then add and normalize as `metal.add_norms_twin`, whose other arguments follow."""
+    return add_norms(linear(x, w), *added)
+
+
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     """Apply root mean square normalisation over the last axis (Zhang and Sennrich, arXiv:1910.07467)."""
     return mx.fast.rms_norm(x, weight, eps)
 
 
-def norm_linear(x: mx.array, norm: mx.array, eps: float, w: Weight) -> mx.array:
-    """Apply RMSNorm, then a projection. x (B, T, E) -> (B, T, N)."""
-    return linear(rms_norm(x, norm, eps), w)
+def norm_linear(x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array:
+    """Apply RMSNorm, if there is a norm, then a projection. x (B, T, E) -> (B, T, N)."""
+    return linear(x if norm is None else rms_norm(x, norm, eps), w)
 
 
 def glu(gate: mx.array, up: mx.array, activation: str) -> mx.array:
@@ -135,17 +142,22 @@ def activate(x: mx.array, activation: str) -> mx.array:
     return ACTIVATIONS[activation](x, mx.array(1, x.dtype))
 
 
-def norm_glu(x: mx.array, norm: mx.array, eps: float, w: Weight, activation: str) -> mx.array:
-    """Apply RMSNorm, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
+def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str) -> mx.array:
+    """Apply RMSNorm, if any, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
 
     "relu2" has no gate, and w (F, E).
     """
     return unit(norm_linear(x, norm, eps, w), activation, compiled=on_gpu())
 
 
-def experts(x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
-    """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E). See `Mixture.residual`."""
-    h = rms_norm(x, norm, eps)
+def experts(
+    x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+) -> mx.array:
+    """Return x + the mixture of experts' output for norm(x). (B, T, E) -> (B, T, E). See `Mixture.residual`.
+
+    normed: norm(x), if it is there already.
+    """
+    h = rms_norm(x, norm, eps) if normed is None else normed
     asked = h if m.router_norm is None else rms_norm(x, m.router_norm, eps)
     chosen, shares = mixtures.routed(linear(asked, m.router), m)  # (B, T, active) each
     indices = chosen.flatten()

@@ -29,7 +29,7 @@ from headrace.models.network.parameters import Parameters
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import PassRow
-from headrace.runtime.ops import reference
+from headrace.runtime.ops import metal, reference
 from headrace.runtime.ops.kv_format import Q8
 from headrace.runtime.ops.weights import SampleRule
 from tests.alone import new_cache
@@ -203,7 +203,7 @@ def count_sampling(rule: SampleRule, vocabulary: int = 1000) -> tuple[Counts, Co
 def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     plain = folder / f"{family}-{layers}"
     if not plain.exists():
-        changes: dict[str, Any] = {"num_hidden_layers": layers}
+        changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 256, "head_dim": 64}
         if family == "gpt-oss":
             changes["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
         if family == "qwen3-moe":
@@ -239,11 +239,18 @@ def _as_on_a_gpu() -> Iterator[None]:
     def attention(q: mx.array, k: mx.array, v: mx.array, **_options: Any) -> Any:
         return mx.depends(q, [k, v])
 
+    def launch(_name: str, _source: str, inputs: dict[str, mx.array], outputs: dict[str, Any], **_options: Any) -> Any:
+        results = [mx.zeros(*output) for output in outputs.values()]
+        mx.eval(results)
+        return mx.depends(results, list(inputs.values()))
+
     with (
         patch.object(mx.fast, "rms_norm", rms_norm),
         patch.object(mx.fast, "rope", rope),
         patch.object(mx.fast, "scaled_dot_product_attention", attention),
         patch.object(reference, "on_gpu", lambda: True),
+        patch.object(metal, "launch", launch),
+        metal.forced(True),
     ):
         yield
 

@@ -1,0 +1,191 @@
+"""Metal kernels of headrace's own, generated for `mx.fast.metal_kernel`. A stock twin defines each of them.
+
+`add_norms` is a residual sum with the norms before and behind it, `place_heads` the norms and rotations of a layer's
+heads. CUDA, the CPU and HEADRACE_KERNELS=reference run the twins, and so does a Mac on which a kernel does not compile
+or differs from its twin (`status`). No kernel writes into an input: MLX's encoder orders kernels by their outputs.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from headrace.runtime.config import environment
+from headrace.runtime.ops.metal_sources import add_norms_source, place_heads_source
+from headrace.runtime.ops.weights import AttentionSpec
+
+_LANES = 32  # threads of a SIMD group
+_READS = 4  # neighbouring values that a thread reads
+_MAX_THREADS = 1024  # of a threadgroup
+_HEADS = 4  # heads of a threadgroup
+_MAX_WIDTH = 4 * _READS * _MAX_THREADS  # values of a row: they stay in registers
+_MAX_HEAD = 512  # values of a head, as well
+
+
+class Status(NamedTuple):
+    """Availability of the kernels, and the reason if there are none."""
+
+    available: bool
+    reason: str = ""
+
+
+def launch(
+    name: str,
+    source: str,
+    inputs: dict[str, mx.array],
+    outputs: dict[str, Any],
+    *,
+    strided: bool = False,
+    **options: Any,
+) -> Any:
+    """Queue a kernel. outputs: shape and dtype by name. options: grid, threadgroup, template.
+
+    strided: the source reads by strides; else MLX copies inputs that are not contiguous.
+    """
+    kernel = _kernel(name, source, tuple(inputs), tuple(outputs), strided)
+    shapes, dtypes = zip(*outputs.values(), strict=True)
+    return kernel(inputs=list(inputs.values()), output_shapes=list(shapes), output_dtypes=list(dtypes), **options)
+
+
+@lru_cache(maxsize=256)
+def _kernel(name: str, source: str, inputs: tuple[str, ...], outputs: tuple[str, ...], strided: bool) -> Any:
+    return mx.fast.metal_kernel(
+        name=name, input_names=inputs, output_names=outputs, source=source, ensure_row_contiguous=not strided
+    )
+
+
+_forced: list[bool] = []
+checks: list[Callable[[], str]] = []
+"""Functions that return what is wrong with the kernels here, "" if nothing is (`runtime.ops.metal_check`)."""
+
+
+def runs() -> bool:
+    """Return whether the kernels replace their twins."""
+    if _forced:
+        return _forced[-1]
+    return mx.default_device().type != mx.DeviceType.cpu and status().available
+
+
+@contextmanager
+def forced(kernels: bool) -> Iterator[None]:
+    """Run the kernels, or their twins, whatever the status is."""
+    _forced.append(kernels)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+@lru_cache(maxsize=1)
+def status() -> Status:
+    """Return whether this machine runs the kernels: they are compiled once, and compared with their twins."""
+    if environment.reference_kernels():
+        return Status(False, "HEADRACE_KERNELS=reference")
+    if not mx.metal.is_available():
+        return Status(False, "no Metal")
+    try:
+        wrong = next((wrong for check in checks if (wrong := check())), "")
+        return Status(not wrong, wrong)
+    except (RuntimeError, ValueError) as error:
+        return Status(False, str(error).splitlines()[0])
+
+
+def add_norms_twin(
+    x: mx.array,
+    residual: mx.array,
+    post_norm: mx.array | None,
+    norm: mx.array | None,
+    eps: float,
+    scalar: mx.array | None = None,
+) -> tuple[mx.array, mx.array | None]:
+    """Return (residual + x) * scalar and its norm, if `norm` is given; x is normalized first if `post_norm` is given.
+
+    x, residual (B, T, E), post_norm, norm (E,), scalar (1,).
+    """
+    total = residual + (x if post_norm is None else mx.fast.rms_norm(x, post_norm, eps))
+    total = total if scalar is None else total * scalar
+    return total, None if norm is None else mx.fast.rms_norm(total, norm, eps)
+
+
+def add_norms(
+    x: mx.array,
+    residual: mx.array,
+    post_norm: mx.array | None,
+    norm: mx.array | None,
+    eps: float,
+    scalar: mx.array | None = None,
+) -> tuple[mx.array, mx.array | None]:
+    """Return as `add_norms_twin`, in one kernel if it takes these arrays.
+
+    A threadgroup has a row, and a thread's values stay in registers.
+    """
+    given = {"post": post_norm, "scalar": scalar, "weight": norm}
+    inputs = {"x": x, "residual": residual, **{name: array for name, array in given.items() if array is not None}}
+    width = x.shape[-1]
+    alike = len({array.dtype for array in inputs.values()}) == 1 and x.shape == residual.shape
+    if len(inputs) == 2 or not alike or width > _MAX_WIDTH or not runs():
+        return add_norms_twin(x, residual, post_norm, norm, eps, scalar)
+    threads = min(_MAX_THREADS, -(-width // (_READS * _LANES)) * _LANES)
+    found = launch(
+        "_".join(["headrace_add_norms", *list(inputs)[2:]]),
+        add_norms_source(post_norm is not None, scalar is not None, norm is not None),
+        inputs,
+        dict.fromkeys(["total"] if norm is None else ["total", "normed"], (x.shape, x.dtype)),
+        grid=(threads, x.size // width, 1),
+        threadgroup=(threads, 1, 1),
+        template=[("T", x.dtype), ("WIDTH", width), ("THREADS", threads), ("EPS", bits_of(eps))],
+    )
+    return found[0], None if norm is None else found[1]
+
+
+def places_heads(parts: Sequence[mx.array], spec: AttentionSpec, *, together: bool) -> bool:
+    """Return whether `place_heads` takes these projections, and saves launches over stock operations.
+
+    together: these rotate queries and keys at once. A dimension and the one that it turns with are in one thread.
+    """
+    norms, rope = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None], spec.rope
+    launches, fits = len(norms) + spec.v_norm, spec.head_dim % _LANES == 0 and spec.head_dim <= _MAX_HEAD
+    if rope is not None:
+        launches += (1 if together else min(2, len(parts))) * (1 + (rope.amplitude != 1.0))
+        fits = fits and rope.dims % (2 * _LANES) == 0 and rope.periods.dtype == mx.float32
+    alike = all(norm.size == spec.head_dim and norm.dtype == parts[0].dtype for norm in norms)
+    return fits and alike and launches > 1 and runs()
+
+
+def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec) -> list[mx.array]:
+    """Return heads with norms and rotation applied: (B, T, heads * D) each -> (B, heads, T, D) each.
+
+    parts: q, then k if the layer has keys, then v if it is normalized. offset (1,) or (B,) int32: position of the first
+    token. A SIMD group has a head of a token.
+    """
+    batch, length, _ = parts[0].shape
+    names, rope = ("q", "k", "v")[: len(parts)], spec.rope
+    heads = {name: part.shape[-1] // spec.head_dim for name, part in zip(names, parts, strict=True)}
+    norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm if len(parts) > 1 else None}
+    inputs = dict(zip(names, parts, strict=True)) | {name: norm for name, norm in norms.items() if norm is not None}
+    if rope is not None:
+        inputs |= {"periods": rope.periods, "offset": offset}
+    template: list[tuple[str, Any]] = [("T", parts[0].dtype), ("D", spec.head_dim), ("EPS", bits_of(spec.norm_eps))]
+    template += [(f"{name.upper()}_HEADS", heads.get(name, 0)) for name in "qkv"]
+    template += [("DIMS", rope.dims), ("AMPLITUDE", bits_of(rope.amplitude))] if rope is not None else []
+    normed = tuple(name[0] for name in inputs if name.endswith("norm"))
+    found: list[mx.array] = launch(
+        "_".join(["headrace_place_heads", *list(inputs), "last" if spec.norm_last else "first"]),
+        place_heads_source(names, normed, rope is not None, spec.norm_last),
+        inputs,
+        {f"{name}_out": ((batch, heads[name], length, spec.head_dim), parts[0].dtype) for name in names},
+        strided=True,
+        grid=(_LANES, sum(heads.values()), batch * length),
+        threadgroup=(_LANES, _HEADS, 1),
+        template=template,
+    )
+    return found
+
+
+@lru_cache(maxsize=64)
+def bits_of(value: float) -> int:
+    """Return the bits of a float32 as an int32, which a template takes."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])

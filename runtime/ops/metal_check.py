@@ -1,0 +1,65 @@
+"""Comparison of the Metal kernels with their twins on this machine, once before the first step."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import mlx.core as mx
+
+from headrace.runtime.ops import attention, metal
+from headrace.runtime.ops.weights import AttentionSpec, Rope
+
+_WIDTH, _ROWS = 1120, 2
+_TOLERANCE = {mx.float16: 4e-3, mx.bfloat16: 3e-2}  # of the largest value: two roundings
+
+
+def differing() -> str:
+    """Return the first kernel that differs from its twin, "" if none does. Raises RuntimeError if one is broken."""
+    for name, own, twin in pairs():
+        for one, other in zip(own, twin, strict=True):
+            if not close(one, other):
+                return f"{name} differs from stock MLX in {one.dtype}"
+    return ""
+
+
+def close(one: mx.array, other: mx.array) -> bool:
+    """Return whether the arrays differ by rounding alone."""
+    a, b = one.astype(mx.float32), other.astype(mx.float32)
+    return one.shape == other.shape and bool(mx.abs(a - b).max() <= _TOLERANCE[one.dtype] * mx.abs(b).max())
+
+
+def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
+    """Yield a kernel's name, its results, and its twin's."""
+    for dtype in (mx.float16, mx.bfloat16):
+        x, residual = (_values((1, _ROWS, _WIDTH), dtype, seed) for seed in (1, 2))
+        post, norm, scalar = _values((_WIDTH,), dtype, 3), _values((_WIDTH,), dtype, 4), _values((1,), dtype, 5)
+        for before, behind, scale in ((None, norm, None), (post, None, None), (post, norm, None), (post, norm, scalar)):
+            yield "add_norms", *_both(partial(metal.add_norms, x, residual, before, behind, 1e-6, scale))
+        for spec in specs(dtype):
+            heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+            qkv = _values((1, _ROWS, heads), dtype, 6)
+            yield "place_heads", *_both(partial(attention.placed_heads, qkv, 5000, spec))
+
+
+def _both(function: Callable[[], tuple[mx.array | None, ...]]) -> tuple[list[mx.array], list[mx.array]]:
+    """Return the results of a kernel and of its twin."""
+    with metal.forced(True):
+        own = function()
+    with metal.forced(False):
+        twin = function()
+    return [array for array in own if array is not None], [array for array in twin if array is not None]
+
+
+def specs(dtype: mx.Dtype) -> Iterator[AttentionSpec]:
+    """Yield attention layouts with norms, with values normalized, with a partly rotated head, and with an amplitude."""
+    rope = Rope(64, 10000.0 ** (mx.arange(32) / 32))
+    norms = _values((128,), dtype, 7), _values((128,), dtype, 8)
+    spec = AttentionSpec(6, 2, 128, 1.0, rope, *norms)
+    yield spec
+    yield replace(spec, v_norm=True)
+    yield replace(spec, norm_last=True)
+    yield replace(spec, q_norm=None, k_norm=None, rope=Rope(128, 10000.0 ** (mx.arange(64) / 64), 1.3))
+
+
+def _values(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)

@@ -1,0 +1,1 @@
+"""Metal kernels compiled for the CPU: threads are fibers, and conversions are as explicit as in Metal."""

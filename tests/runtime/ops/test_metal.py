@@ -1,0 +1,133 @@
+"""Metal kernels against their stock twins: on a Mac by Metal, elsewhere compiled for the CPU (`tests.metal`)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.ops import attention, metal, metal_check, reference
+from headrace.runtime.ops.weights import AttentionSpec
+from tests.alone import new_cache
+from tests.metal import emulator
+from tests.metal.emulator import emulated
+from tests.tiny import load_decoder, quantize_model, write_model
+
+HALVES = [mx.float16, mx.bfloat16]
+_emulates = pytest.mark.skipif(not emulator.AVAILABLE, reason="needs g++, and no Metal")
+
+
+@pytest.mark.skipif(not mx.metal.is_available(), reason="needs Metal")
+def test_metal_runs_the_kernels() -> None:
+    assert metal.status.__wrapped__() == metal.Status(True)
+
+
+@_emulates
+@pytest.mark.parametrize("dtype", [*HALVES, mx.float32])
+@pytest.mark.parametrize(("rows", "width"), [(1, 32), (2, 576), (1, 4096), (1, 5376), (1, 16384)])
+def test_sums_and_norms(rows: int, width: int, dtype: mx.Dtype) -> None:
+    x, residual = (_random((1, rows, width), dtype, seed) for seed in (1, 2))
+    post, norm, scalar = _random((width,), dtype, 3), _random((width,), dtype, 4), _random((1,), dtype, 5)
+    for before, behind, scale in ((None, norm, None), (post, norm, scalar), (post, None, None)):
+        with emulated() as names:
+            found = metal.add_norms(x, residual, before, behind, 1e-5, scale)
+        assert len(names) == 1
+        expected = metal.add_norms_twin(x, residual, before, behind, 1e-5, scale)
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                _assert_alike(one, other)
+
+
+def _every_spec() -> Iterator[AttentionSpec]:
+    for spec in metal_check.specs(mx.float16):
+        yield spec
+        yield replace(spec, projects="qk", v_norm=True)
+        yield replace(spec, projects="q", k_norm=None)
+
+
+@_emulates
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("spec", list(_every_spec()))
+def test_heads(spec: AttentionSpec, dtype: mx.Dtype) -> None:
+    """Projections stacked or apart, of one sequence or of several at positions of their own."""
+    q_norm, k_norm = (norm if norm is None else norm.astype(dtype) for norm in (spec.q_norm, spec.k_norm))
+    spec = replace(spec, q_norm=q_norm, k_norm=k_norm)
+    heads = [spec.heads, spec.kv_heads, spec.kv_heads][: len(spec.projects)]
+    stacked = _random((3, 2, sum(heads) * spec.head_dim), dtype, 6)
+    apart = [_random((3, 2, count * spec.head_dim), dtype, 7 + place) for place, count in enumerate(heads)]
+    for qkv, offset in ((stacked[:1], 1000), (apart, 70), (stacked, mx.array([5, 0, 90], mx.int32))):
+        place = partial(attention.placed_heads, qkv, offset, spec)
+        with emulated() as names:
+            found = place()
+        expected = place()
+        assert names or (spec.projects == "q" and spec.q_norm is None)
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                _assert_alike(one, other)
+
+
+@_emulates
+def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> None:
+    spec = next(metal_check.specs(mx.float16))
+    assert spec.rope is not None
+    half = replace(spec, rope=replace(spec.rope, dims=32, periods=spec.rope.periods[:16]))
+    with emulated() as names:
+        attention.placed_heads(_random((1, 1, 10 * 128), mx.float16, 1), 0, half)
+    assert not names
+
+
+_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 64},
+    "gemma3": {"head_dim": 64},
+    "gpt-oss": {"head_dim": 64},
+    "qwen3-moe": {"head_dim": 64},
+}
+
+
+@_emulates
+@pytest.mark.parametrize("family", _MODELS)
+def test_a_network_is_as_with_stock_operations(family: str, tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain", family, changes=_MODELS[family])
+    network = load_decoder(quantize_model(plain, tmp_path / "model"), reference, mx.float16)
+    with emulated() as names:
+        own = _logits(network)
+    assert len({name.split("_")[1] for name in names}) == 1 + (family != "llama")
+    count = len(names)
+    with metal.forced(False):
+        _assert_alike(own, _logits(network), 1e-2)
+    assert len(names) == count
+
+
+def _logits(network: Decoder) -> mx.array:
+    """Return the logits of a prompt and of a step behind it."""
+    cache, found = new_cache(network, 64), list[mx.array]()
+    for tokens in ([5, 17, 3, 88], [7]):
+        x = network.layers(network.embed(mx.array([tokens])), cache.reserve(len(tokens)))
+        found.append(network.all_logits(x))
+        cache.advance()
+    return mx.concatenate(found, axis=1)
+
+
+def test_sources() -> None:
+    """The Metal source of every kernel, as MLX generates it. `python -m tests.metal` writes it again."""
+    if mx.metal.is_available():
+        pytest.skip("MLX prints sources without Metal while it traces alone")
+    assert emulator.sources() == emulator.GOLDEN.read_text(encoding="utf-8")
+
+
+def _random(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def _assert_alike(one: mx.array, other: mx.array, tolerance: float | None = None) -> None:
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    bound = tolerance or {mx.float16: 2e-3, mx.bfloat16: 1.6e-2, mx.float32: 2e-6}[one.dtype]
+    a, b = one.astype(mx.float32), other.astype(mx.float32)
+    assert mx.abs(a - b).max() <= bound * mx.abs(b).max()
