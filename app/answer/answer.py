@@ -185,9 +185,7 @@ class Answer:
     @property
     def latencies(self) -> list[float]:
         """Inter-token latencies in seconds, without the first step's."""
-        return [
-            record.latency_s / record.tokens for record in self.records if record.index for _ in range(record.tokens)
-        ]
+        return [latency for record in self.records for latency in record.itl_s]
 
     def sampling(self) -> dict[str, Any]:
         """Return the `sampling` object of a result document: as used."""

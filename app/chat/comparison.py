@@ -37,18 +37,17 @@ class Comparison(ParallelAnswers):
         conversation: Conversation,
         other: AnswerSetup,
         second: Callable[[], ChatEngine],
-        *,
-        context: int | None = None,
-        kv: str = "f16",
-        activations: str = "16",
+        **load_options: Any,
     ) -> None:
-        """second: makes another engine. Raises EngineError while an answer is being written.
+        """second: makes another engine. load_options: `context`, `kv`, `activations` of `ModelSpec`.
+
+        Raises EngineError while an answer is being written.
 
         An answer to the last question that A's setup gave stays A's; B answers at once.
         """
         super().__init__(conversation)
         self._second = second
-        self._load_options: dict[str, Any] = {"context": context, "kv": kv, "activations": activations}
+        self._load_options = load_options
         session = conversation.session
         setups = AnswerSetup.of(session), other
         a, b = (ParallelAnswer(name, setup, self._store, session) for name, setup in zip("AB", setups, strict=True))

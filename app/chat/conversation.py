@@ -56,12 +56,9 @@ class Conversation:
         engine: ChatEngine,
         store: SessionStore,
         session: Session | None = None,
-        *,
-        context: int | None = None,
-        kv: str = "f16",
-        activations: str = "16",
+        **load_options: Any,
     ) -> None:
-        """session: None creates one. context, kv, activations: see `ModelSpec`."""
+        """session: None creates one. load_options: `context`, `kv`, `activations` of `ModelSpec`."""
         self.engine, self.store = engine, store
         self.branch = SessionBranch(store, session if session is not None else store.create())
         self.writer = AnswerWriter(engine, self.branch)
@@ -69,7 +66,7 @@ class Conversation:
         self.unsent = UnsentMessage()
         self.notice: str | None = None
         self.damage: str | None = None
-        self._load_options: dict[str, Any] = {"context": context, "kv": kv, "activations": activations}
+        self._load_options = load_options
         self._unasked: int | None = None  # the question to submit once a model can be loaded
 
     @property

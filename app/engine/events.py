@@ -125,7 +125,8 @@ class Delta:
     ttft_s: seconds from the request to the first text; None before that. steps: the text of each step since the last
     one; `text` may begin with text of the chat template. Records may come later than their steps' text. tokens: reports
     of the tokens since the last delta, if requested. calls: of tools, completed since the last delta, behind the text.
-    call_deltas: arguments that have come of calls, those of the completed ones included.
+    call_deltas: arguments that have come of calls, those of the completed ones included. itl_s: inter-token latencies
+    of `records`, also where the records themselves are not sent (`TimeSteps`).
     """
 
     id: int
@@ -136,6 +137,7 @@ class Delta:
     tokens: Sequence["TokenReport"] = ()
     calls: Sequence["ToolCall"] = ()
     call_deltas: Sequence["CallDelta"] = ()
+    itl_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

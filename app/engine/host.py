@@ -16,7 +16,7 @@ from headrace.app.answer.token_reports import token_reports
 from headrace.app.config.activations_option import activations_choice
 from headrace.app.config.kv_option import kv_choice
 from headrace.app.engine.batch_report import BatchReport
-from headrace.app.engine.commands import CountTokens, Generate, ModelSpec, PrefetchPrompt
+from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec, PrefetchPrompt
 from headrace.app.engine.events import (
     Abandoned,
     Done,
@@ -106,8 +106,8 @@ class EngineHost:
         self.idle = IdleWork(resolved, self._disk_cache)
         if spec.serving:  # any request may have a schema
             self.idle.prepare = self._answerer.prepare_grammars
-        self.timed_every = 0
-        """One decode step in so many is timed by part; 0: none."""
+        self.timed_every = TIMED_EVERY
+        """See `TimeSteps`."""
         watch_garbage()
 
     @classmethod
@@ -206,6 +206,7 @@ class EngineHost:
                     record, reports = event.step.record, token_reports(event.step, self._loaded.tokenizer.token_text)
                     step = StepText(event.pieces, record.accepted, event.rejected)
                     running.outbox.text_s = self._text_s * max(1, several)
+                    running.outbox.watched = self.timed_every > 0
                     running.outbox.add(step, record, reports, event.calls, event.call_deltas)
                     if answer.repeats and not running.repeats:
                         running.repeats = True

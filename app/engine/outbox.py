@@ -29,7 +29,7 @@ def joined(deltas: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
 
 
 class Outbox:
-    """ttft_s: seconds from the request to its first text; None before that."""
+    """ttft_s: seconds from the request to its first text; None before that. watched: steps are sent, not text alone."""
 
     def __init__(self, command: Generate, send: Send, opening: str, text_s: float = TEXT_S) -> None:
         """opening: text of the answer that the template wrote; sent with the model's first text.
@@ -38,6 +38,7 @@ class Outbox:
         """
         self._command = command
         self.text_s = text_s
+        self.watched = True
         self._tokens: list[TokenReport] = []
         self._calls: Sequence[ToolCall] = ()
         self._call_deltas: list[CallDelta] = []
@@ -63,7 +64,7 @@ class Outbox:
         self._tokens.extend(tokens)
         if record is not None:
             self._records.append(record)
-        if (text := step.text) or record is not None:
+        if ((text := step.text) or record is not None) and self.watched:
             self._steps.append(step)
         if text:
             self._text.append(self._opening + text)
@@ -88,7 +89,9 @@ class Outbox:
         if self._text or records or self._tokens or self._calls or self._call_deltas:
             text, steps, tokens = "".join(self._text), tuple(self._steps), tuple(self._tokens)
             calls = self._calls, joined(self._call_deltas)
-            self._send(Delta(self._command.id, text, tuple(records), self.ttft_s, steps, tokens, *calls))
+            itl_s = tuple(latency for record in records for latency in record.itl_s)
+            sent = tuple(records) if self.watched else ()
+            self._send(Delta(self._command.id, text, sent, self.ttft_s, steps, tokens, *calls, itl_s))
             self._text, self._steps, self._tokens, self._calls, self._call_deltas = [], [], [], (), []
         self._sent = time.monotonic()
         if records:

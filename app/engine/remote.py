@@ -75,11 +75,11 @@ class RemoteEngine:
 
     def cancel(self, generation: int | None = None) -> None:
         for one in sorted(self._open if generation is None else self._open & {generation}):
+            self._events.put((self._current, Abandoned(one)))  # before the error of the closed connection
             with self._changes:
                 connection = self._running.pop(one, None)
             if connection is not None and connection.sock is not None:
                 connection.sock.shutdown(SHUT_RDWR)  # wakes the thread that reads
-            self._events.put((self._current, Abandoned(one)))
 
     def poll(self) -> list[Event]:
         found: list[Event] = []

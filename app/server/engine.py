@@ -10,75 +10,27 @@ import time
 from collections.abc import Callable, Sequence
 
 from headrace.app.engine.client import EngineClient
-from headrace.app.engine.commands import CountTokens, Generate, ModelSpec
+from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec
 from headrace.app.engine.events import (
-    Abandoned,
     AnswerEvent,
-    ContextFull,
     Died,
-    Done,
     Event,
     Failed,
     LoadProgress,
     Ready,
-    TokensCounted,
 )
 from headrace.app.engine.model_card import ModelCard
-from headrace.app.server.errors import ApiError, event_error
+from headrace.app.server.answering import END, Answering
+from headrace.app.server.errors import ApiError
 from headrace.runtime.errors import HeadraceError
 
 _TICK_S = 0.25  # between two looks at the process and the clock
 _RESTART_S = (0.0, 1.0, 5.0, 30.0)  # before a restart: the first, second, ... in a row
 _STEADY_S = 60.0  # of work after which restarts count from the beginning
-_END = (Done, ContextFull, Failed, Abandoned, TokensCounted)
 NOT_LOADED = ApiError(503, "the model cannot be loaded", "model_not_loaded", retry_after=30)
 DIED = ApiError(500, "the engine stopped unexpectedly; it is started again", "engine_died")
 
 Listener = Callable[[Event], None]
-
-
-class Answering:
-    """The running generations of one HTTP request. Events come as (choice, event)."""
-
-    def __init__(self, leave: Callable[["Answering"], None], ids: Sequence[int]) -> None:
-        self.ids = ids
-        self.open = set(ids)
-        self.started = time.monotonic()
-        self._leave = leave
-        self._events: asyncio.Queue[tuple[int, Event] | ApiError] = asyncio.Queue()
-
-    def put(self, generation: int, event: Event) -> None:
-        """Deliver an event of one of its generations."""
-        if generation in self.open:
-            if isinstance(event, _END):
-                self.open.discard(generation)
-            self._events.put_nowait(event_error(event) or (self.ids.index(generation), event))
-
-    def fail(self, error: ApiError) -> None:
-        """End the request with an error."""
-        if self.open:
-            self.open.clear()
-            self._events.put_nowait(error)
-
-    async def next(self, timeout: float | None = None) -> tuple[int, Event] | None:
-        """Wait for the next event; None after `timeout` seconds. Raises ApiError for an event that ends the request."""
-        try:
-            async with asyncio.timeout(timeout):
-                arrived = await self._events.get()
-        except TimeoutError:
-            return None
-        if isinstance(arrived, ApiError):
-            raise arrived
-        return arrived
-
-    @property
-    def over(self) -> bool:
-        """True if every generation has ended and every event was taken."""
-        return not self.open and self._events.empty()
-
-    def leave(self) -> None:
-        """Cancel what still runs."""
-        self._leave(self)
 
 
 class ServedEngine:
@@ -104,6 +56,7 @@ class ServedEngine:
         self._changed = asyncio.Event()  # of the engine's state
         self._descriptor: int | None = None
         self._writing = False
+        self._watchers = 0
         self._deaths: list[float] = []
         self._restart_at: float | None = None
         self._busy_at = time.monotonic()
@@ -115,6 +68,7 @@ class ServedEngine:
         """Watch the engine on the running loop, and load the model unless it is loading."""
         if self._client.state == "stopped":
             self._client.start(self._spec)
+        self._tell_watched()
         self._task = asyncio.get_running_loop().create_task(self._watch())
         self._poll()
 
@@ -142,6 +96,7 @@ class ServedEngine:
         if self._client.state in ("stopped", "failed"):
             self.failure = None
             self._client.start(self._spec)
+            self._tell_watched()
             self._poll()
         while self._client.state != "ready" or self.card is None:
             self._check_stopping()
@@ -154,8 +109,20 @@ class ServedEngine:
             await self._changed.wait()
         return self.card
 
-    def submit(self, make: Callable[[Sequence[int]], Sequence[Generate | CountTokens]], count: int = 1) -> Answering:
-        """Submit `count` commands. make: the commands, by their ids.
+    def watch(self, more: int) -> None:
+        """Count more readers of step records, or fewer: the engine sends records only while there are some."""
+        before, self._watchers = self._watchers, self._watchers + more
+        if bool(before) != bool(self._watchers):
+            self._tell_watched()
+
+    def submit(
+        self,
+        make: Callable[[Sequence[int]], Sequence[Generate | CountTokens]],
+        count: int = 1,
+        *,
+        watched: bool = False,
+    ) -> Answering:
+        """Submit `count` commands. make: the commands, by their ids. watched: read step records until it is left.
 
         Raises ApiError with status 429 if too many generations are open.
         """
@@ -163,7 +130,8 @@ class ServedEngine:
         if self.open + count > self._most_open:
             raise ApiError(429, "too many requests are waiting", "queue_full", retry_after=self._retry_after())
         ids = [next(self._numbers) for _ in range(count)]
-        answering = Answering(self._left, ids)
+        answering = Answering(self._left, ids, int(watched))
+        self.watch(answering.watchers)
         try:
             for command in make(ids):
                 self._answering[command.id] = answering
@@ -186,6 +154,10 @@ class ServedEngine:
             self._client.cancel(generation)
         self._fail_all(self._stopping)
 
+    def _tell_watched(self) -> None:
+        """Tell the engine process, also a new one, whether anyone reads step records."""
+        self._client.time_steps(TIMED_EVERY if self._watchers else 0)
+
     # -- the loop --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
@@ -197,6 +169,7 @@ class ServedEngine:
                 self._restart_at = None
                 self.restarts += 1
                 self._client.restart()
+                self._tell_watched()
                 self._poll()
             if self._answering:
                 self._busy_at = now
@@ -256,7 +229,7 @@ class ServedEngine:
         answering = self._answering.get(generation)
         if answering is None:
             return
-        if isinstance(event, _END):
+        if isinstance(event, END):
             del self._answering[generation]
             self._durations = [*self._durations[-15:], time.monotonic() - answering.started]
         answering.put(generation, event)
@@ -278,6 +251,8 @@ class ServedEngine:
             if self._answering.pop(generation, None) is not None:
                 self._client.cancel(generation)
         answering.open.clear()
+        self.watch(-answering.watchers)
+        answering.watchers = 0
         self._poll()
 
     def _check_stopping(self) -> None:

@@ -1,5 +1,7 @@
 """`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engine's events."""
 
+import asyncio
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -45,6 +47,8 @@ class Metrics:
         self._memory = Gauge("headrace_memory_gb_s", "Measured memory bandwidth, in GB/s.", registry=registry)
         open_ = Gauge("headrace_open_answers", "Answers that run or wait.", registry=registry)
         open_.set_function(lambda: engine.open)
+        tasks = Gauge("headrace_tasks", "Asyncio tasks of the server.", registry=registry)
+        tasks.set_function(lambda: len(asyncio.all_tasks()))
         ready = Gauge("headrace_model_loaded", "1 if the model is loaded.", registry=registry)
         ready.set_function(lambda: engine.state == "ready")
 
@@ -52,11 +56,8 @@ class Metrics:
         """Count an event of the engine."""
         match event:
             case Delta():
-                for record in event.records:
-                    self._batch.observe(record.batch)
-                    if record.index:
-                        for _ in range(record.tokens):
-                            self._itl.observe(record.latency_s / record.tokens)
+                for latency in event.itl_s:
+                    self._itl.observe(latency)
             case Done():
                 self._count(event)
             case BatchStatus():
@@ -89,6 +90,8 @@ class Metrics:
             self._mbu.set(summary.mbu)
 
     def _load(self, status: BatchStatus) -> None:
+        for batch in status.batches:
+            self._batch.observe(batch)
         for state in ("waiting", "prefill", "decode", "preempted"):
             self._sequences.labels(state).set(sum(found == state for found in status.states.values()))
         self._kv.labels("used").set(status.kv_used_bytes)

@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.events import Event, Prefill
 from headrace.app.engine.model_card import ModelCard
+from headrace.app.server.answering import Answering
 from headrace.app.server.call import Call
-from headrace.app.server.engine import Answering, ServedEngine
+from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import api_error
 from headrace.app.server.form import Form, json_bytes
 
@@ -68,7 +69,8 @@ async def answer(
     """Return the response to a call. Raises ApiError for one that fails before its first event."""
     card = await engine.ready()
     form = form_of(card)
-    answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices)
+    watched = call.steps and call.stream
+    answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices, watched=watched)
     try:
         first = await answering.next(keep_alive_s if call.stream else None)
         headers = _unchecked(first)

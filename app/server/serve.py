@@ -84,7 +84,7 @@ def serve(
     engine = ServedEngine(
         client, spec, most_open=spec.max_running + options.max_waiting, idle_unload_s=options.idle_unload_s
     )
-    metrics, telemetry = Metrics(engine), Telemetry()
+    metrics, telemetry = Metrics(engine), Telemetry(engine)
     engine.listeners += [on_event, metrics.take, telemetry.take]
     served = Served(
         engine,

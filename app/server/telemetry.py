@@ -10,6 +10,7 @@ from contextlib import suppress
 from headrace.app.engine.events import Event, Ready
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.telemetry import document
+from headrace.app.server.engine import ServedEngine
 from headrace.app.server.form import COMMENT, named
 
 MAX_BEHIND = 256  # events of a reader that is too slow; older ones are dropped
@@ -18,7 +19,8 @@ MAX_BEHIND = 256  # events of a reader that is too slow; older ones are dropped
 class Telemetry:
     """All readers of the engine's events. `take` is a listener of the engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
         self._readers: set[asyncio.Queue[bytes | None]] = set()
 
     def take(self, event: Event) -> None:
@@ -36,6 +38,7 @@ class Telemetry:
         """Yield events until `stop`, first the loaded model's, and comments where none come."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND)
         self._readers.add(queue)
+        self._engine.watch(1)
         try:
             if card is not None:
                 yield _piece(Ready(card))
@@ -49,6 +52,7 @@ class Telemetry:
                 yield piece
         finally:
             self._readers.discard(queue)
+            self._engine.watch(-1)
 
 
 def _put(queue: "asyncio.Queue[bytes | None]", piece: bytes | None) -> None:

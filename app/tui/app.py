@@ -5,7 +5,7 @@ The engine's process starts after the first frame.
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import App
@@ -55,17 +55,14 @@ class HeadraceApp(App[None]):
         session: Session | None = None,
         *,
         settings: Settings | None = None,
-        context: int | None = None,
-        kv: str = "f16",
-        activations: str = "16",
         warning: str | None = None,
         watch: MachineWatch | None = None,
         second_engine: Callable[[], ChatEngine] = EngineClient,
+        **load_options: Any,
     ) -> None:
-        """context, kv, activations: as in `ModelSpec`. warning: shown after the start. watch: machine load; None: not
-        shown.
+        """warning: shown after the start. watch: machine load; None: not shown.
 
-        second_engine: makes the engine of a second model.
+        second_engine: makes the engine of a second model. load_options: `context`, `kv`, `activations` of `ModelSpec`.
         """
         self.settings = settings or Settings()  # textual asks for the driver while it is constructed
         super().__init__()
@@ -75,7 +72,7 @@ class HeadraceApp(App[None]):
             store,
             session,
             settings=self.settings,
-            load_options={"context": context, "kv": kv, "activations": activations},
+            load_options=load_options,
             second_engine=second_engine,
         )
         self.poller = Poller(self, self.state, watch)

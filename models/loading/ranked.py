@@ -49,8 +49,6 @@ def load_ranked(
         raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
     if kv == "auto":
         raise UsageError("--kv auto is for one machine", "name a format")
-    if leader.size > 1 and split.kind == "pipeline":
-        raise UsageError("pipelines are not there yet")
     checkpoint = open_checkpoint(resolved.path)
     check_division(checkpoint, own_decoder(checkpoint), split)
     leader.tell(

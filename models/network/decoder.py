@@ -50,15 +50,19 @@ class Decoder:
         self.config = config
         self._ops = ops
         self._dtype = dtype
-        width = config.hidden_size
-        self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
         self._layers = read_layers(config, parameters)
-        self._inputs = LayerInputs(config, parameters) if config.input_size else None
         self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
         self.pages = all(ops.pages(spec) for spec in attends)
         self._shares_attention = all(ops.slots(spec) for spec in attends)
         self._layer_groups = self._fuse(ops)
+        self._read_ends(config, parameters)
+
+    def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
+        """Read the weights before and behind the layers."""
+        width = config.hidden_size
+        self._table = parameters.matrix("model.embed_tokens", config.vocab_size, width)
+        self._inputs = LayerInputs(config, parameters) if config.input_size else None
         norm = parameters.vector("model.norm.weight", width, config.norm_weight_offset)
         self._norm = norm if config.logit_scale == 1.0 else norm * config.logit_scale  # scales every logit
         tied = config.tied_embeddings or "lm_head.weight" not in parameters

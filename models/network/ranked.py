@@ -10,9 +10,11 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.config import DecoderConfig
+from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.long_rope_decoder import long_rope
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.stage_decoder import Stage, StageDecoder, stage
 from headrace.models.network.stored_kv import stored_kv
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensor_part import TensorPart, tensor_part
@@ -41,7 +43,7 @@ class Place:
         dtype: mx.Dtype,
         requantize: Quantization | None,
         wanted: KVFormat | None,
-    ) -> tuple[Callable[[], TensorDecoder], int, Sequence[LayerKV]]:
+    ) -> tuple[Callable[[], Decoder], int, Sequence[LayerKV]]:
         """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
 
         Raises UsageError for models that cannot be divided.
@@ -51,7 +53,9 @@ class Place:
         kv = stored_kv(part.whole, ops, dtype, wanted)
         weights = parameters.nbytes
 
-        def make() -> TensorDecoder:
+        def make() -> Decoder:
+            if isinstance(part, Stage):
+                return StageDecoder(part, parameters, ops, dtype, kv, self.group)
             return TensorDecoder(part, parameters, ops, dtype, kv, self.group)
 
         return make, weights, kv_layers(part.config, kv)
@@ -66,10 +70,12 @@ def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: 
 
 def _divided(
     checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, rank: int, requantize: Quantization | None
-) -> TensorPart:
+) -> TensorPart | Stage:
     if config is None or long_rope(config) is not None:
         named = checkpoint.config.get("model_type")
         raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
+    if split.kind == "pipeline":
+        return stage(config, split, rank)
     return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization, requantize))
 
 

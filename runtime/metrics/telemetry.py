@@ -78,6 +78,11 @@ class StepRecord:
         return self.accepted + 1
 
     @property
+    def itl_s(self) -> list[float]:
+        """Inter-token latency of each token in seconds; none of the first step."""
+        return [self.latency_s / self.tokens] * self.tokens if self.index else []
+
+    @property
     def step_bytes(self) -> int:
         return self.weight_bytes + self.kv_bytes_read + self.kv_bytes_written
 

@@ -60,7 +60,7 @@ def follow(network: FollowerNetwork, follower: Follower) -> Record | None:
 
     Raises EngineError if this rank's state differs from rank 0's.
     """
-    repeated = _Repeated(network)
+    repeated = _Repeated(network, follower.link)
     while (record := follower.take()) is not None and "calls" in record:
         for name, *arguments in record["calls"]:
             getattr(repeated, name)(*arguments)
@@ -71,8 +71,8 @@ def follow(network: FollowerNetwork, follower: Follower) -> Record | None:
 class _Repeated:
     """K/V state of this rank. Every method is a call of `runtime.ranks.leader`."""
 
-    def __init__(self, network: FollowerNetwork) -> None:
-        self._network = network
+    def __init__(self, network: FollowerNetwork, link: Link) -> None:
+        self._network, self._link = network, link
         self._backend: KVBackend
         self._caches: dict[int, KVCache] = {}
         self._tokens: dict[int, list[int]] = {}
@@ -82,14 +82,12 @@ class _Repeated:
         for held in (self._caches, self._tokens, self._passes):
             held.clear()
         self._backend = self._network.kv_backend(KVOptions(limit, max_running, keep_prefix))
+        self._link.send({"marks": self._backend.acquire(()).needs_marks})
 
-    def acquire(self, number: int, tokens: list[int], entries: int) -> None:
+    def acquire(self, number: int, tokens: list[int], end: int, entries: int) -> None:
         self._tokens[number] = tokens
-        self._caches[number] = self._backend.acquire(tokens, entries)
-
-    def found(self, number: int, committed: int) -> None:
-        if (own := self._caches[number].committed) != committed:
-            raise EngineError(f"this rank has {own} entries of a prompt, rank 0 {committed}")
+        self._caches[number] = cache = self._backend.acquire(tokens[:end], entries)
+        self._link.send({"found": cache.committed})
 
     def release(self, number: int, newer: list[int]) -> None:
         self._backend.release(self._caches.pop(number), self._tokens.pop(number) + newer)

@@ -100,6 +100,11 @@ class Leader:
         if calls:
             self.tell({"calls": calls})
 
+    def ask(self) -> list[Record]:
+        """Send the log and return every follower's answer to its last call."""
+        self.flush()
+        return self.answers(None)
+
     def lose(self, rank: int, reason: str) -> None:
         """End all ranks because of one."""
         if not self._losing.acquire(blocking=False):
@@ -134,10 +139,10 @@ class LeaderNetwork:
         return getattr(self._network, name)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
-        """Return the network's backend, its calls logged. Evictions must not depend on this machine's memory."""
-        options = replace(options, spare=None)
+        """Return the network's backend, whose calls the followers repeat."""
         self._leader.log("backend", options.limit, options.max_running, options.keep_prefix)
-        return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader))
+        marks = any(answer["marks"] for answer in self._leader.ask())
+        return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader, marks))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """See `Network`."""
@@ -147,22 +152,31 @@ class LeaderNetwork:
 
 
 class LeaderBackend:
-    """A K/V backend whose calls the followers repeat; K/V of several ranks are not kept on disk."""
+    """A K/V backend whose calls the followers repeat; K/V of several ranks are not kept on disk.
 
-    def __init__(self, backend: KVBackend, leader: Leader) -> None:
-        self._backend, self._leader = backend, leader
+    marks: a follower's caches need marks.
+    """
+
+    def __init__(self, backend: KVBackend, leader: Leader, marks: bool) -> None:
+        self._backend, self._leader, self._marks = backend, leader, marks
         self._made = 0  # caches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
-        self._made += 1
-        made = LeaderCache(self._made, self._leader, list(prompt))
-        self._leader.log("acquire", made.number, made.tokens, entries)
-        made.inner = self._backend.acquire(prompt, entries)
-        self._leader.log("found", made.number, made.inner.committed)
-        return cast(KVCache, made)
+        """See `KVBackend`. Ranks of other layers or less memory may have a shorter prefix: all take the shortest."""
+        end = len(prompt)
+        while True:
+            self._made += 1
+            self._leader.log("acquire", self._made, list(prompt), end, entries)
+            inner = self._backend.acquire(prompt[:end], entries)
+            made = LeaderCache(inner, self._made, self._leader, list(prompt), self._marks or inner.needs_marks)
+            found = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
+            if len(found) == 1:
+                return cast(KVCache, made)
+            made.close()
+            end = min(found) + 1
 
     def release(self, cache: KVCache, tokens: Sequence[int]) -> None:
         held = cast(LeaderCache, cache)
@@ -209,9 +223,9 @@ class LeaderBackend:
 class LeaderCache:
     """A cache whose calls the followers repeat. tokens: those that the followers know."""
 
-    def __init__(self, number: int, leader: Leader, tokens: list[int]) -> None:
-        self.number, self._leader, self.tokens = number, leader, tokens
-        self.inner: KVCache
+    def __init__(self, inner: KVCache, number: int, leader: Leader, tokens: list[int], needs_marks: bool) -> None:
+        self.inner, self.number, self._leader, self.tokens = inner, number, leader, tokens
+        self.needs_marks = needs_marks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

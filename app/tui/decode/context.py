@@ -133,7 +133,8 @@ def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
     if reuse is None:
         return []
     if reuse.dropped:
-        text = f"{reuse.dropped:,} equal tokens were dropped from the cache"
+        tokens = "token was" if reuse.dropped == 1 else "tokens were"
+        text = f"{reuse.dropped:,} equal {tokens} dropped from the cache"
         return [Content.styled(text, "$text-warning").truncate(width, ellipsis=True)]
     if (found := reuse.difference) is None:
         return []

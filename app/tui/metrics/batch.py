@@ -72,7 +72,7 @@ class Row:
             self.records.append(record)
             self.tokens += record.tokens
             if record.index:
-                self.latencies_s.extend([record.latency_s / record.tokens] * record.tokens)
+                self.latencies_s.extend(record.itl_s)
                 self._decoding_s += record.latency_s
                 self._decoded += record.tokens
 

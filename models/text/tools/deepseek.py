@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
-from headrace.models.text.tools.tagged import parameter_rules, tagged_call
+from headrace.models.text.tools.tagged import call_rules, tagged_call
 
 MARKUP = (
     *(
@@ -118,11 +118,8 @@ class DeepSeek(ToolForm):
         return "\n".join([rest, one, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
 
     def _tagged_rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        tag, rules, calls = MARKUP[-1], list[str](), list[str]()
+        tag = MARKUP[-1]
+        head, close = f'<{tag}invoke name="%s">\n', f"</{tag}invoke>\n"
         before, after = f'<{tag}parameter name="%s" string="%t">', f"</{tag}parameter>\n"
-        for number, tool in enumerate(tools):
-            head, close = literal(f'<{tag}invoke name="{tool.name}">\n'), literal(f"</{tag}invoke>\n")
-            calls.append(f"call{number}")
-            rules.append(f"call{number}: {head} parameters{number} {close}")
-            rules += parameter_rules(number, tool, before, after, literal)
-        return "\n".join([f'rest: "\\n" ({" | ".join(calls)})+ {literal(f"</{tag}function_calls>")}', *rules])
+        calls, rules = call_rules(tools, head, before, after, literal, close)
+        return "\n".join([f'rest: "\\n" ({calls})+ {literal(f"</{tag}function_calls>")}', *rules])

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
-from headrace.models.text.tools.form import Marks, ToolForm, quoted
-from headrace.models.text.tools.tagged import parameter_rules, tagged_call
+from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.tagged import call_rules, tagged_call
 
 MARKUP = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
@@ -47,12 +47,9 @@ class GLM(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         """See `ToolForm`."""
-        rules: list[str] = []
-        for number, tool in enumerate(tools):
-            rules.append(f"call{number}: {quoted(tool.name + chr(10))} parameters{number}")
-            rules += parameter_rules(number, tool, "<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n", literal)
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        return "\n".join([f"rest: ({names}) {literal(MARKUP[1])}", *rules])
+        before, after = "<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n"
+        calls, rules = call_rules(tools, "%s\n", before, after, literal)
+        return "\n".join([f"rest: ({calls}) {literal(MARKUP[1])}", *rules])
 
     @property
     def separator(self) -> str | None:

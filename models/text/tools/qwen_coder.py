@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
-from headrace.models.text.tools.form import Marks, ToolForm, quoted
-from headrace.models.text.tools.tagged import parameter_rules, tagged_call
+from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.tagged import call_rules, tagged_call
 
 MARKUP = ("<tool_call>", "</tool_call>")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
@@ -49,13 +49,8 @@ class QwenCoder(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         """See `ToolForm`."""
-        rules: list[str] = []
-        for number, tool in enumerate(tools):
-            rules.append(f"call{number}: {quoted(f'<function={tool.name}>' + chr(10))} parameters{number}")
-            rules += parameter_rules(number, tool, "<parameter=%s>\n", "\n</parameter>\n", literal)
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        ending = f'"</function>\\n" {literal(MARKUP[1])}'
-        return "\n".join([f'rest: "\\n" ({names}) {ending}', *rules])
+        calls, rules = call_rules(tools, "<function=%s>\n", "<parameter=%s>\n", "\n</parameter>\n", literal)
+        return "\n".join([f'rest: "\\n" ({calls}) "</function>\\n" {literal(MARKUP[1])}', *rules])
 
     @property
     def separator(self) -> str | None:

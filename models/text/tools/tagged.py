@@ -1,7 +1,7 @@
 """Parameters of a call as tagged plain text: the arguments they make, and the rules of their values."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.models.text.tools.call import Tool, ToolCall, typed_value
@@ -15,12 +15,24 @@ def tagged_call(name: str, pairs: Iterable[tuple[str, str]], tools: Mapping[str,
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def parameter_rules(number: int, tool: Tool, before: str, after: str, literal: Callable[[str], str]) -> list[str]:
-    """Return the rules of `parameters{number}`: the tool's parameters in order, required ones always.
+def call_rules(
+    tools: Sequence[Tool], head: str, before: str, after: str, literal: Callable[[str], str], close: str = ""
+) -> tuple[str, list[str]]:
+    """Return the choice of one call of any tool, and the rules of all: a head, then parameters.
 
-    before: text before a value, with %s for the parameter's name, and %t for `true` if it is a text, else `false`.
-    after: text behind it. literal: see `ToolForm`.
+    head: text before the parameters, with %s for the tool's name. before: text before a value, with %s for the
+    parameter's name, and %t for `true` if it is a text, else `false`. after: text behind a value, close: behind all of
+    them. literal: see `ToolForm`.
     """
+    rules: list[str] = []
+    for number, tool in enumerate(tools):
+        rules.append(f"call{number}: {literal(head % tool.name)} parameters{number} {literal(close) if close else ''}")
+        rules += _parameter_rules(number, tool, before, after, literal)
+    return " | ".join(f"call{number}" for number in range(len(tools))), rules
+
+
+def _parameter_rules(number: int, tool: Tool, before: str, after: str, literal: Callable[[str], str]) -> list[str]:
+    """Return the rules of `parameters{number}`: the tool's parameters in order, required ones always."""
     if tool.free:
         name, value = f"name{number}", f"value{number}"
         head, _, tail = before.replace("%t", "true").partition("%s")

@@ -1,8 +1,8 @@
 """OpenVINO GenAI as a peer: settings, threads and logits. The fake has its calls and is fastest at known settings."""
 
 import json
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from headrace.app.cli.bench import bench
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
-from tests.conftest import TEST_HOME
 from tests.tiny_chat import write_chat_model
 
 FAKE = """
@@ -195,13 +194,7 @@ def test_wrong_options_are_refused(arguments: list[str]) -> None:
 
 
 @pytest.mark.peer
-def test_the_real_one_converts_measures_and_answers(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Python that has openvino-genai in HEADRACE_TEST_OPENVINO_PYTHON, on the GGUF other tests have fetched."""
-    python, gguf = os.environ.get("HEADRACE_TEST_OPENVINO_PYTHON"), next(TEST_HOME.glob("*.gguf"), None)
-    if not python or gguf is None:
-        pytest.skip("HEADRACE_TEST_OPENVINO_PYTHON names no Python with openvino-genai")
-    monkeypatch.delenv("PYTHONPATH")
-    swapped = {sys.executable: python, str(Path(arguments[1]).parent / "some.gguf"): str(gguf)}
-    engine = theirs(run([*(swapped.get(word, word) for word in arguments), "-p", "0"]))
+def test_the_real_one_converts_measures_and_answers(with_peer: Callable[[str], list[str]]) -> None:
+    engine = theirs(run(with_peer("HEADRACE_TEST_OPENVINO_PYTHON")))
     assert engine["threads"] == (native.status().threads or engine["threads"])
     assert engine["settings"]["tg4 with"]

@@ -4,8 +4,8 @@ The fake binding does what llama-cpp-python does when nobody names a number: hal
 """
 
 import json
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.cli.bench import bench
 from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
-from tests.conftest import TEST_HOME
 from tests.tiny_chat import write_chat_model
 
 FAKE = """
@@ -155,13 +154,7 @@ def test_batch_threads_count_too_and_unknown_numbers_do_not() -> None:
 
 
 @pytest.mark.peer
-def test_the_real_binding_says_what_it_uses(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Python that has llama-cpp-python in HEADRACE_TEST_LLAMA_PYTHON, on the GGUF other tests have fetched."""
-    python, gguf = os.environ.get("HEADRACE_TEST_LLAMA_PYTHON"), next(TEST_HOME.glob("*.gguf"), None)
-    if not python or gguf is None:
-        pytest.skip("HEADRACE_TEST_LLAMA_PYTHON names no Python with llama-cpp-python")
-    monkeypatch.delenv("PYTHONPATH")
-    swapped = {sys.executable: python, str(Path(arguments[1]).parent / "some.gguf"): str(gguf)}
-    engines = run([*(swapped.get(word, word) for word in arguments), "-p", "0"])
+def test_the_real_binding_says_what_it_uses(with_peer: Callable[[str], list[str]]) -> None:
+    engines = run(with_peer("HEADRACE_TEST_LLAMA_PYTHON"))
     assert engines["llama.cpp"]["threads"] == (native.status().threads or engines["llama.cpp"]["threads"])
     assert "faster" in engines["llama.cpp"]["settings"]["flash_attention"]

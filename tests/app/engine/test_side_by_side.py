@@ -111,6 +111,24 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, mo
     assert last.kv_used_bytes == 0  # given back
 
 
+def test_steps_are_sent_while_they_are_watched(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Event] = []
+    text = alone(host, 1)
+    host.begin(asked(1), CancelFlag(), watched.append)
+    run(host, watched)
+    monkeypatch.setattr(host, "timed_every", 0)
+    unwatched: list[Event] = []
+    host.begin(asked(1), CancelFlag(), unwatched.append)
+    run(host, unwatched)
+    for events, tokens in ((watched, 20), (unwatched, 0)):
+        deltas = [event for event in events if isinstance(event, Delta)]
+        records = [record for delta in deltas for record in delta.records]
+        assert sum(record.tokens for record in records) == tokens
+        assert len(records) == sum(len(delta.steps) for delta in deltas)
+        assert sum(len(delta.itl_s) for delta in deltas) == 19
+        assert said(events, 1) == text
+
+
 class Broken:
     """A host that runs out of memory with three running requests."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.app.engine.events import Delta, Done, Event, Failed, Prefill
 from headrace.app.server import respond
-from headrace.app.server.engine import Answering
+from headrace.app.server.answering import Answering
 from headrace.app.server.errors import ApiError
 from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.app.server.respond import LeftError, StreamResponse, while_connected

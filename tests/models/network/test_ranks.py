@@ -51,3 +51,10 @@ def test_tensor_parallel_gives_the_same_tokens(two: Ranks, tmp_path: Path, name:
         assert answer["error"] == "UsageError"
     else:
         assert answer == alone(job)
+
+
+@pytest.mark.parametrize("name", models())
+def test_a_pipeline_gives_the_same_tokens(two: Ranks, tmp_path: Path, name: str) -> None:
+    job = {"path": str(written(name, tmp_path)), "batches": _BATCHES, "tokens": 12}
+    job["environment"] = {"HEADRACE_EXACT": "1"}
+    assert two.ask(**job, kind="pipeline", shares=[1, 1.2]) == alone(job)

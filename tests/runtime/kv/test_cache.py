@@ -200,7 +200,7 @@ def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
     buffer = cache.allocated_bytes // (2 * layers)
     assert mx.get_peak_memory() - others <= cache.allocated_bytes + 2 * buffer
     assert mx.get_active_memory() - others == pytest.approx(cache.allocated_bytes, abs=4096)
-    assert mx.get_cache_memory() <= buffer
+    assert mx.get_cache_memory() <= buffer + 4096  # the device's thread may free the last one late, and scalars with it
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 512])

@@ -1,0 +1,151 @@
+"""A rank of the decoder in a pipeline: consecutive layers, between ranks that have those before and behind.
+
+Rank 0 has the embedding, the first layers and the head: the last rank sends its output back. Activations go from rank
+to rank, which a ring connects. Dimensions: N tokens of a pass, E hidden size, P size of a layer's own input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, cast
+
+import mlx.core as mx
+
+from headrace.models.network.config import DecoderConfig
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.parameters import Parameters
+from headrace.runtime.errors import UsageError
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVPass, PassRow
+from headrace.runtime.ops import Ops, Weight
+from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ranks.group import Group
+from headrace.runtime.ranks.split import Split
+
+_LAYERS = "model.layers."
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The layers of one rank. config: of these layers alone."""
+
+    whole: DecoderConfig
+    config: DecoderConfig
+    layers: range
+    rank: int
+
+    def take(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Return this rank's tensors, its layers numbered from 0."""
+        taken: dict[str, mx.array] = {}
+        for name, array in arrays.items():
+            if not name.startswith(_LAYERS):
+                if self.rank == 0:
+                    taken[name] = array
+                continue
+            number, _, rest = name.removeprefix(_LAYERS).partition(".")
+            if int(number) in self.layers:
+                taken[f"{_LAYERS}{int(number) - self.layers.start}.{rest}"] = array
+        return taken
+
+
+def stage(config: DecoderConfig, split: Split, rank: int) -> Stage:
+    """Return a rank's layers. Raises UsageError for fewer layers than ranks.
+
+    Layers that read the K/V of an earlier one are on its rank.
+    """
+    own = stage_ranges(config, split)[rank]
+    layers = tuple(
+        replace(layer, source=None if layer.source is None else layer.source - own.start)
+        for layer in config.layers[own.start : own.stop]
+    )
+    return Stage(config, replace(config, layers=layers), own, rank)
+
+
+def stage_ranges(config: DecoderConfig, split: Split) -> list[range]:
+    """Return the layers of each rank, in proportion to the shares."""
+    ranges = split.ranges(len(config.layers))
+    edges = [own.start for own in ranges]
+    for rank, edge in enumerate(edges):
+        sources = [layer.source for layer in config.layers[edge:] if layer.source is not None]
+        edges[rank] = min([edge, *sources])
+    if sorted(set(edges)) != edges:
+        raise UsageError(f"pipeline: the last layers of {config.architecture} share K/V, which leaves a rank without")
+    return [range(first, last) for first, last in zip(edges, [*edges[1:], len(config.layers)], strict=True)]
+
+
+class StageDecoder(Decoder):
+    """One rank's layers; on rank 0 also embedding and head."""
+
+    def __init__(
+        self, part: Stage, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
+    ) -> None:
+        self._group, self._stage = group, part
+        super().__init__(part.config, parameters, ops, dtype, kv)
+
+    def follow(self, kv: KVPass) -> list[mx.array]:
+        """Run rank 0's pass; return what to evaluate."""
+        width = self.config.hidden_size + self.config.input_size * (len(self._stage.whole.layers) - self._first)
+        x = self._group.receive((1, sum(row.count for row in kv.rows), width), self.dtype, self._group.rank - 1)
+        sent = self._run(x, kv)
+        kv.advance()
+        return kv.arrays if sent is None else [sent]
+
+    def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """Run the layers of all ranks; see `Decoder`."""
+        sent = self._run(x, kv)
+        assert sent is not None
+        mx.async_eval(sent)  # also if no row is wanted: the other ranks append
+        if not (wanted := _wanted(kv.rows)):
+            return x[:, :0, : self.config.hidden_size]
+        shape = (1, wanted, self.config.hidden_size)
+        return self._group.receive(shape, self.dtype, self._group.size - 1)
+
+    def kv_backend(self, options: KVOptions) -> KVBackend:
+        """See `Decoder`. All but the last rank want the output of every row."""
+        backend = super().kv_backend(options)
+        return backend if self._last else cast(KVBackend, _AllOutput(backend))
+
+    @property
+    def _first(self) -> int:
+        return self._stage.layers.start
+
+    @property
+    def _last(self) -> bool:
+        return self._stage.layers.stop == len(self._stage.whole.layers)
+
+    def _run(self, x: mx.array, kv: KVPass) -> mx.array | None:
+        """Run this rank's layers and send their output on; None if none is wanted. x (1, N, E + P of layers left)."""
+        group, own = self._group, self.config.hidden_size + self.config.input_size * len(self._layers)
+        out = super().layers(x[..., :own] if x.shape[-1] > own else x, kv)
+        if self._last:
+            wanted = _wanted(kv.rows)
+            return group.send(out[:, :wanted], 0) if wanted else None
+        if x.shape[-1] > own:
+            out = mx.concatenate([out, x[..., own:]], axis=-1)
+        return group.send(out, group.rank + 1)
+
+    def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
+        if self._stage.rank == 0:
+            super()._read_ends(replace(config, layers=self._stage.whole.layers), parameters)
+            return
+        self._table = self._head = Weight(mx.zeros((1, 1), self.dtype))
+        self._norm, self._inputs, self.vocab_size = mx.zeros((1,), self.dtype), None, config.vocab_size
+
+
+class _AllOutput:
+    """A K/V backend whose passes return the output of all rows."""
+
+    def __init__(self, backend: KVBackend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        return self._backend.make_passes([replace(row, output=True) for row in rows])
+
+
+def _wanted(rows: Sequence[PassRow]) -> int:
+    """Return the tokens up to the last one with logits."""
+    ends = accumulate(row.count for row in rows)
+    return max((end for end, row in zip(ends, rows, strict=True) if row.logits), default=0)
