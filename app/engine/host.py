@@ -112,10 +112,7 @@ class EngineHost:
 
     @classmethod
     def load(cls, spec: ModelSpec, progress: Progress) -> "EngineHost":
-        """Fetch the model if necessary, and load it. Raises the errors of `resolve` and `load_model`.
-
-        A draft model that does not fit is left out, with a note.
-        """
+        """Fetch the model if need be, and load it; a draft that does not fit is left out. Raises the errors of both."""
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
