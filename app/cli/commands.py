@@ -174,7 +174,7 @@ def cli() -> None:
     if on_intel and click.get_current_context().invoked_subcommand != "doctor":
         raise HeadraceError(
             "this Python is built for Intel, and MLX has no GPU there",
-            "install headrace into an arm64 Python, on a Mac with Apple silicon",
+            "headrace needs an arm64 Python on a Mac with Apple silicon; `headrace doctor` shows the way",
         )
 
 

@@ -114,8 +114,11 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
 
 
 def findings(report: Report) -> list[Finding]:
-    """Return all problems, broken things first."""
-    found = [*report.failures, *_software(report), *_places_findings(report)]
+    """Return all problems, broken things first. A Python without MLX is the only finding on its software."""
+    found = [*_intel(report)]
+    if not found:
+        found = [*report.failures, *_software(report)]
+    found += _places_findings(report)
     if report.machine:
         found += [*_backend(report, report.machine), *_kernels(report, report.machine), *_speed(report)]
     found += [*_memory(report)]
@@ -127,10 +130,23 @@ def _software(report: Report) -> list[Finding]:
     missing = [name for name, version in report.versions.items() if version is None and name != "headrace"]
     if missing:
         found.append(Finding("broken", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"))
-    if report.system.get("sysctl.proc_translated") == "1":
-        what = "this Python is built for Intel and runs under Rosetta, without access to the GPU"
-        found.append(Finding("broken", what, "install headrace into an arm64 Python"))
     return found
+
+
+def _intel(report: Report) -> list[Finding]:
+    """Return a finding for a Python of a Mac that MLX has no wheels for."""
+    if report.system.get("sysctl.proc_translated") == "1":
+        what = "this Python runs under Rosetta as an Intel program, and MLX has no GPU there"
+        do = (
+            "turn off `Open using Rosetta` of the terminal (Finder: Get Info), then install headrace again with Python "
+            "of python.org or of Homebrew in /opt/homebrew"
+        )
+        return [Finding("broken", what, do)]
+    if report.system.get("machdep.cpu.brand_string", "").startswith("Intel"):
+        return [
+            Finding("broken", "this Mac has an Intel processor, and MLX needs Apple silicon", "use another machine")
+        ]
+    return []
 
 
 def _places_findings(report: Report) -> list[Finding]:

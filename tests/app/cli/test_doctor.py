@@ -85,7 +85,7 @@ def test_healthy_machines_have_no_findings() -> None:
     [
         (replace(MAC, power=PowerState(True, 40, True, True)), ["battery", "low power mode", "throttled"]),
         (replace(MAC, power=PowerState(False, 40, False, False, "moderate")), ["warm"]),
-        (replace(MAC, system={"sysctl.proc_translated": "1"}), ["broken: this Python is built for Intel"]),
+        (replace(MAC, system={"sysctl.proc_translated": "1"}), ["broken: this Python runs under Rosetta"]),
         (replace(MAC, swap_used=6 * GIB), ["6.00 GiB of swap"]),
         (replace(MAC, budget=Budget(8 * GIB, GIB, GIB // 2, "free")), ["little memory"]),
         (replace(MAC, peak=replace(MAC.peak, bytes_per_second=100e9) if MAC.peak else None), ["under half"]),
@@ -104,6 +104,21 @@ def test_each_trouble_is_found_with_something_to_do(report: Report, expected: li
     assert len(found) == len(expected)
     assert all(part in line for part, line in zip(expected, found, strict=True))
     assert all(finding.do for finding in findings(report))
+
+
+@pytest.mark.parametrize(
+    ("translated", "chip", "expected"),
+    [("1", "Apple M4", "runs under Rosetta"), ("0", "Intel(R) Core(TM) i7", "this Mac has an Intel processor")],
+)
+def test_without_mlx_the_kind_of_python_is_the_only_finding(translated: str, chip: str, expected: str) -> None:
+    """Advice to install MLX would fail: it has no wheels there."""
+    system = {"sysctl.proc_translated": translated, "machdep.cpu.brand_string": chip}
+    failures = [Finding("broken", "MLX does not work here: No module named 'mlx'", "reinstall")]
+    versions = {**MAC.versions, "mlx": None, "mlx-lm": None}
+    intel = replace(MAC, machine=None, budget=None, peak=None, system=system, versions=versions, failures=failures)
+    [found] = what(intel)
+    assert expected in found
+    assert "pip install" not in findings(intel)[0].do
 
 
 def test_missing_compiler_is_the_first_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
