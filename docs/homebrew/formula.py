@@ -152,7 +152,7 @@ def _source(arguments: argparse.Namespace) -> list[str]:
     """Return the formula's lines on where headrace comes from."""
     if not arguments.url:
         clone = 'file://#{ENV.fetch("HOMEBREW_CLONE", "")}'
-        return ['license "MIT"', f'head "{clone}", using: :git']
+        return ['license "MIT"', f'head "{clone}", using: :git, branch: "main"']
     digest = hashlib.sha256(arguments.wheel.read_bytes()).hexdigest()
     homepage = [f'homepage "{arguments.homepage}"'] if arguments.homepage else []
     return [*homepage, f'url "{arguments.url}", using: :nounzip', f'sha256 "{digest}"', 'license "MIT"']

@@ -2,7 +2,7 @@
 class Headrace < Formula
   desc "Run language models locally and see what every token costs"
   license "MIT"
-  head "file://#{ENV.fetch("HOMEBREW_CLONE", "")}", using: :git
+  head "file://#{ENV.fetch("HOMEBREW_CLONE", "")}", using: :git, branch: "main"
 
   depends_on arch: :arm64
   depends_on macos: :sonoma

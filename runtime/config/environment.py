@@ -16,9 +16,10 @@ THREADS = "HEADRACE_THREADS"
 KERNELS = "HEADRACE_KERNELS"
 EXACT = "HEADRACE_EXACT"
 WIRED = "HEADRACE_WIRED"
+SENSORS = "HEADRACE_SENSORS"
 DEBUG = "HEADRACE_DEBUG"
 API_KEY = "HEADRACE_API_KEY"
-_KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, DEBUG, API_KEY)
+_KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, SENSORS, DEBUG, API_KEY)
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _MAX_THREADS = 1024
@@ -81,6 +82,11 @@ def wired() -> bool:
     return _switch(WIRED, otherwise=True)
 
 
+def sensors() -> bool:
+    """Return whether energy, temperature and GPU load may be read."""
+    return _switch(SENSORS, otherwise=True)
+
+
 def debug() -> bool:
     """Return whether to show tracebacks and the output of child processes."""
     return _switch(DEBUG)
@@ -88,7 +94,7 @@ def debug() -> bool:
 
 def check() -> list[str]:
     """Validate all variables; return a line for each name that looks misspelt. Raises UsageError."""
-    threads(), reference_kernels(), exact(), wired(), debug()
+    threads(), reference_kernels(), exact(), wired(), sensors(), debug()
     return [line for name in sorted(os.environ) if (line := _near_miss(name)) is not None]
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.runtime.config import environment
 from headrace.runtime.machine import darwin
 from headrace.runtime.machine.hardware import ReadFile, read_file
 
@@ -44,7 +45,12 @@ _Made = TypeVar("_Made")
 
 
 def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensors:
-    """Return the sensors of this machine. backend: of `Machine`. Takes milliseconds; a reading well under one."""
+    """Return the sensors of this machine, none with HEADRACE_SENSORS=0. backend: of `Machine`.
+
+    Takes milliseconds; a reading takes well under one.
+    """
+    if not environment.sensors():
+        return Readings
     if backend == "cuda" and (found := _attempt(lambda: _nvidia(importlib.import_module("pynvml")))) is not None:
         return _until_it_fails(found)
     if sys.platform == "darwin":

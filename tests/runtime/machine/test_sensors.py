@@ -68,6 +68,13 @@ def test_no_sensors_give_no_readings(tmp_path: Path) -> None:
     assert linux(tmp_path / "none", tmp_path / "none", Clock())() == Readings(energy_parts="CPU")
 
 
+def test_sensors_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml())
+    assert sensors("cuda")().power_w is not None
+    monkeypatch.setenv("HEADRACE_SENSORS", "0")
+    assert sensors("cuda")() == Readings()
+
+
 def _nvml(**more: Any) -> Any:
     asked: list[object] = []
     return SimpleNamespace(
