@@ -1,12 +1,16 @@
 """The server against the engine without HTTP: speed of one and of eight clients, first tokens, peers.
 
-    python -m tests.bench.serve [--rounds 5] [--tokens 128] [--agent 14000]
+    python -m tests.bench.serve [--rounds 5] [--tokens 256] [--speculate off] [--agent 14000]
         [--llama-python PYTHON --gguf FILE] [--mlx-model DIR]
 
-One streaming client against `headrace run`, eight at once against `headrace bench --batch 8`, in turns, so that each
-ratio is of neighbours in time. Clients measure with their own clock: time to the first text, and tokens after it over
-the time between the first and the last. Peers: llama-cpp-python's server (`--llama-python`, `--gguf`) and mlx-lm's
-(`--mlx-model`), each in turn with this one, on the same weights and as many threads.
+One streaming client against `headrace run` on the same prompt, eight at once against `headrace bench --batch 8`, in
+pairs whose order alternates, so that each ratio is of neighbours in time. Draft tokens are off: a server has learned
+from the answers before, and each prompt has its own acceptance. Clients measure with their own clock: time to the first
+text, and tokens after it over the time between the first and the last; they keep bytes and times, and parse afterwards.
+On Linux the CPU time per token of each process is shown, which other programs change less than the rates.
+
+Peers: llama-cpp-python's server (`--llama-python`, `--gguf`) and mlx-lm's (`--mlx-model`), each in turn with this one,
+on the same weights and as many threads.
 """
 
 import argparse
@@ -20,19 +24,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2 as httpx
+import psutil
 
 from tests.server_process import ServerProcess
 
 TOPICS = ("rivers", "mills", "bridges", "clouds", "glass", "bread", "trains", "bees")
 NO_END = {"2": -100}  # the default model's end of turn, so that every answer has its length
 WAIT_S = 600.0
+_SETTLE_S = 2.0  # for the idle work of a new server
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +62,40 @@ class Reply:
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, tokens: int, **fields: Any) -> Reply:
-    """Stream one answer."""
+    """Stream one answer. Its bytes are read as they come, and parsed at the end."""
     body = {
         "model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True}, **fields,
     }  # fmt: skip
-    sent, began, ended, usage = time.perf_counter(), 0.0, 0.0, {}
+    sent, pieces = time.perf_counter(), list[tuple[float, bytes]]()
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line[6:])
-                usage = chunk.get("usage") or usage
-                if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
-                    ended = time.perf_counter()
-                    began = began or ended
+        async for piece in response.aiter_raw():
+            pieces.append((time.perf_counter(), piece))
+    began, ended, usage, held = 0.0, 0.0, {}, b""
+    for at, piece in pieces:
+        *lines, held = (held + piece).split(b"\n")
+        for chunk in (json.loads(line[6:]) for line in lines if line.startswith(b"data: {")):
+            usage = chunk.get("usage") or usage
+            if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
+                began, ended = began or at, at
     count = usage.get("completion_tokens", tokens)
     return Reply(sent, began, ended, count, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
 
+def new_prompt(topic: str) -> str:
+    """Return a prompt that has nothing in common with others."""
+    return f"{random.random()}: Write a long essay about {topic}."
+
+
 async def ask_all(root: str, clients: int, tokens: int, **fields: Any) -> list[Reply]:
     """Stream an answer to each of so many clients at once, to prompts that have nothing in common."""
-    prompts = [f"{random.random()}: Write a long essay about {topic}." for topic in TOPICS[:clients]]
+    prompts = [new_prompt(topic) for topic in TOPICS[:clients]]
+    return await ask_each(root, prompts, tokens, **fields)
+
+
+async def ask_each(root: str, prompts: Sequence[str], tokens: int, **fields: Any) -> list[Reply]:
+    """Stream an answer to each prompt at once."""
     async with httpx.AsyncClient(base_url=root, timeout=WAIT_S) as client:
         return list(await asyncio.gather(*(ask(client, prompt, tokens, **fields) for prompt in prompts)))
 
@@ -87,11 +106,10 @@ def together(replies: list[Reply]) -> float:
     return sum(reply.rate for reply in replies) if end > begin else 0.0
 
 
-def run_alone(tokens: int) -> tuple[float, float]:
+def run_alone(prompt: str, tokens: int, speculate: str) -> tuple[float, float]:
     """Return tokens per second and the time to the first text of `headrace run`."""
-    prompt = f"{random.random()}: Write a long essay about {TOPICS[0]}."
     command = [sys.executable, "-m", "headrace", "run", prompt, "-n", str(tokens), "-t", "0", "--json", "-q"]
-    command += ["--logit-bias", "2=-100"]
+    command += ["--logit-bias", "2=-100", "--speculate", speculate]
     document = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return document["decode_tokens_per_second"], document["ttft_s"]
 
@@ -165,20 +183,66 @@ def median(values: list[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def compare_with_engine(root: str, arguments: argparse.Namespace) -> None:
+T = TypeVar("T")
+Costs = dict[str, float]
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time of all threads of a process; 0 where the system does not tell it exactly."""
+    times = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in times) / 1e9
+
+
+def costing(server: ServerProcess, tokens: int, work: Callable[[], T]) -> tuple[T, Costs]:
+    """Return the result of `work`, and the CPU microseconds per token of each process in it."""
+    http = psutil.Process(server.process.pid)
+    named = {"HTTP": http, "engine": http.children()[0], "client": psutil.Process()}
+    before = {name: cpu_seconds(process) for name, process in named.items()}
+    result = work()
+    return result, {name: (cpu_seconds(one) - before[name]) / tokens * 1e6 for name, one in named.items()}
+
+
+def in_turns(number: int, first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
+    """Call both, in an order that alternates."""
+    if number % 2:
+        later = second()
+        return first(), later
+    return first(), second()
+
+
+def compare_with_engine(server: ServerProcess, arguments: argparse.Namespace) -> None:
     """Print the server's ratios to the engine without HTTP."""
-    rates, later, batches = list[float](), list[float](), list[float]()
-    for _ in range(arguments.rounds):
-        alone, ttft_s = run_alone(arguments.tokens)
-        (reply,) = asyncio.run(ask_all(root, 1, arguments.tokens, logit_bias=NO_END))
-        rates.append(reply.rate / alone)
-        later.append((reply.ttft_s - ttft_s) * 1e3)
-        eight = asyncio.run(ask_all(root, 8, arguments.tokens, logit_bias=NO_END))
-        batches.append(together(eight) / bench_batch(arguments.tokens, 8))
-        print(f"  run {alone:.0f} tok/s, server {reply.rate:.0f}, 8 clients {together(eight):.0f}", flush=True)
+    rates, later, batches, costs = list[float](), list[float](), list[float](), list[list[Costs]]([[], []])
+    tokens, fields = arguments.tokens, {"logit_bias": NO_END, "speculate": arguments.speculate}
+    for number in range(arguments.rounds):
+        prompt = new_prompt(TOPICS[0])
+
+        def one(prompt: str = prompt) -> tuple[float, float]:
+            work = partial(asyncio.run, ask_each(server.root, [prompt], tokens, **fields))
+            (reply,), cost = costing(server, tokens, work)
+            costs[0].append(cost)
+            return reply.rate, reply.ttft_s
+
+        def eight() -> float:
+            work = partial(asyncio.run, ask_all(server.root, 8, tokens, **fields))
+            replies, cost = costing(server, 8 * tokens, work)
+            costs[1].append(cost)
+            return together(replies)
+
+        (alone, ttft_s), (rate, first_s) = in_turns(
+            number, partial(run_alone, prompt, tokens, arguments.speculate), one
+        )
+        rates.append(rate / alone)
+        later.append((first_s - ttft_s) * 1e3)
+        batch, all_s = in_turns(number, partial(bench_batch, tokens, 8), eight)
+        batches.append(all_s / batch)
+        print(f"  run {alone:.0f} tok/s, server {rate:.0f}; bench {batch:.0f}, 8 clients {all_s:.0f}", flush=True)
     print(f"one client over run, tok/s:    {median(rates)}")
     print(f"its first text later by, ms:   {median(later)}")
     print(f"8 clients over bench batch 8:  {median(batches)}")
+    for clients, found in zip((1, 8), costs, strict=True):
+        each = (f"{name} {statistics.median(cost[name] for cost in found):.0f}" for name in found[0])
+        print(f"CPU us per token, {clients} clients: {', '.join(each)}")
 
 
 def compare_with_peers(root: str, arguments: argparse.Namespace) -> None:
@@ -244,7 +308,8 @@ def main() -> None:
     """Run the comparisons and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--speculate", default="off", help="of `run` and of the clients")
     parser.add_argument("--agent", type=int, default=0, help="tokens of the long prompt; 0: leave it out")
     parser.add_argument("--llama-python", help="interpreter with llama-cpp-python and its server")
     parser.add_argument("--gguf", type=Path, help="the default model's file, for --llama-python")
@@ -257,8 +322,9 @@ def main() -> None:
     home = os.environ.get("HEADRACE_HOME")
     with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(home or folder), "-q") as server:
         asyncio.run(ask_all(server.root, 1, 8))
+        time.sleep(_SETTLE_S)
         if not arguments.peers_only:
-            compare_with_engine(server.root, arguments)
+            compare_with_engine(server, arguments)
         if arguments.agent:
             second_turn(server.root, arguments.agent)
         if arguments.llama_python or arguments.mlx_model:
