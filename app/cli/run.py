@@ -71,6 +71,9 @@ def run(arguments: RunArguments) -> int:
     the settings file (model, system prompt, context, sampling, --save; `headrace paths` finds it), then from the model.
     """
     arguments.check()
-    from headrace.app.cli.run_answer import run_answer  # imported late: `headrace run --help` needs none of it
+    from headrace.runtime.machine.garbage import importing
+
+    with importing():
+        from headrace.app.cli.run_answer import run_answer  # late: `headrace run --help` needs none of it
 
     return run_answer(arguments)

@@ -48,6 +48,7 @@ from headrace.app.engine.events import (
 from headrace.app.engine.throttle import throttled
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
 from headrace.runtime.errors import EngineError, HeadraceError
+from headrace.runtime.machine.garbage import importing
 
 if TYPE_CHECKING:
     from headrace.app.engine.host import EngineHost
@@ -209,7 +210,8 @@ class Server:
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
-        from headrace.app.engine.host import EngineHost
+        with importing():
+            from headrace.app.engine.host import EngineHost
 
         progress = throttled(lambda stage, done, total: self._send(LoadProgress(stage, done, total)))
         self._host = EngineHost.load(spec, progress)
