@@ -43,9 +43,10 @@ def bench(ctx: click.Context, /, **options: Any) -> int:
     keep_awake()
     given = BenchOptions(**options)
     hosts = chosen_hosts(given.hosts, given.split)
-    if hosts is not None and (given.quality or given.peers or given.profile or len(given.models) > 1):
+    if hosts is not None and (given.quality or given.peers or given.profile or given.threads or len(given.models) > 1):
         raise UsageError(
-            "--hosts measures one model of headrace alone", "leave out --quality, --vs, --profile and other models"
+            "--hosts measures one model of headrace alone",
+            "leave out --quality, --vs, --profile, other models, and --threads for HEADRACE_THREADS",
         )
     if given.quality:
         from headrace.app.cli.bench_quality import bench_quality

@@ -26,6 +26,8 @@ from headrace.app.hosts.split_choice import chosen_split
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError
+from headrace.runtime.machine.hardware import machine
+from headrace.runtime.ops import native
 from headrace.runtime.ranks.leader import Leader, listen
 from headrace.runtime.ranks.link import RankLostError, accept
 from headrace.runtime.ranks.split import Split
@@ -61,12 +63,13 @@ class Ranks:
         examine: for `doctor`: ranks run no model, and nothing is refused. Raises HeadraceError.
         """
         env, files = self._environment()
+        threads = self._threads()
         with listen(self.hosts.hosts[0].address) as probe:
             address = None if examine else list(self._listener.getsockname()[:2])
             order = {"versions": own_versions(), "model": model, "key": self._key.hex(), "address": address}
             order["probe"] = list(probe.getsockname()[:2])
             for host in self.hosts.hosts[1:]:
-                process = RankProcess(host, env, files)
+                process = RankProcess(host, [*env, *threads] if host.local else env, files)
                 self.processes.append(process)
                 process.send({**order, "rank": host.rank})
             self.reports = [{"versions": own_versions(), "machine": machine_facts(), "model": model}]
@@ -161,8 +164,6 @@ class Ranks:
         """Return the variables and temporary files of the other ranks, and set those of rank 0."""
         env, files = self._connections()
         env += self.hosts.envs
-        if (here := self.hosts.local_ranks) > 1 and environment.THREADS not in os.environ:
-            env.append(f"{environment.THREADS}={max(1, (os.cpu_count() or 1) // here)}")
         os.environ.update(dict(line.split("=", 1) for line in env) | {"MLX_RANK": "0"})
         for name, content in files.items():
             with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".json", delete=False) as file:
@@ -170,6 +171,15 @@ class Ranks:
             self._files.append(Path(file.name))
             os.environ[name] = file.name
         return env, files
+
+    def _threads(self) -> list[str]:
+        """Divide this machine's cores among its ranks, unless told otherwise; return the others' variable."""
+        if (here := self.hosts.local_ranks) < 2 or environment.threads():
+            return []
+        threads = max(1, machine().physical_cores // here)
+        if native.status().available:
+            native.set_threads(threads)
+        return [f"{environment.THREADS}={threads}"]
 
     def _connections(self) -> tuple[list[str], dict[str, str]]:
         hosts, backend = self.hosts.hosts, self.hosts.backend

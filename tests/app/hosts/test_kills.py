@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.hosts.killed import PHASES, Run
+from tests.app.hosts.killed import PHASES, Run, kill_ranks
 from tests.tiny_chat import write_chat_model
 
 
@@ -73,3 +73,9 @@ def test_a_closed_socket_ends_the_run(run: Callable[[str], Run]) -> None:
     assert code == 1
     assert "rank 1 (localhost)" in errors
     assert it.no_orphan()
+
+
+@pytest.mark.nightly
+def test_random_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    kill_ranks(tmp_path, 200, 0)
