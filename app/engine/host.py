@@ -150,6 +150,7 @@ class EngineHost:
             activations=loaded.activations,
             compute_flops=self.idle.compute_flops,
             thinking_levels=self._answerer.chat_prompt.has_levels,
+            ranks=loaded.ranks,
         )
 
     def warm_up(self) -> None:

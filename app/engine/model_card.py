@@ -19,7 +19,7 @@ class ModelCard:
     thinks: the chat template has <think> sections. thinking_levels: it takes levels of thinking. peak, compute_flops:
     None until measured (`PeakMeasured`). spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading.
     notes: lines for the user. kv: name of the K/V format; None: that of mlx-lm's classes.
-    activations: bits of prompts' activations.
+    activations: bits of prompts' activations. ranks: a line per rank, if several machines share the model.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ModelCard:
     activations: int = 16
     compute_flops: float | None = None
     thinking_levels: bool = False
+    ranks: tuple[str, ...] = ()
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -58,4 +58,4 @@ def load_on_hosts(
         ranks.close()
         raise
     note = f"{ranks.split.kind} parallel on {', '.join(ranks.hosts.names)}"
-    return replace(loaded, notes=[*loaded.notes, note]), ranks
+    return replace(loaded, notes=[*loaded.notes, note], ranks=tuple(ranks.lines())), ranks

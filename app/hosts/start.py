@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -132,6 +132,17 @@ class Ranks:
                         raise EngineError(f"{process.host.name} {how}") from error
                 if time.monotonic() > until:
                     raise
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line per rank: its part of the model, and the link to it."""
+        assert self.split is not None
+        for host, share in zip(self.hosts.hosts, self.split.shares, strict=True):
+            part = (
+                f"{share / sum(self.split.shares):.0%} of {'each layer' if self.split.kind == 'tensor' else 'layers'}"
+            )
+            link = self.links.get(host.rank)
+            speed = f", link {link.latency_s * 1e6:,.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s" if link else ""
+            yield f"{host.name}: {part}{speed}"
 
     def close(self) -> None:
         """End all ranks; a second call does nothing."""

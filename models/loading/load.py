@@ -66,6 +66,7 @@ class LoadedModel:
     generation_defaults: dict[str, Any]
     notes: list[str] = field(default_factory=list)  # messages for the user about the loaded weights
     kv: KVFormat | None = None  # K/V storage format; None: mlx-lm's default
+    ranks: tuple[str, ...] = ()  # a line per rank for the user, if several machines share it
 
     @property
     def activations(self) -> int:

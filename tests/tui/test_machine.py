@@ -92,6 +92,13 @@ def test_what_is_not_known_is_not_said() -> None:
     assert MachineSection(metrics).lines(metrics, 50, 6)[0].plain == "–"
 
 
+def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
+    metrics = LiveMetrics()
+    metrics.ready(ModelFacts(name="m", ranks=("rank 0 (a): 67% of each layer", "rank 1 (b): 33%")), MachineFacts())
+    lines = [line.plain for line in MachineSection(metrics).lines(metrics, 50, 6)]
+    assert lines[:2] == ["rank 0 (a): 67% of each layer", "rank 1 (b): 33%"]
+
+
 def test_ours_and_theirs_are_told_apart_without_colour() -> None:
     line = _lines(CROWDED, 1)[0]
     assert "█▒" in line

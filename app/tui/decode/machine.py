@@ -23,7 +23,15 @@ class MachineSection(Section):
     def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last
         held = (last.active_memory_bytes >> 20, last.peak_memory_bytes >> 20) if last else None
-        return id(metrics), metrics.load, metrics.contention, held, metrics.machine, metrics.model.kernels
+        return (
+            id(metrics),
+            metrics.load,
+            metrics.contention,
+            held,
+            metrics.machine,
+            metrics.model.kernels,
+            metrics.model.ranks,
+        )
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         each = metrics.energy.joules_per_token
@@ -33,6 +41,7 @@ class MachineSection(Section):
         )
         machine = metrics.machine
         about = [
+            *(Content.styled(rank) for rank in metrics.model.ranks),
             _bandwidth(metrics),
             _allocated(metrics),
             Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),

@@ -33,6 +33,7 @@ class ModelFacts:
     cost: StepCost | None = None
     load_s: float = 0.0
     kernels: str = ""
+    ranks: tuple[str, ...] = ()  # a line per rank, if several machines share the model
 
 
 @dataclass(frozen=True, slots=True)

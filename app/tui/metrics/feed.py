@@ -87,6 +87,7 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         kv_bytes_at_limit=card.cost.kv_bytes(card.context_limit),
         cost=card.cost,
         load_s=card.load_s,
+        ranks=card.ranks,
         kernels=" ".join(dict.fromkeys(card.kernels.values())),
     )
     nominal = machine.nominal_bandwidth
