@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from headrace.app.bench.show.energy_view import energy_cell
 from headrace.app.bench.show.formats import circumstances, label, mbu_cell
 from headrace.app.bench.show.intervals import interval, spread
 from headrace.app.output.document import Document
@@ -123,6 +124,8 @@ def _tiles(document: Document) -> str:
             tiles.append((used, "of the measured memory bandwidth (MBU)"))
         if decode["roofline_tokens_per_second"]:
             tiles.append((f"{speed_text(decode['roofline_tokens_per_second'])} tok/s", "roofline"))
+        if energy := energy_cell(decode):
+            tiles.append((energy, "per token, net of idle power"))
     if prefill:
         tiles.append((f"{speed_text(prefill['tokens_per_second']['mean'])} tok/s", f"prefill, {label(prefill)}"))
     cells = "".join(

@@ -221,6 +221,7 @@ def test_blocks_have_a_zero_baseline() -> None:
 def test_the_report_stands_alone() -> None:
     page = html(DOCUMENT)
     assert page == html(DOCUMENT)
+    assert "<b>47.6 mJ</b><span>per token, net of idle power</span>" in page
     assert all(line in page for line in THREADS)
     assert page.count("<svg") == page.count("</svg>") == 6
     assert "tiny &lt;b&gt;" in page
