@@ -62,26 +62,29 @@ class Ranks:
             self.process.stdout.close()
 
 
-def answers(network: Any, limit: int, job: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens of each prompt, in one batch, sampled if the job has a seed."""
+def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of each prompt and their log probabilities, batch after batch."""
     from headrace.runtime.engine.engine import Engine
     from headrace.runtime.engine.request import Request, Step
     from headrace.runtime.sampling.params import SamplingParams
 
     engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
-    texts: list[list[int]] = []
+    found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": network.cost.weight_bytes}
     for batch in job["batches"]:
-        sequences, tokens = [], {}
+        sequences, steps = [], dict[Any, list[Step]]()
         for number, prompt in enumerate(batch):
             how = SamplingParams(temperature=0.8, seed=number) if job.get("sampled") else SamplingParams(temperature=0)
-            request = Request(prompt, max_tokens=job["tokens"], sampling=how, speculate=job.get("speculate", "off"))
-            sequences.append(engine.submit(request))
+            guesses = job.get("speculate", "off")
+            sequences.append(engine.submit(Request(prompt, job["tokens"], how, speculate=guesses, logprobs=0)))
         while engine.has_work:
             for sequence, event in engine.step():
                 if isinstance(event, Step):
-                    tokens.setdefault(sequence, []).extend(event.tokens)
-        texts += [tokens[sequence] for sequence in sequences]
-    return texts
+                    steps.setdefault(sequence, []).append(event)
+        for own in (steps[sequence] for sequence in sequences):
+            found["tokens"].append([token for step in own for token in step.tokens])
+            found["logprobs"].append([each.chosen for step in own for each in step.logprobs or ()])
+            found["drafted"] += sum(step.record.proposed for step in own)
+    return found
 
 
 def _lead(size: int) -> None:
@@ -112,7 +115,7 @@ def _lead(size: int) -> None:
                     context=job.get("context", 256),
                     kv=kv_format(job["kv"]) if "kv" in job else None,
                 )
-                answer: Any = {"tokens": answers(loaded.network, loaded.context_limit, job)}
+                answer = answers(loaded.network, loaded.context_limit, job)
             except HeadraceError as error:
                 answer = {"error": type(error).__name__, "message": str(error)}
         print(json.dumps(answer), flush=True)

@@ -63,7 +63,7 @@ def load_ranked(
         }
     )
     leader.answers(ANSWER_S)  # each has found the model
-    place = Place(Group.join(backend), split)
+    place = Place(Group.join(backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(resolved, context=context, kv=kv, force=force, place=place)
     limit = min([loaded.context_limit, *(answer["context"] for answer in leader.answers(None))])
     return replace(loaded, network=cast(Network, LeaderNetwork(loaded.network, leader)), context_limit=limit)

@@ -4,9 +4,18 @@ Contract: all ranks call the same collectives in the same order. Results are laz
 cannot be interrupted: `runtime.ranks.link` ends the process of a rank that waits for a lost one.
 """
 
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import mlx.core as mx
 
 from headrace.runtime.errors import EngineError
+
+JOIN_S = 8
+_GUARD = 'sleep "$1"; kill -0 "$3" 2>&- && echo "headrace: $2" >&2 && kill -9 "$3"'
 
 
 class Group:
@@ -20,10 +29,14 @@ class Group:
         self._receiving = None if raw is None else mx.new_stream(mx.cpu)
 
     @classmethod
-    def join(cls, backend: str = "ring") -> "Group":
-        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. Raises EngineError if one is missing."""
+    def join(cls, backend: str = "ring", others: str = "the other ranks") -> "Group":
+        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. others: their names.
+
+        Ends the process, with a line on standard error, if that takes more than JOIN_S. Raises EngineError.
+        """
         try:
-            return cls(mx.distributed.init(strict=True, backend=backend))
+            with _ended_after(JOIN_S, f"{others} did not connect in {JOIN_S} s"):
+                return cls(mx.distributed.init(strict=True, backend=backend))
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
 
@@ -42,3 +55,19 @@ class Group:
     def receive(self, shape: tuple[int, ...], dtype: mx.Dtype, rank: int) -> mx.array:
         """Return what another rank sends."""
         return mx.distributed.recv(shape, dtype, rank, group=self._raw, stream=self._receiving)
+
+
+@contextmanager
+def _ended_after(seconds: int, line: str) -> Iterator[None]:
+    """End this process unless the block ends in time: MLX connects with the interpreter lock held, so no thread can."""
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "sh", str(seconds), line, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        os.killpg(guard.pid, signal.SIGKILL)
+        guard.wait()

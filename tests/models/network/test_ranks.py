@@ -6,27 +6,41 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import mlx.core as mx
 import pytest
 
 from headrace.models.loading import load
 from headrace.models.loading.load import load_model
+from headrace.runtime.ops import native
+from headrace.runtime.ops.kv_format import kv_format
 from tests import mlx_lm_models, tiny
 from tests.rank_process import Ranks, answers
 
 _LONG = [(5 * i) % 90 for i in range(140)]
 _BATCHES = [[_LONG], [[*_LONG, 7, 8], [1, 2, 3], _LONG[30:60]]]  # the second begins with a cached prefix
+_EIGHT = [[[*_LONG[start : start + 9], *_LONG[:start]] for start in range(0, 40, 5)]]
+_MODELS = [*tiny.EVERY, *mlx_lm_models.MODELS]
 _NO_TENSOR = ("olmo2", "olmo3", "minimax", "granite-hybrid", "falcon-h1-normed")  # norms over all heads
+_EXACT = {"HEADRACE_EXACT": "1"}
+_STOCK = {"HEADRACE_KERNELS": "reference"}
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason="stock MLX on a CPU takes too long")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(tmp_path_factory.mktemp("ranks"), 2)
+    yield from _ranks(tmp_path_factory, 2)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    yield from _ranks(tmp_path_factory, 3)
+
+
+def _ranks(factory: pytest.TempPathFactory, size: int) -> Iterator[Ranks]:
+    ranks = Ranks(factory.mktemp("ranks"), size)
     yield ranks
     ranks.close()
-
-
-def models() -> list[str]:
-    return [*tiny.EVERY, *mlx_lm_models.MODELS]
 
 
 def written(name: str, folder: Path) -> Path:
@@ -35,26 +49,73 @@ def written(name: str, folder: Path) -> Path:
     return mlx_lm_models.write_mlx_lm_model(folder / name, mlx_lm_models.config_of(name))
 
 
-def alone(job: dict[str, Any]) -> Any:
-    """Return the tokens of one rank."""
-    with patch.dict(os.environ, job.get("environment", {})), patch.object(load, "_tokenizer"):
-        loaded = load_model(Path(job["path"]), name="tiny", context=256)
-        return {"tokens": answers(loaded.network, loaded.context_limit, job)}
+def job_of(path: Path, **changes: Any) -> dict[str, Any]:
+    return {"path": str(path), "batches": _BATCHES, "tokens": 8, "environment": {}, **changes}
 
 
-@pytest.mark.parametrize("name", models())
-def test_tensor_parallel_gives_the_same_tokens(two: Ranks, tmp_path: Path, name: str) -> None:
-    job = {"path": str(written(name, tmp_path)), "batches": _BATCHES, "tokens": 12}
-    job["environment"] = {"HEADRACE_EXACT": "1"}
+def alone(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the answers of one rank."""
+    kv = kv_format(job["kv"]) if "kv" in job else None
+    with patch.dict(os.environ, job["environment"]), patch.object(load, "_tokenizer"):
+        loaded = load_model(Path(job["path"]), name="tiny", context=256, kv=kv)
+        return answers(loaded.network, loaded.context_limit, job)
+
+
+def differences(answer: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """Return the largest difference of a log probability, after a check that tokens are equal."""
+    assert answer.get("tokens") == wanted["tokens"], answer
+    pairs = zip(answer["logprobs"], wanted["logprobs"], strict=True)
+    return max(abs(a - b) for own, others in pairs for a, b in zip(own, others, strict=True))
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Path, name: str) -> None:
+    job = job_of(written(name, tmp_path), environment=_EXACT)
+    wanted = alone(job)
+    assert differences(two.ask(**job, kind="pipeline", shares=[1, 1.2]), wanted) < 1e-6
     answer = two.ask(**job, kind="tensor", shares=[1, 1])
     if name.startswith(_NO_TENSOR):
         assert answer["error"] == "UsageError"
     else:
-        assert answer == alone(job)
+        assert differences(answer, wanted) < 2e-6
 
 
-@pytest.mark.parametrize("name", models())
-def test_a_pipeline_gives_the_same_tokens(two: Ranks, tmp_path: Path, name: str) -> None:
-    job = {"path": str(written(name, tmp_path)), "batches": _BATCHES, "tokens": 12}
-    job["environment"] = {"HEADRACE_EXACT": "1"}
-    assert two.ask(**job, kind="pipeline", shares=[1, 1.2]) == alone(job)
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batches": _EIGHT, "sampled": True},
+        {"batches": _EIGHT, "kv": "q8"},
+        {"batches": [[_LONG], [_LONG[:90]] * 2], "tokens": 40, "speculate": "ngram"},
+        {"environment": _STOCK},
+        {"environment": _STOCK, "batches": _EIGHT},
+    ],
+    ids=["sampled", "q8", "guesses", "stock", "stock-batch"],
+)
+def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
+    job = job_of(tiny.quantize_model(plain, tmp_path / "quantized"), **changes)
+    answer, wanted = two.ask(**job, kind=kind, shares=[1, 1]), alone(job)
+    assert differences(answer, wanted) < 2e-3
+    assert (answer["drafted"] > 0) == ("speculate" in changes)
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("tensor", [2, 1, 1]), ("pipeline", [1, 3, 1]), ("tensor", [3, 1, 4])])
+def test_three_ranks_with_unequal_shares(three: Ranks, tmp_path: Path, kind: str, shares: list[float]) -> None:
+    wide = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16, "num_hidden_layers": 5}
+    job = job_of(tiny.write_model(tmp_path / "wide", "llama", changes=wide), environment=_EXACT)
+    assert differences(three.ask(**job, kind=kind, shares=shares), alone(job)) < 2e-6
+
+
+def test_each_rank_holds_its_part(two: Ranks, tmp_path: Path) -> None:
+    job = job_of(written("llama", tmp_path))
+    assert two.ask(**job, kind="tensor", shares=[1, 1])["weights"] <= 0.52 * alone(job)["weights"]
+
+
+def test_models_that_cannot_be_divided_are_refused_by_name(three: Ranks, tmp_path: Path) -> None:
+    path = written("llama", tmp_path)
+    answer = three.ask(**job_of(path), kind="tensor", shares=[1, 1, 1])
+    assert answer["error"] == "UsageError"
+    assert "2 K/V heads" in answer["message"]
+    assert three.ask(**job_of(path), kind="pipeline", shares=[1, 1])["error"] == "UsageError"
+    assert "tokens" in three.ask(**job_of(path), kind="pipeline", shares=[1, 1, 1])
