@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
 from headrace.app.engine.model_card import ModelCard
-from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepParts, StepRecord, Summary
+from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, RankTimes, StepParts, StepRecord, Summary
 
 _RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
 
@@ -66,7 +66,9 @@ _ACHIEVED = "achieved_bandwidth_gb_s"
 
 def _read_step(found: dict[str, Any]) -> StepRecord:
     parts = StepParts(**found["parts"]) if found["parts"] else None
-    return StepRecord(**{name: value for name, value in found.items() if name != _ACHIEVED} | {"parts": parts})
+    ranks = tuple(RankTimes(**times) for times in found["ranks"])
+    read = {name: value for name, value in found.items() if name != _ACHIEVED}
+    return StepRecord(**read | {"parts": parts, "ranks": ranks})
 
 
 def _read_summary(found: dict[str, Any]) -> Summary:

@@ -66,7 +66,11 @@ def load_ranked(
     place = Place(Group.join(backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(resolved, context=context, kv=kv, force=force, place=place)
     limit = min([loaded.context_limit, *(answer["context"] for answer in leader.answers(None))])
-    return replace(loaded, network=cast(Network, LeaderNetwork(loaded.network, leader)), context_limit=limit)
+    return replace(
+        loaded,
+        network=cast(Network, LeaderNetwork(loaded.network, leader, staged=split.kind == "pipeline")),
+        context_limit=limit,
+    )
 
 
 def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> None:

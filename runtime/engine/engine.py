@@ -35,7 +35,7 @@ from headrace.runtime.errors import EngineError, UsageError, expected
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.machine.memory import CACHE_LIMIT, wired
 from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_errors
-from headrace.runtime.metrics.telemetry import PassFacts, PoolStats, StepRecord
+from headrace.runtime.metrics.telemetry import PassFacts, PoolStats, RankTimes, StepParts, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.forced import Forced
@@ -121,6 +121,9 @@ class Engine:
         self._landed = 0.0  # when the newest batch was read
         self._garbage_s = 0.0  # of garbage collection until then
         self.timer = StepTimer()
+        self._rank_times: Callable[[StepParts, float], tuple[RankTimes, ...]] | None = getattr(
+            network, "rank_times", None
+        )
         self._ended: list[Sequence] = []  # whose caches are not released yet
         self._cancelled: list[Sequence] = []
         self.on_release: Callable[[Sequence], None] | None = None  # called before a sequence's cache is released
@@ -378,7 +381,8 @@ class Engine:
         self._landed = now
         parts = self.timer.landed(seconds, max(0.0, in_flight.built - began), decodes=rows > 0 and not fed and follows)
         garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()
-        shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts)
+        ranks = self._rank_times(parts, seconds) if parts is not None and self._rank_times is not None else ()
+        shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts, ranks)
         row = 0
         for chunk in in_flight.chunks:
             sequence = chunk.sequence

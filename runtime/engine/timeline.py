@@ -86,6 +86,7 @@ class Timeline:
             fed=shared.fed,
             gc_s=shared.gc_s,
             parts=shared.parts,
+            ranks=shared.ranks,
         )
         if len(self._latencies) > 1:
             self._bytes += record.step_bytes

@@ -32,6 +32,26 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Seconds of a step on one rank: in its kernels, waiting for other ranks' kernels, and the rest, for collectives.
+
+    The kernels' times are measured, those of other ranks as a mean of recent steps; the others are computed.
+    """
+
+    compute_s: float
+    wait_s: float
+    collective_s: float
+
+
+def rank_times(step_s: float, compute_s: Sequence[float], staged: bool) -> tuple[RankTimes, ...]:
+    """Return each rank's times of a step. staged: ranks compute one after the other, else at once."""
+    busy = sum(compute_s) if staged else max(compute_s)
+    scale = min(1.0, step_s / busy) if busy > 0 else 0.0
+    rest = step_s - busy * scale
+    return tuple(RankTimes(own * scale, (busy - own) * scale, rest) for own in compute_s)
+
+
+@dataclass(frozen=True, slots=True)
 class PassFacts:
     """Facts of a pass, which all its sequences share. The fields are those of `StepRecord`."""
 
@@ -39,6 +59,7 @@ class PassFacts:
     fed: int = 0
     gc_s: float = 0.0
     parts: StepParts | None = None
+    ranks: tuple[RankTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +68,8 @@ class StepRecord:
 
     batch: sequences in its pass, which read `weight_bytes` once for all. proposed: draft tokens of `source` verified in
     it; accepted: those accepted, up to the end of the answer. fed: prompt tokens of other sequences computed in its
-    pass. gc_s: time of Python's garbage collection in it. parts: None if the step was not timed.
+    pass. gc_s: time of Python's garbage collection in it. parts: None if the step was not timed. ranks: rank 0 first;
+    () unless it was timed on several ranks.
     """
 
     index: int
@@ -67,6 +89,7 @@ class StepRecord:
     fed: int = 0
     gc_s: float = 0.0
     parts: StepParts | None = None
+    ranks: tuple[RankTimes, ...] = ()
 
     def __reduce__(self) -> tuple[type["StepRecord"], tuple[Any, ...]]:
         """Pickle as a tuple: one record is sent per token, and a frozen dataclass pickles five times slower."""

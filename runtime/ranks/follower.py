@@ -1,6 +1,7 @@
 """Ranks behind rank 0: they repeat its calls on their own part of the model, and do nothing else."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,10 +9,13 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, PoolFullError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
+
+TOLD_S = 1.0
 
 
 class FollowerNetwork(Protocol):
@@ -77,6 +81,7 @@ class _Repeated:
         self._caches: dict[int, KVCache] = {}
         self._tokens: dict[int, list[int]] = {}
         self._passes: deque[KVPass] = deque()
+        self._clock = _KernelClock(link)
 
     def backend(self, limit: int, max_running: int, keep_prefix: bool) -> None:
         for held in (self._caches, self._tokens, self._passes):
@@ -116,6 +121,7 @@ class _Repeated:
 
     def run(self) -> None:
         kv = self._passes.popleft()
+        self._clock.ran(decodes=all(row.phase == "decode" for row in kv.rows))
         mx.async_eval(self._network.follow(kv))
 
     def evict(self) -> None:
@@ -130,3 +136,29 @@ class _Repeated:
         for held in (self._caches, self._tokens, self._passes):
             held.clear()
         self._backend.clear()
+
+
+class _KernelClock:
+    """Tells rank 0 the seconds that this rank's kernels compute in a decode pass, about every TOLD_S."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._passes, self._began = link, 0, time.monotonic()
+        self._measures = ops.select() is ops.native
+        self._restart()
+
+    def ran(self, *, decodes: bool) -> None:
+        """Count a pass that is about to run. The kernels' clocks show those before it."""
+        if not self._measures:
+            return
+        if not decodes:
+            self._restart()
+        elif self._passes and time.monotonic() - self._began >= TOLD_S:
+            busy = sum(wall - waiting for _, wall, waiting, _ in ops.native.region_times().values())
+            self._link.send({"times": busy / self._passes / 1e9})
+            self._restart()
+        self._passes += decodes
+
+    def _restart(self) -> None:
+        self._passes, self._began = 0, time.monotonic()
+        if self._measures:
+            ops.native.measure_regions(True)

@@ -19,6 +19,7 @@ import mlx.core as mx
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
+from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
 from headrace.runtime.ranks.link import Link, RankLostError, Record, accept
 
@@ -105,6 +106,10 @@ class Leader:
         self.flush()
         return self.answers(None)
 
+    def kernel_seconds(self) -> list[float | None]:
+        """Return the seconds in each follower's kernels of a recent decode pass; None before one is known."""
+        return [link.times for _, link in sorted(self._links.items())]
+
     def lose(self, rank: int, reason: str) -> None:
         """End all ranks because of one."""
         if not self._losing.acquire(blocking=False):
@@ -132,11 +137,17 @@ class Leader:
 class LeaderNetwork:
     """A network of one rank's part, whose passes the followers repeat. All else is the network's own."""
 
-    def __init__(self, network: Network, leader: Leader) -> None:
-        self._network, self._leader = network, leader
+    def __init__(self, network: Network, leader: Leader, *, staged: bool = False) -> None:
+        self._network, self._leader, self._staged = network, leader, staged
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
+
+    def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
+        """Return the times of a step of all ranks, as far as they measure any. parts: of this rank."""
+        others = self._leader.kernel_seconds()
+        own = parts.weights_s + parts.kv_s + parts.sampling_s
+        return () if None in others else rank_times(step_s, [own, *filter(None, others)], self._staged)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
         """Return the network's backend, whose calls the followers repeat."""

@@ -32,6 +32,7 @@ class Link:
 
     def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:
         self.name = name
+        self.times: float | None = None  # seconds in the peer's kernels of a recent decode pass
         self._socket, self._on_lost = connection, on_lost
         self._sending = threading.Lock()
         self._records: SimpleQueue[Record | None] = SimpleQueue()
@@ -78,7 +79,9 @@ class Link:
         try:
             while not self._closed.is_set():
                 record = receive_frame(self._socket, _RECORD_BYTES)
-                if "error" in record:
+                if "times" in record:
+                    self.times = record["times"]
+                elif "error" in record:
                     self._lose(f"failed: {record['error']}")
                 elif record:  # else a heartbeat
                     self._records.put(record)
