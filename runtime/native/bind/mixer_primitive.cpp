@@ -97,7 +97,7 @@ MixerPlan::MixerPlan(const std::string& kind, int heads, int key_heads, int dim,
   if (vectors.norm.has_value()) {
     s.norm_each = vectors.norm->shape() == mx::Shape{rows};
     s.norm_size = vectors.norm->ndim() == 0 ? 0 : vectors.norm->shape(-1);
-    require(s.norm_each || s.norm_size > 0, "a norm has a size");
+    require(s.norm_each || (s.norm_size > 0 && inner % s.norm_size == 0), "a norm divides the result evenly");
     const int parts = s.norm_each ? 1 : inner / static_cast<int>(s.norm_size);
     const bool apart = vectors.norm->ndim() == 2;
     s.norm = keep(vectors.norm, apart ? mx::Shape{parts, inner / parts} : mx::Shape{s.norm_each ? rows : inner}, true);

@@ -354,18 +354,6 @@ class Passes(_Kernels):
             x, made, [place], [layer], states, kept, chance.random() < 0.3, chance.choice((-1, wanted))
         )
 
-
-class Mixers(_Kernels):
-    """Recurrent mixing of several sequences with states of any shape."""
-
-    def call(self, chance: random.Random) -> Any:
-        plan, projected, _ = _mixer(chance)
-        counts = [_number(chance, chance.choice((1, 2, 17))) for _ in range(chance.choice((1, 2, 3)))]
-        x = array(chance, (1, max(0, sum(counts)) % 1000, projected), mx.float32)
-        states = [array(chance, (plan.state_floats,), mx.float32) for _ in counts]
-        y, after = native.kernels.mix_pass(x, states, counts, plan)
-        return [y, *after]
-
     def _slab(
         self, chance: random.Random, blocks: int, layers: int, kv_heads: int, dim: int, kind: mx.Dtype
     ) -> mx.array:
@@ -381,3 +369,15 @@ class Mixers(_Kernels):
         if table and chance.random() < 0.15:
             table[chance.randrange(len(table))] = chance.choice((-1, -1, held, *_ODD))
         return table[:-1] if chance.random() < 0.05 else table
+
+
+class Mixers(_Kernels):
+    """Recurrent mixing of several sequences with states of any shape."""
+
+    def call(self, chance: random.Random) -> Any:
+        plan, projected, _ = _mixer(chance)
+        counts = [_number(chance, chance.choice((1, 2, 17))) for _ in range(chance.choice((1, 2, 3)))]
+        x = array(chance, (1, max(0, sum(counts)) % 1000, projected), mx.float32)
+        states = [array(chance, (plan.state_floats,), mx.float32) for _ in counts]
+        y, after = native.kernels.mix_pass(x, states, counts, plan)
+        return [y, *after]
