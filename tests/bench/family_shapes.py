@@ -121,6 +121,22 @@ _GLM4_MOE = {
 }  # fmt: skip
 
 
+_KIMI_ATTENDS = (3, 7, 11)
+_KIMI = {
+    "model_type": "kimi_linear", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 704,
+    "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 65536,
+    "rope_theta": 1e4, "rms_norm_eps": 1e-5, "model_max_length": _CONTEXT, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": True, "num_experts": 16, "num_experts_per_token": 4,
+    "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "linear_attn_config": {
+        "kda_layers": [i + 1 for i in range(12) if i not in _KIMI_ATTENDS],
+        "full_attn_layers": [i + 1 for i in _KIMI_ATTENDS], "num_heads": 8, "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    },
+}  # fmt: skip
+
+
 _GEMMA4_SLIDES = [i % 5 != 4 for i in range(20)]
 _GEMMA4 = {
     "model_type": "gemma4_text", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 20,
@@ -258,8 +274,19 @@ FAMILIES: dict[str, FamilyShape] = {
         {"layer_scalar": "layer_scalar.weight"},
         {"rope_freqs.weight": [1.0] * 64 + [1e30] * 192},
     ),
+    "kimi-linear": FamilyShape(
+        _KIMI,
+        "kimi-linear",
+        {
+            **_common(_KIMI), **_MIXED, "attention.kv_lora_rank": 512, "attention.key_length": 576,
+            "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128,
+            "attention.head_count_kv": _where(12, _KIMI_ATTENDS, 1), "rope.dimension_count": 64, "kda.head_dim": 128,
+            "ssm.conv_kernel": 4, "expert_shared_count": 1, "expert_gating_func": 2,
+        },
+        {**_STACKS, "embed_q": "k_b_proj", "unembed_out": "v_b_proj", "_conv.conv.": "_conv1d."},
+    ),
     "llama": _dense("llama", "llama", {}),
-    "olmo2": _dense("olmo2", "olmo2", {}),
+    "olmo2": _dense("olmo2", "olmo2", {}, tie_word_embeddings=False),  # llama.cpp takes no tied ones
     "exaone4": _dense(
         "exaone4", "exaone4", {}, sliding_window=None, sliding_window_pattern=None, rope_scaling=None
     ),

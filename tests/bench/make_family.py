@@ -58,7 +58,7 @@ def values(tensor: Tensor) -> npt.NDArray[np.float32]:
     """Return values of a plain parameter that keep activations bounded."""
     last = tensor.name.rpartition(".")[2]
     if last == "A_log":
-        return np.log(np.linspace(1, 16, tensor.shape[0], dtype=np.float32))
+        return np.log(np.linspace(1, 16, math.prod(tensor.shape), dtype=np.float32)).reshape(tensor.shape)
     if "norm" in tensor.name or last in ("D", "layer_scalar"):
         return np.ones(tensor.shape, np.float32)
     draw = np.random.default_rng(len(tensor.name))
@@ -150,12 +150,15 @@ def _as_llama(tensor: Tensor, name: str, family: FamilyShape) -> npt.NDArray[np.
     array = values(tensor)
     if name.endswith(("ssm_a", "ssm_d")):
         array = -np.exp(array) if name.endswith("ssm_a") else array
-        return array if family.architecture.startswith("qwen35") else array[:, None]
+        whole = family.architecture.startswith("qwen35") or array.ndim > 1
+        return array if whole else array[:, None]
     if name.endswith("gate_inp_shexp.weight"):
         return array[0]
+    if family.architecture == "kimi-linear" and array.ndim == 3:
+        return np.ascontiguousarray(array.swapaxes(1, 2)[None])
     if "conv" in name and array.ndim == 3:
         return np.ascontiguousarray(array[..., 0])
-    if name.endswith("ssm_norm.weight") and not family.architecture.startswith("qwen35"):
+    if name.endswith("ssm_norm.weight") and not family.architecture.startswith(("qwen35", "kimi")):
         return array.reshape(family.keys["ssm.group_count"], -1)
     return array
 
