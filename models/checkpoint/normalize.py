@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # Families whose older configs always have head_dim.
 _STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe", "falcon_h1")
 # Other names of the maximum context, and transformers' defaults for nested sections without it.
-_CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
+_CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length", "model_max_length")
 _CONTEXTS = {"gemma3_text": 131072, "gemma2": 8192, "gemma": 8192, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
 # Class defaults that transformers omits from nested sections.
 _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -119,6 +119,8 @@ def shape_of_gguf(file: Path) -> StepShape:
         if target.rows is not None:  # some of a fused tensor's
             nbytes = nbytes * len(target.rows) // tensor.shape[target.axis]
         shape = target.stored or target.shape
+        if target.index is not None:  # one of a stack
+            shape, nbytes = shape[1:], nbytes // shape[0]
         tensors[target.name] = TensorInfo("U8", shape, file, nbytes * len(target.sources))
         if is_quantized(tensor) and not target.plain:
             settings[target.module] = stored_groups(tensor)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from headrace.models.gguf.affine import Affine
 from headrace.models.gguf.config import Config, generation_config, model_config
 from headrace.models.gguf.container import Container, RawTensor, open_container
-from headrace.models.gguf.joined import joined
+from headrace.models.gguf.joined import joined, matrix_of
 from headrace.models.gguf.layered import LAYERED
 from headrace.models.gguf.layered.parts import Vector
 from headrace.models.gguf.metadata import Metadata
@@ -142,8 +142,13 @@ def _factors(container: Container, name: str) -> list[float] | None:
     return [float(factor) for factor in to_plain(tensor)[0].view("<f4")]
 
 
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without axes of one in front, which llama.cpp's quantized files lack."""
+    return shape[next((axis for axis, size in enumerate(shape) if size != 1), len(shape) - 1) :]
+
+
 def _check_shape(tensor: RawTensor, target: Target) -> None:
-    if tensor.shape != target.shape:
+    if _without_ones(tensor.shape) != _without_ones(target.shape):
         raise CheckpointError(f"tensor {tensor.name} has shape {tensor.shape}, the metadata asks for {target.shape}")
 
 
@@ -165,6 +170,8 @@ def _write_weights(
         for target in wanted:
             tensor = container.tensors[target.source]
             joined_error = 0.0
+            if target.index is not None:
+                tensor = matrix_of(tensor, target.index)
             if target.below:
                 tensor, joined_error = joined(tensor, container.tensors[target.below])
             if _is_packed(tensor, target):

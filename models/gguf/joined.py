@@ -7,6 +7,12 @@ from gguf.quants import dequantize, quantize
 from headrace.models.gguf.container import RawTensor
 
 
+def matrix_of(stack: RawTensor, index: int) -> RawTensor:
+    """Return one matrix of a stack."""
+    rows = stack.data.shape[0] // stack.shape[0]
+    return RawTensor(stack.name, stack.type, stack.shape[1:], stack.data[index * rows : (index + 1) * rows])
+
+
 def joined(above: RawTensor, below: RawTensor) -> tuple[RawTensor, float]:
     """Return (one matrix of the rows of two, the error of that). Two types become 8-bit blocks."""
     shape = (above.shape[0] + below.shape[0], *above.shape[1:])

@@ -80,11 +80,13 @@ class Metadata:
             raise self._wrong(key, f"a list of {length} times true or false", value)
         return value
 
-    def numbers(self, key: str, length: int) -> list[float]:
+    def numbers(self, key: str, length: int, *, infinite: bool = False) -> list[float]:
+        """Return a list of numbers. infinite: they may be infinite."""
         value = self._get(key, None)
         if not isinstance(value, list) or len(value) != length:
             raise self._wrong(key, f"a list of {length} numbers", value)
-        if not all(isinstance(item, int | float) and math.isfinite(item) for item in value):
+        fits = (lambda item: not math.isnan(item)) if infinite else math.isfinite
+        if not all(isinstance(item, int | float) and fits(item) for item in value):
             raise self._wrong(key, "a list of finite numbers", value)
         return [float(item) for item in value]
 

@@ -20,7 +20,7 @@ class Target:
     shape: of the tensor, in elements. rows: row of the tensor for each row in the network (matrices: second axis from
     the end). columns: block of columns for each block in the network. values: "minus_one" subtracts 1, "log" takes the
     logarithm of the negative. stored: shape of an unquantized tensor in the network, if another. plain: never
-    quantized. below: tensor of the same shape whose rows follow; empty for none.
+    quantized. below: tensor of the same shape whose rows follow; empty for none. index: of the matrix in a stack.
     """
 
     source: str
@@ -33,6 +33,7 @@ class Target:
     stored: tuple[int, ...] | None = None
     plain: bool = False
     below: str = ""
+    index: int | None = None
 
     @property
     def name(self) -> str:

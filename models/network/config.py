@@ -20,7 +20,6 @@ from headrace.models.network.layer_config import LayerConfig, RopeConfig, has_po
 from headrace.models.network.mixer_config import mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_CONTEXT = {"kimi_linear": "model_max_length"}  # keys, where they differ
 _MILLION = ("gemma3_text", "lfm2", "lfm2_moe")  # their default rope_theta
 
 
@@ -110,7 +109,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=fields.count("vocab_size"),
-        context_length=fields.count(_CONTEXT.get(architecture, "max_position_embeddings"), default=2048),
+        context_length=fields.count("max_position_embeddings", default=2048),
         norm_eps=fields.positive(family.eps) / residual**2,
         tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
         layers=_layers(fields, family, rope, local_rope),

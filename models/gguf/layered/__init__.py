@@ -4,10 +4,10 @@ Each becomes the layout of mlx-lm's class; facts of the files are those of llama
 
     parts       tensors of a layer, and their targets
     common      entries and tensors that many share
-    delta, gemma, lfm, mamba, mixtures, others      families
+    delta, gemma, gemma3n, kimi, lfm, mamba, mixtures, others      families
 """
 
-from headrace.models.gguf.layered import delta, gemma, lfm, mamba, mixtures, others
+from headrace.models.gguf.layered import delta, gemma, gemma3n, kimi, lfm, mamba, mixtures, others
 from headrace.models.gguf.layered.parts import Contents, LayeredArchitecture
 
 __all__ = ["LAYERED", "Contents", "LayeredArchitecture"]
@@ -31,4 +31,6 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "phi2": others.PHI2,
     "apertus": others.APERTUS,
     "llama4": others.LLAMA4,
+    "gemma3n": gemma3n.GEMMA3N,
+    "kimi-linear": kimi.KIMI_LINEAR,
 }

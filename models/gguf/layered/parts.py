@@ -52,6 +52,7 @@ class Part:
     optional: bool = False
     source: str = ""
     below: str = ""  # a further tensor of this shape, whose rows follow
+    index: int | None = None  # of one matrix, where the tensor is a stack
 
 
 Parts = Mapping[str, Part]
@@ -174,6 +175,7 @@ def _target(part: Part, source: str, at: str, sizes: Sizes, orders: Orders) -> T
         stored=shape_of(part.stored, sizes) if part.stored else None,
         plain=part.plain,
         below=f"{block}.{_named(part.below)}" if part.below else "",
+        index=part.index,
     )
 
 

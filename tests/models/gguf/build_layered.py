@@ -165,6 +165,20 @@ _MLA_KEYS: dict[str, Any] = {
     "attention.kv_lora_rank": 32, "attention.key_length": 40, "attention.value_length": 32,
     "attention.key_length_mla": 24, "attention.value_length_mla": 16, "rope.dimension_count": 8,
 }  # fmt: skip
+_GEMMA3N: Shapes = {
+    **_norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "altup_router_norm", "laurel_post_norm"),
+    "inp_gate.weight": (256, HIDDEN), "proj.weight": (HIDDEN, 256), "post_norm.weight": (HIDDEN,),
+    "altup_correct_coef.weight": (4, 4), "altup_correct_scale.weight": (HIDDEN,), "altup_predict_coef.weight": (16, 4),
+    "altup_router.weight": (4, HIDDEN), "laurel_l.weight": (64, HIDDEN), "laurel_r.weight": (HIDDEN, 64),
+}  # fmt: skip
+_MLA_AT_ONCE = {name: shape for name, shape in _MLA.items() if "attn_q_" not in name} | {"attn_q.weight": (96, HIDDEN)}
+_KDA: Shapes = {
+    **_norms("attn_norm", "ffn_norm"), **{f"attn_{name}.weight": (4 * 32, HIDDEN) for name in "qkv"},
+    **{f"ssm_conv1d_{name}.weight": (1, 4 * 32, 1, 4) for name in "qkv"}, "ssm_beta.weight": (4, HIDDEN),
+    **{f"ssm_{name}_a.weight": (32, HIDDEN) for name in "fg"}, "ssm_a": (1, 1, 4, 1), "ssm_dt.bias": (4 * 32,),
+    **{f"ssm_{name}_b.weight": (4 * 32, 32) for name in "fg"}, **_norms("ssm_norm", size=32),
+    "attn_output.weight": (HIDDEN, 4 * 32),
+}  # fmt: skip
 _NEMOTRON_NORM = _norms("attn_norm")
 _SQUARED: Shapes = {"ffn_up.weight": (INNER, HIDDEN), "ffn_down.weight": (HIDDEN, INNER)}
 _NEMOTRON_EXPERTS: Shapes = {
@@ -339,6 +353,33 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
                     "xielu.beta": [0.5, 0.5], "xielu.eps": [-1e-6, -1e-6]},
         _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_SQUARED},) * 2),
     ),
+    "gemma3n": (  # llama.cpp has fixed sizes, and shares the K/V of the first 20 layers
+        "gemma3n",
+        {
+            **_ATTENTION_KEYS, "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": ([True] * 4 + [False]) * 5,
+            "attention.shared_kv_layers": 5, "embedding_length_per_layer_input": 256, "altup.num_inputs": 4,
+            "altup.active_idx": 0, "activation_sparsity_scale": [1.6448533535003662] * 10 + [-math.inf] * 15,
+            "rope.freq_base_swa": 5e3, "final_logit_softcapping": 30.0,
+        },
+        _layers(
+            *({**_GEMMA3N, **_attention(), **_head_norms(), **_mlp()},) * 25, tied=True,
+            per_layer_token_embd__weight=(VOCAB, 25 * 256), per_layer_model_proj__weight=(25 * 256, HIDDEN),
+            per_layer_proj_norm__weight=(256,), altup_proj__weight=(3, HIDDEN, HIDDEN),
+            altup_unembd_proj__weight=(3, HIDDEN, HIDDEN),
+        ),
+    ),
+    "kimi-linear": (
+        "kimi-linear",
+        {
+            **_MLA_KEYS, "attention.q_lora_rank": 0, "attention.head_count_kv": [0, 1, 0], "kda.head_dim": 32,
+            "ssm.conv_kernel": 4,
+        },
+        _layers(
+            {**_KDA, **_mlp()}, {**_MLA_AT_ONCE, **_experts(shared=32), **_SCORES},
+            {**_KDA, **_experts(shared=32), **_SCORES},
+        ),
+    ),
     "llama4": (
         "llama4",
         {
@@ -355,7 +396,11 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
 def tensors_of(variant: str, seed: int = 0) -> Weights:
     """Random tensors in float32, as the file has them."""
     rng = np.random.default_rng(seed)
-    return {name: _random(rng, name, shape) for name, shape in LAYERED[variant][2].items()}
+    made = {name: _random(rng, name, shape) for name, shape in LAYERED[variant][2].items()}
+    for name in made:
+        if variant == "gemma3n" and name.endswith("post_ffw_norm.weight"):
+            made[name] /= 64  # llama.cpp divides a variance by one less, which shows in so few numbers
+    return made
 
 
 def write_layered(path: Path, variant: str, *, matrices: str = "F32", tensors: Weights | None = None) -> Path:

@@ -25,7 +25,7 @@ from tests.watched import split
 
 RECORDED = json.loads((HERE / "llama_cpp_layered.json").read_text())
 # llama.cpp's CPU kernels take GELU from a table in half precision.
-TOLERANCE = {"gemma4": 2e-3, "gemma4-mixture": 2e-3, "starcoder2": 2e-3, "phi2": 2e-3}
+TOLERANCE = {"gemma3n": 8e-3, "gemma4": 2e-3, "gemma4-mixture": 2e-3, "starcoder2": 2e-3, "phi2": 2e-3}
 
 
 def convert(source: Path) -> Path:
