@@ -12,8 +12,8 @@ namespace headrace::HEADRACE_ISA {
 // Most bands read side by side. The hardware prefetcher follows each page separately, and one page at a time does not reach full
 // memory bandwidth.
 constexpr int kMostBands = 4;
-// Prefetch distance in bytes; the hardware prefetcher restarts at every page.
-constexpr int64_t kWordsAhead = 2048;
+// Prefetch distance in bytes, of all bands read side by side; the hardware prefetcher restarts at every page.
+constexpr int64_t kWordsAhead = 8192;
 
 // Most activation rows per word, and the vectors of a band that fit the registers beside them.
 constexpr int kMostRows = kAccumulators / 2 < 8 ? kAccumulators / 2 : 8;
@@ -86,7 +86,7 @@ template <class X, Type T, int M, int R, int B>
   const int64_t apart = here.words_apart / static_cast<int64_t>(sizeof(uint32_t));
   const auto* words = reinterpret_cast<const uint32_t*>(here.words) + lane;
   const int64_t group_bytes = group_words * kBand * static_cast<int64_t>(sizeof(uint32_t));
-  const int64_t groups_ahead = group_bytes < kWordsAhead ? kWordsAhead / group_bytes : 1;
+  const int64_t groups_ahead = B * group_bytes < kWordsAhead ? kWordsAhead / (B * group_bytes) : 1;
   const float* scales = x + X::scales_at(w);
   const float* sums = x + X::sums_at(w);
 #pragma GCC unroll 8

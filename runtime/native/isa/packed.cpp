@@ -173,7 +173,7 @@ inline void round_query(const float* x, int64_t dim, const Packing& packing, Pac
   query.scale = top / 32767 + sum(spoiled);
   for (int64_t begin = 0, g = 0; begin < dim; begin += packing.group, ++g) {
     const int64_t size = dim - begin < packing.group ? dim - begin : packing.group;
-    query.sums[g] = round_values<16 / Bits>(x + begin, size, 32767 / top, query.pairs + begin / 2);
+    query.sums[g] = sum(round_values<16 / Bits>(x + begin, size, 32767 / top, query.pairs + begin / 2));
     query.biases[g] = whole_word(-128.0f * query.sums[g]);
   }
 }

@@ -81,15 +81,6 @@ inline void round_queries(const float* const* q, int64_t count, int64_t dim, flo
   for (int64_t i = 0; i < dim * kRoundedRows; i += W) store(rows.acc + i, zero());
 }
 
-// Lane i of the result is the largest of v[i].
-inline vf maxima(vf (&v)[W]) {
-  transpose(v);
-  for (int apart = W / 2; apart > 0; apart /= 2) {
-    for (int i = 0; i < apart; ++i) v[i] = max(v[i], v[i + apart]);
-  }
-  return v[0];
-}
-
 template <Type T>
 inline void round_keys(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block) {
   const int64_t stride = round_up(kv.dim / 2, W);

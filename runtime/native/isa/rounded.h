@@ -67,9 +67,9 @@ inline vf every_other(vf a, vf b, std::integer_sequence<int, Lane...>) {
   return __builtin_shufflevector(a, b, (Lane / Run * 2 * Run + Odd * Run + Lane % Run)...);
 }
 
-// out: `count` values, times `factor` and rounded, as pairs. Returns their sum.
+// out: `count` values, times `factor` and rounded, as pairs. The lanes of the result add up to their sum.
 template <int Run>
-inline float round_values(const float* x, int64_t count, float factor, float* out) {
+inline vf round_values(const float* x, int64_t count, float factor, float* out) {
   constexpr int kApart = Run < W ? W : Run;  // from the vector with the first of a pair to that with the second
   vf total = zero();
   int64_t i = 0;
@@ -98,33 +98,61 @@ inline float round_values(const float* x, int64_t count, float factor, float* ou
       __builtin_memcpy(out + i / 2 + j, &pair, sizeof pair);
     }
   }
-  return sum(total) + rest;
+  return rest == 0 ? total : add(total, load_first(&rest, 1));
 }
 
-// The largest magnitude of a group of values, at least 1e-30. Adds 0 to `spoiled`, NaN for non-finite values.
-inline float largest(const float* x, int64_t group, vf& spoiled) {
+inline vf magnitude(vf v) { return max(v, sub(zero(), v)); }
+
+// The largest magnitude of a group of values in any lane, at least 1e-30. Adds 0 to `spoiled`, NaN for non-finite values.
+inline vf largest_lanes(const float* x, int64_t group, vf& spoiled) {
   vf top = set1(1e-30f);
   for (int64_t i = 0; i < group; i += W) {
     const vf v = load(x + i);
-    top = max(top, max(v, sub(zero(), v)));
+    top = max(top, magnitude(v));
     spoiled = add(spoiled, sub(v, v));
   }
-  return maximum(top);
+  return top;
 }
 
+inline float largest(const float* x, int64_t group, vf& spoiled) { return maximum(largest_lanes(x, group, spoiled)); }
+
+// Lane i of the result is the largest of v[i].
+inline vf maxima(vf (&v)[W]) {
+  transpose(v);
+  for (int apart = W / 2; apart > 0; apart /= 2) {
+    for (int i = 0; i < apart; ++i) v[i] = max(v[i], v[i + apart]);
+  }
+  return v[0];
+}
+
+// Lane i of the result is the largest() of group i of `count`.
+inline vf largest_of_each(const float* x, int64_t group, int64_t count, vf& spoiled) {
+  vf tops[W];
+  for (int i = 0; i < W; ++i) tops[i] = i < count ? largest_lanes(x + i * group, group, spoiled) : zero();
+  return maxima(tops);
+}
+
+// Sums are exact, below 2^24.
 template <class F>
 inline void round_row(const Matrix& w, const float* x, float* out) {
   using X = Pairs<F>;
-  float* scales = out + X::scales_at(w);
-  float* sums = out + X::sums_at(w);
+  const int64_t groups = w.groups();
+  float *scales = out + X::scales_at(w), *sums_to = out + X::sums_at(w);
   vf spoiled = zero();
-  for (int64_t g = 0; g < w.groups(); ++g) {
-    const float* from = x + g * w.group;
-    const float top = largest(from, w.group, spoiled);
-    scales[g] = top / 32767;
-    sums[g] = scales[g] * round_values<X::kWords>(from, w.group, 32767 / top, out + g * w.group / 2);
+  for (int64_t first = 0; first < groups; first += W) {
+    const int64_t here = groups - first < W ? groups - first : W;
+    const vf top = largest_of_each(x + first * w.group, w.group, here, spoiled), scale = div(top, set1(32767));
+    alignas(64) float factors[W];
+    store(factors, div(set1(32767), top));
+    vf totals[W] = {};
+    for (int64_t i = 0; i < here; ++i) {
+      const int64_t at = (first + i) * w.group;
+      totals[i] = round_values<X::kWords>(x + at, w.group, factors[i], out + at / 2);
+    }
+    store_first(scales + first, scale, here);
+    store_first(sums_to + first, mul(scale, sums(totals)), here);
   }
-  sums[0] += sum(spoiled);  // which is in every product
+  sums_to[0] += sum(spoiled);  // which is in every product
 }
 
 // 16 values in the order of Quads: byte j of word s is value j * kWords + s of those of a dword.
@@ -137,84 +165,114 @@ inline void order_bytes(const int8_t* from, float* out, std::integer_sequence<in
   __builtin_memcpy(out, &v, sizeof v);
 }
 
-// out: a group's values over their scale, rounded. Returns their sum.
-template <int Words>
-inline float round_bytes(const float* x, int64_t group, float factor, float* out) {
+// out: a group's values, given by value(i), over their scale, rounded. The lanes of the result add up to their sum.
+template <int Words, class Value>
+inline vf round_bytes(int64_t group, float factor, float* out, const Value& value) {
   vf total = zero();
   alignas(16) int8_t bytes[32];
   for (int64_t i = 0; i < group; i += W) {
-    const vf whole = round_even(mul(load(x + i), set1(factor)));
+    const vf whole = round_even(mul(value(i), set1(factor)));
     total = add(total, whole);
     store_bytes(bytes + i, to_whole(whole));
   }
   for (int64_t i = 0; i < group; i += 16) order_bytes<Words>(bytes + i, out + i / 4, std::make_integer_sequence<int, 16>{});
-  return sum(total);
+  return total;
 }
 
-// The first place of a group's value of magnitude `top`; 0 if NaN hides it.
-inline uint32_t place_of(const float* x, int64_t group, float top) {
-  for (int64_t i = 0; i < group; i += W) {
-    const vf v = load(x + i);
-    const uint32_t lanes = lanes_with(max(v, sub(zero(), v)), top);
-    if (lanes != 0) return static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(lanes));
-  }
-  return 0;
+// The first of `count` numbers that is `x`; 0 if NaN hides it. Numbers come in vectors, value(i).
+template <class Value>
+inline int64_t place_of(int64_t count, float x, const Value& value) {
+  uint32_t lanes = 0;
+  for (int64_t i = 0; i < count; i += W) lanes |= lanes_with(value(i), x) << i;
+  const int64_t at = lanes == 0 ? 0 : __builtin_ctz(lanes);
+  return at < count ? at : 0;
 }
 
-// Group g of a row whose largest magnitude `top` is an outlier, the `number`th.
+// W lanes from `i` on, of which lane `at` is 1 and the others are 0; both are below 32.
+inline vf one_at(int64_t at, int64_t i) {
+  static constexpr auto kLanes = [] {
+    struct {
+      float number[96];
+    } lanes{};
+    lanes.number[32] = 1;
+    return lanes;
+  }();
+  return load(kLanes.number + 32 - at + i);
+}
+
+// Group g of a row whose largest magnitude `top` is an outlier, the `number`th; the sum of what it is rounded to, in any lane.
 template <class X>
-inline void round_outlier(const Matrix& w, const float* x, int64_t g, float top, int64_t number, float* out) {
+inline vf round_outlier(const Matrix& w, const float* x, int64_t g, float top, int64_t number, float* out) {
   using F = typename X::F;
   const int64_t group = X::group(w), count = X::outliers(w);
-  float *scales = out + X::scales_at(w), *sums = out + X::sums_at(w), *entry = sums + X::groups(w) + number;
-  alignas(64) float values[32];
-  __builtin_memcpy(values, x + g * group, static_cast<size_t>(group) * sizeof(float));
-  const uint32_t at = place_of(values, group, top);
-  const float outlier = values[at], high = top / (1 << kOutlierBits);
-  values[at] = 0;
-  vf spoiled = zero();
-  const float second = largest(values, group, spoiled), peak = second > high ? second : high;
-  const float whole = __builtin_rintf(outlier * (127 / peak)), step = 1 << kOutlierBits;
-  const float upper = __builtin_rintf(whole / step);
-  values[at] = (whole - step * upper) * (peak / 127);  // rounded to what it is
-  scales[g] = peak / 127;
-  sums[g] = scales[g] * (round_bytes<X::kWords>(values, group, 127 / peak, out + g * group / X::kEach) + step * upper);
+  float *scales = out + X::scales_at(w), *entry = out + X::sums_at(w) + X::groups(w) + number;
+  x += g * group;
+  const int64_t at = place_of(group, top, [&](int64_t i) { return magnitude(load(x + i)); });
+  const auto others = [&](int64_t i) { return sub(load(x + i), mul(load(x + i), one_at(at, i))); };
+  vf seconds = zero();
+  for (int64_t i = 0; i < group; i += W) seconds = max(seconds, magnitude(others(i)));
+  const float high = top / (1 << kOutlierBits), second = maximum(seconds), peak = second > high ? second : high;
+  const float factor = 127 / peak, whole = __builtin_rintf(x[at] * factor), step = 1 << kOutlierBits;
+  const float upper = __builtin_rintf(whole / step), scale = peak / 127;
+  const vf lower = set1((whole - step * upper) * scale);  // rounded to what it is
+  scales[g] = scale;
+  const vf total = round_bytes<X::kWords>(group, factor, out + g * group / X::kEach,
+                                          [&](int64_t i) { return fma(lower, one_at(at, i), others(i)); });
   const auto put = [&](int64_t part, int64_t word) {
     const auto narrow = static_cast<uint32_t>(word);
     __builtin_memcpy(entry + part * count, &narrow, sizeof narrow);
   };
   const int64_t value = g * group + at, in_dword = value % F::kSteps;
   const auto byte = static_cast<uint8_t>(upper == upper ? static_cast<int>(upper) : 0);  // NaN is in the sums
-  entry[0] = scales[g] * step;
+  entry[0] = scale * step;
   put(1, static_cast<int64_t>(byte) << (8 * (in_dword / X::kWords)));
   put(2, value / F::kSteps * kBand);
   put(3, in_dword % X::kWords * F::kBits);
   put(4, value / w.group * kBand);
+  const float upper_sum = step * upper;
+  return add(total, load_first(&upper_sum, 1));
 }
 
 template <class F>
 inline void round_row_coarsely(const Matrix& w, const float* x, float* out) {
   using X = Quads<F>;
   const int64_t group = X::group(w), groups = X::groups(w);
-  float *scales = out + X::scales_at(w), *sums = out + X::sums_at(w);
+  float *scales = out + X::scales_at(w), *sums_to = out + X::sums_at(w);
   vf spoiled = zero();
   for (int64_t first = 0; first < groups; first += kOutlierRun) {
     const int64_t here = groups - first < kOutlierRun ? groups - first : kOutlierRun;
-    float tops[kOutlierRun];
-    for (int64_t i = 0; i < here; ++i) {
-      const int64_t g = first + i;
-      tops[i] = largest(x + g * group, group, spoiled);
-      scales[g] = tops[i] / 127;
-      sums[g] = scales[g] * round_bytes<X::kWords>(x + g * group, group, 127 / tops[i], out + g * group / X::kEach);
+    alignas(64) float tops[kOutlierRun], factors[kOutlierRun];
+    vf left[kOutlierRun / W], totals[kOutlierRun];  // magnitudes of groups without outliers so far
+    for (int64_t i = 0; i < kOutlierRun; i += W) {
+      const vf top = largest_of_each(x + (first + i) * group, group, here - i, spoiled);
+      left[i / W] = top;
+      store(tops + i, top);
+      store(factors + i, div(set1(127), top));
+      if (i < here) store_first(scales + first + i, div(top, set1(127)), here - i < W ? here - i : W);
     }
+    uint32_t chosen = 0;
     for (int64_t n = 0; n < (here + 3) / 4; ++n) {
-      int64_t best = 0;
-      for (int64_t i = 1; i < here; ++i) best = tops[i] > tops[best] ? i : best;
-      round_outlier<X>(w, x, first + best, tops[best], first / 4 + n, out);
-      tops[best] = 0;
+      vf most = left[0];
+      for (int64_t i = 1; i < kOutlierRun / W; ++i) most = max(most, left[i]);
+      const int64_t best = place_of(here, maximum(most), [&](int64_t i) { return left[i / W]; });
+      for (int64_t i = 0; i < kOutlierRun; i += W) left[i / W] = sub(left[i / W], mul(left[i / W], one_at(best, i)));
+      chosen |= 1u << best;
+      totals[best] = round_outlier<X>(w, x, first + best, tops[best], first / 4 + n, out);
+    }
+    for (int64_t i = 0; i < kOutlierRun; ++i) {
+      if (i >= here) totals[i] = zero();
+      if (i >= here || (chosen >> i & 1) != 0) continue;
+      const int64_t at = (first + i) * group;
+      totals[i] = round_bytes<X::kWords>(group, factors[i], out + at / X::kEach, [&](int64_t j) { return load(x + at + j); });
+    }
+    for (int64_t i = 0; i < here; i += W) {
+      vf some[W];
+      for (int j = 0; j < W; ++j) some[j] = totals[i + j];
+      const int64_t lanes = here - i < W ? here - i : W;
+      store_first(sums_to + first + i, mul(load_first(scales + first + i, lanes), sums(some)), lanes);
     }
   }
-  sums[0] += sum(spoiled);
+  sums_to[0] += sum(spoiled);
 }
 
 }  // namespace headrace::HEADRACE_ISA
