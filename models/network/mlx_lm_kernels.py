@@ -61,8 +61,8 @@ def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list
             made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own["weight"].shape[0]))
             arrays += weight.arrays
             for part, array in zip(_PARTS, (weight.data, weight.scales, weight.biases, weight.bias), strict=True):
-                if array is not None:
-                    nbytes[f"{path}.{part}"] = array.nbytes
+                if part in own:  # symmetric weights lose their biases
+                    nbytes[f"{path}.{part}"] = 0 if array is None else array.nbytes
         _put(model, path, made[id(module)])
     functions = KernelFunctions(ops)
     for path, module in model.named_modules():

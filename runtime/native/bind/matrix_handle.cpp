@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "../core/half.h"
 #include "../core/interleaved.h"
 #include "mlx/ops.h"
 #include "weight_arena.h"
@@ -30,6 +31,17 @@ mx::array interleaved(const mx::array& a) {
     interleave(Pool::shared(), a.data<uint16_t>(), rows, columns, out.data<uint16_t>());
   }
   return out;
+}
+
+// Whether every offset is its scale times -2^(bits - 1), exactly.
+template <Type T>
+bool symmetric(const mx::array& scales, const mx::array& offsets, int bits) {
+  const auto middle = static_cast<float>(1 << (bits - 1));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    if (load_scalar<T>(offsets.data<void>(), at) != -middle * load_scalar<T>(scales.data<void>(), at)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -79,8 +91,11 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
       require(offsets->shape() == expected, "biases must be (N, K / group)");
       require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
       view_.type = type_of(scales->dtype());
-      offsets_ = moved(*offsets);
-      view_.offsets = offsets_->data<void>();
+      const auto all = view_.type == Type::f16 ? symmetric<Type::f16> : symmetric<Type::bf16>;
+      if (!view_.may_be_symmetric() || !all(settled(*scales), settled(*offsets), bits)) {
+        offsets_ = moved(*offsets);
+        view_.offsets = offsets_->data<void>();
+      }
     } else {
       require(scales->dtype() == mx::uint8, "scales of floats are bytes");
       view_.type = mode == "nvfp4" ? Type::e4m3 : Type::e8m0;

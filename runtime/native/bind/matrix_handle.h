@@ -28,7 +28,8 @@ class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
 
   const Matrix& view() const { return view_; }
 
-  // The arrays in the kernels' memory, interleaved if the view rounds() (core/interleaved.h); the caller may free its own.
+  // The arrays in the kernels' memory, interleaved if the view rounds() (core/interleaved.h), then without offsets if it is symmetric();
+  // the caller may free its own.
   const mx::array& data() const { return *data_; }
   const std::optional<mx::array>& scales() const { return scales_; }
   const std::optional<mx::array>& offsets() const { return offsets_; }

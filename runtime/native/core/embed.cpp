@@ -42,7 +42,8 @@ void read_row(const Matrix& w, int64_t row, float* out) {
   const uint32_t mask = (1u << w.bits) - 1;
   for (int64_t g = 0; g < w.groups(); ++g) {
     const float scale = number(w.scales, w.type, group[g]);
-    const float offset = w.offsets == nullptr ? 0.0f : number(w.offsets, w.type, group[g]);
+    const float middle = w.symmetric() ? -scale * static_cast<float>(1 << (w.bits - 1)) : 0.0f;
+    const float offset = w.offsets == nullptr ? middle : number(w.offsets, w.type, group[g]);
     for (int64_t i = g * w.group; i < (g + 1) * w.group; ++i) {
       const int64_t bit = i * w.bits, at = bit / 32, shift = bit % 32;
       uint64_t bits = words[word[at]];

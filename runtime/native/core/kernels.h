@@ -22,11 +22,12 @@ enum class Act : std::uint8_t { none, silu, gelu, clamped, sigmoid, squared };
 }
 
 // N rows of K weights, row-contiguous or, if rounds(), interleaved (core/interleaved.h). Quantized rows have MLX's affine layout:
-// value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]; other codes have no offsets.
+// value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]. Without offsets integers are symmetric, with
+// 0 at 2^(bits - 1): w = scale[i / group] * (q - 2^(bits - 1)), only if may_be_symmetric(); other codes have no offsets.
 struct Matrix {
   const void* data = nullptr;
   const void* scales = nullptr;   // (N, K / group), nullptr for plain weights
-  const void* offsets = nullptr;  // (N, K / group), affine only
+  const void* offsets = nullptr;  // (N, K / group) or nullptr, affine only
   const float* bias = nullptr;    // (N), added to the product, or nullptr
   int64_t n = 0;
   int64_t k = 0;
@@ -43,6 +44,10 @@ struct Matrix {
   [[gnu::always_inline]] bool rounds() const {
     return !exact && code != Code::fp8 && (bits == 2 || bits == 4 || bits == 8);
   }
+  [[gnu::always_inline]] bool may_be_symmetric() const {
+    return rounds() && code == Code::affine && bits != 2 && type != Type::f32;
+  }
+  [[gnu::always_inline]] bool symmetric() const { return quantized() && code == Code::affine && offsets == nullptr; }
   [[gnu::always_inline]] int64_t groups() const { return quantized() ? k / group : 0; }
   [[gnu::always_inline]] int64_t row_bytes() const { return quantized() ? k * bits / 8 : k * size_of(type); }
 };

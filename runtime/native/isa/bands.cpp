@@ -106,6 +106,14 @@ template <class X, Type T, int M, int R, int B>
     const int64_t later_group = g + groups_ahead - (inside ? 0 : groups);
     const char* words_ahead = later.words + later_group * group_bytes + lane * static_cast<int64_t>(sizeof(uint32_t));
     vi dot[kChains][M][B * R] = {};
+    if constexpr (F::kSymmetric) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const vi start = set1_word(sums + m * ldx + g);
+#pragma GCC unroll 16
+        for (int r = 0; r < B * R; ++r) dot[0][m][r] = start;
+      }
+    }
     for (int64_t i = 0; i < group_words; ++i, words += kBand, words_ahead += kBand * sizeof(uint32_t)) {
       vi packed[B * R];
 #pragma GCC unroll 16
@@ -155,7 +163,7 @@ template <class X, Type T, int M, int R, int B>
         float* to = &out[m][r / R * kBand + lane + r % R * W];
         vi whole = dot[0][m][r];
         if constexpr (kChains == 2) whole = add_words(whole, dot[1][m][r]);
-        const vf so_far = fma(offset[r], x_sum, load(to));
+        const vf so_far = F::kSymmetric ? load(to) : fma(offset[r], x_sum, load(to));
         store(to, fma(mul(scale[r], x_scale), to_float(whole), so_far));
       }
     }
@@ -231,8 +239,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
 
 void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y,
               int64_t ldy, const Upcoming& next) {
-  with_words(w, [&](auto format) {
-    using F = decltype(format);
+  const auto of_format = [&]<class F>(F) {
     with_scales<F>(w, [&](auto type) {
       if (w.rounding == 8) {
         multiply_bands<Quads<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
@@ -240,6 +247,12 @@ void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64
         multiply_bands<Pairs<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
       }
     });
+  };
+  with_words(w, [&](auto format) {
+    if constexpr (decltype(format)::kMaySymmetric) {
+      if (w.symmetric()) return of_format(Symmetric<decltype(format)>{});
+    }
+    of_format(format);
   });
 }
 

@@ -15,7 +15,8 @@
 namespace headrace::HEADRACE_ISA {
 
 // The layout of a row of rounded activations: for every dword of weights kWords words, each in the room of a float; then the scale
-// of every group; then the sum of every group's rounded values.
+// of every group; then the sum of every group's rounded values, or for symmetric weights the integer at which products begin: minus
+// the sum of the rounded integers times that of a weight of 0.
 template <class Own>
 struct Rounded {
   static int64_t groups(const Matrix& w) { return w.k / Own::group(w); }
@@ -92,7 +93,7 @@ inline vf round_values(const float* x, int64_t count, float factor, float* out) 
       const auto whole = [&](int64_t at) {
         const float v = __builtin_rintf(x[at] * factor);
         rest += v;
-        return static_cast<uint32_t>(static_cast<int32_t>(v == v ? v : 0.0f));  // NaN is in the sums, see round_row
+        return static_cast<uint32_t>(static_cast<int32_t>(v == v ? v : 0.0f));  // NaN is in the scales, see round_row
       };
       const uint32_t low = whole(i + j), pair = (low & 0xffff) | whole(i + j + Run) << 16;
       __builtin_memcpy(out + i / 2 + j, &pair, sizeof pair);
@@ -132,7 +133,11 @@ inline vf largest_of_each(const float* x, int64_t group, int64_t count, vf& spoi
   return maxima(tops);
 }
 
-// Sums are exact, below 2^24.
+// The sums of W groups as they are stored, from those of their integers, which are exact: below 2^24.
+inline vf stored_sums(const Matrix& w, vf scale, vf whole) {
+  return w.symmetric() ? (vf)to_whole(mul(whole, set1(-static_cast<float>(1 << (w.bits - 1))))) : mul(scale, whole);
+}
+
 template <class F>
 inline void round_row(const Matrix& w, const float* x, float* out) {
   using X = Pairs<F>;
@@ -150,9 +155,9 @@ inline void round_row(const Matrix& w, const float* x, float* out) {
       totals[i] = round_values<X::kWords>(x + at, w.group, factors[i], out + at / 2);
     }
     store_first(scales + first, scale, here);
-    store_first(sums_to + first, mul(scale, sums(totals)), here);
+    store_first(sums_to + first, stored_sums(w, scale, sums(totals)), here);
   }
-  sums_to[0] += sum(spoiled);  // which is in every product
+  scales[0] += sum(spoiled);  // which is in every product
 }
 
 // 16 values in the order of Quads: byte j of word s is value j * kWords + s of those of a dword.
@@ -223,7 +228,7 @@ inline vf round_outlier(const Matrix& w, const float* x, int64_t g, float top, i
     __builtin_memcpy(entry + part * count, &narrow, sizeof narrow);
   };
   const int64_t value = g * group + at, in_dword = value % F::kSteps;
-  const auto byte = static_cast<uint8_t>(upper == upper ? static_cast<int>(upper) : 0);  // NaN is in the sums
+  const auto byte = static_cast<uint8_t>(upper == upper ? static_cast<int>(upper) : 0);  // NaN is in the scales
   entry[0] = scale * step;
   put(1, static_cast<int64_t>(byte) << (8 * (in_dword / X::kWords)));
   put(2, value / F::kSteps * kBand);
@@ -269,10 +274,10 @@ inline void round_row_coarsely(const Matrix& w, const float* x, float* out) {
       vf some[W];
       for (int j = 0; j < W; ++j) some[j] = totals[i + j];
       const int64_t lanes = here - i < W ? here - i : W;
-      store_first(sums_to + first + i, mul(load_first(scales + first + i, lanes), sums(some)), lanes);
+      store_first(sums_to + first + i, stored_sums(w, load_first(scales + first + i, lanes), sums(some)), lanes);
     }
   }
-  sums_to[0] += sum(spoiled);
+  scales[0] += sum(spoiled);
 }
 
 }  // namespace headrace::HEADRACE_ISA

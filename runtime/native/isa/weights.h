@@ -16,6 +16,7 @@ namespace headrace::HEADRACE_ISA {
 template <int Bits>
 struct Words {
   static constexpr bool kAffine = true;
+  static constexpr bool kMaySymmetric = Bits > 2, kSymmetric = false;
   static constexpr int kBits = Bits;
   static constexpr int kSteps = 32 / Bits;
   static constexpr int kBlock = W * kSteps;
@@ -36,9 +37,15 @@ struct Words {
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
 };
 
+// Integers without offsets, see Matrix.
+template <class F>
+struct Symmetric : F {
+  static constexpr bool kAffine = false, kSymmetric = true;
+};
+
 // E2M1 floats, laid out like 4-bit numbers. Twice their value, plus 12, is a whole number from 0 to 24.
 struct Fp4 : Words<4> {
-  static constexpr bool kAffine = false;
+  static constexpr bool kAffine = false, kMaySymmetric = false;
   static vf value(Raw raw, int step) { return fp4(raw, step); }
   static void adapt(vf&, vf&) {}
   static vi take(vi words, int step) { return fp4_pairs(shift_right(words, 4 * step)); }
@@ -133,6 +140,9 @@ inline auto with_scales(const Matrix& w, Body&& body) {
     if (w.type == Type::f16) return body(std::integral_constant<Type, Type::f16>{});
     if (w.type == Type::bf16) return body(std::integral_constant<Type, Type::bf16>{});
     return body(std::integral_constant<Type, Type::f32>{});
+  } else if constexpr (F::kSymmetric) {
+    if (w.type == Type::f16) return body(std::integral_constant<Type, Type::f16>{});
+    return body(std::integral_constant<Type, Type::bf16>{});
   } else {
     if (w.type == Type::e4m3) return body(std::integral_constant<Type, Type::e4m3>{});
     return body(std::integral_constant<Type, Type::e8m0>{});

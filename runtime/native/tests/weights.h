@@ -16,14 +16,17 @@ struct Format {
   int group = 0;
   Type type = Type::f32;
   Code code = Code::affine;
+  bool symmetric = false;  // the rounded view has no offsets
 };
 
 constexpr Type kTypes[] = {Type::f32, Type::f16, Type::bf16};
 
-// mxfp4, nvfp4, mxfp8, and 6 bits in groups of 16.
+// mxfp4, nvfp4, mxfp8, 6 bits in groups of 16, and symmetric integers.
 constexpr Format kOtherFormats[] = {
     {4, 32, Type::e8m0, Code::fp4}, {4, 16, Type::e4m3, Code::fp4}, {8, 32, Type::e8m0, Code::fp8},
     {6, 16, Type::f32},             {6, 16, Type::f16},             {6, 16, Type::bf16},
+    {4, 32, Type::f16, Code::affine, true}, {4, 32, Type::bf16, Code::affine, true},
+    {8, 32, Type::f16, Code::affine, true}, {8, 32, Type::bf16, Code::affine, true},
 };
 
 // A matrix for float32 products (`view`), for rounded activations (`rounded`), and as doubles.
@@ -37,7 +40,7 @@ struct Weights {
       : view(shape(n, k, format)),
         data(format.bits == 0 ? stored(random_floats(n * k), format.type) : random_bytes(n * view.row_bytes())),
         scales(random_scales(n * view.groups(), format)),
-        offsets(stored(random_floats(affine() ? n * view.groups() : 0), affine() ? format.type : Type::f32)),
+        offsets(stored(affine() ? offsets_of(n * view.groups(), format) : random_floats(0), affine() ? format.type : Type::f32)),
         full(static_cast<size_t>(n * k)) {
     view.data = data.as();
     view.scales = scales.as();
@@ -51,7 +54,7 @@ struct Weights {
     if (!rounded.rounds()) return;
     rounded.data = turn_all<uint32_t>(data, k * format.bits / 32);
     rounded.scales = turn_numbers(scales);
-    if (affine()) rounded.offsets = turn_numbers(offsets);
+    rounded.offsets = affine() && !format.symmetric ? turn_numbers(offsets) : nullptr;
   }
 
  private:
@@ -68,6 +71,15 @@ struct Weights {
   }
 
   bool affine() const { return view.code == Code::affine; }
+
+  std::vector<float> offsets_of(int64_t count, const Format& format) const {
+    if (!format.symmetric) return random_floats(count);
+    std::vector<float> values(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      values[i] = static_cast<float>(-(1 << (format.bits - 1)) * number(scales.as(), format.type, i));
+    }
+    return values;
+  }
 
   // Powers of two from 2^-27 to 2^13, and the least there is; four bits of exponent as they come.
   static Guarded random_scales(int64_t count, const Format& format) {

@@ -7,6 +7,7 @@ are rounded alike on both sides, so cache rows may differ by one unit in the las
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -102,6 +103,24 @@ def _sixteen(rows: int, columns: int, dtype: mx.Dtype, extra: mx.array | None) -
     return Weight(data, scales.astype(dtype), (-32 * scales).astype(dtype), 6, 16, extra)
 
 
+def _symmetric(weight: Weight) -> Weight:
+    """Return the integers with a zero in the middle, as of Q4_0 and Q8_0."""
+    assert weight.scales is not None
+    return replace(weight, biases=-(2 ** (weight.bits - 1)) * weight.scales)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_symmetric_weights_have_no_offsets(bits: int) -> None:
+    weight = _symmetric(_weight(70, 256, bits, 64, mx.float16, bias=False))
+    assert weight.scales is not None
+    held = _held(weight, False)
+    assert held.biases is None
+    assert held.nbytes == weight.data.nbytes * 96 // 70 + weight.scales.nbytes * 96 // 70  # whole bands of 32 rows
+    assert _held(weight, True).biases is not None
+    weight.scales[69, 3] *= 2  # a single offset is another one
+    assert _held(weight, False).biases is not None
+
+
 @st.composite
 def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
     """A weight of any format and activations (B, T, K), sometimes strided or broadcast."""
@@ -112,6 +131,8 @@ def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
     columns = draw(st.integers(1, 9)) * max(group, 32) if bits else draw(st.integers(1, 300))
     rows = draw(st.integers(1, 150))
     weight = _weight(rows, columns, bits, group, draw(st.sampled_from(_FLOATS)), draw(st.booleans()))
+    if bits and draw(st.booleans()):
+        weight = _symmetric(weight)
     batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 40))
     match draw(st.sampled_from(["plain", "strided", "broadcast", "transposed"])):
         case "strided":
