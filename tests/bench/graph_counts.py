@@ -13,7 +13,7 @@ figures of a layer are the difference between models of n and 2n layers. Samplin
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,20 @@ from headrace.runtime.ops import metal, reference
 from headrace.runtime.ops.kv_format import Q8
 from headrace.runtime.ops.weights import SampleRule
 from tests.alone import new_cache
+from tests.mlx_lm_models import config_of, write_mlx_lm_model
 from tests.tiny import load_decoder, quantize_model, write_model
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3-moe", "gpt-oss")
+OTHERS: dict[str, Callable[[int], dict[str, Any]]] = {  # as mlx-lm's classes write them; changes by number of layers
+    "glm4": lambda _: {},
+    "glm4-moe": lambda _: {"first_k_dense_replace": 0, "moe_intermediate_size": 64},
+    "gemma4": lambda layers: _GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)},
+    "gemma4-mixture": lambda layers: {
+        "moe_intermediate_size": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+    },
+}
+_GEMMA4 = {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}
 PACKED = ("llama", "qwen3")  # with packed K/V
 BATCHED = ("llama", "qwen3", "gemma3")
 ROWS = 4  # sequences of a batch, of different lengths
@@ -202,7 +213,10 @@ def count_sampling(rule: SampleRule, vocabulary: int = 1000) -> tuple[Counts, Co
 
 def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     plain = folder / f"{family}-{layers}"
-    if not plain.exists():
+    if not plain.exists() and family in OTHERS:
+        wide = {"num_hidden_layers": layers, "hidden_size": 256, "head_dim": 64, "max_position_embeddings": 256}
+        write_mlx_lm_model(plain, {**config_of(family), **wide, **OTHERS[family](layers)})
+    elif not plain.exists():
         changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 256, "head_dim": 64}
         if family == "gpt-oss":
             changes["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
@@ -212,7 +226,10 @@ def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     other = {"group_size": 32, "bits": 8}
     modules = [f"model.layers.{i}.{name}" for i in range(layers) for name in ("self_attn.v_proj", "mlp.up_proj")]
     name = f"{family}-{layers}-{'mixed' if mixed else 'even'}"
-    return quantize_model(plain, folder / name, dict.fromkeys(modules, other) if mixed else None)
+    kinds: dict[str, Any] = dict.fromkeys(modules, other) if mixed else {}
+    if family == "glm4-moe":  # mlx-lm's class keeps its routers whole
+        kinds |= {f"model.layers.{i}.mlp.gate": False for i in range(layers)}
+    return quantize_model(plain, folder / name, kinds)
 
 
 def _counted(step: Any) -> tuple[int, int, int]:
@@ -294,6 +311,8 @@ def rows() -> dict[str, tuple[Any, Any, str, bool]]:
     for family in FAMILIES:
         found[family] = own_step, mlx_lm_step, family, False
         found[f"{family}, mixed bits"] = own_step, mlx_lm_step, family, True
+    for family in OTHERS:
+        found[family] = own_step, mlx_lm_step, family, False
     for family in PACKED:
         found[f"{family}, packed K/V"] = own_packed_step, mlx_lm_packed_step, family, False
     for family in BATCHED:

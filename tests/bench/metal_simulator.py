@@ -33,7 +33,7 @@ MODELS = {  # catalog name -> family of `graph_counts`
     "qwen3-4b": "qwen3",
     "mistral-7b": "llama",
     "qwen2.5-7b": "qwen2",
-    "qwen2.5-coder-7b": "qwen2",
+    "gemma-4-e4b": "gemma4",
     "llama-3.1-8b": "llama",
     "qwen3-8b": "qwen3",
     "gpt-oss-20b": "gpt-oss",
