@@ -6,7 +6,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from headrace.runtime.ops import attention, metal
+from headrace.runtime.ops import attention, metal, metal_attention, packed, reference
+from headrace.runtime.ops.kv_format import Q4, Q8, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Rope
 
 _WIDTH, _ROWS = 1120, 2
@@ -39,6 +40,21 @@ def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
             heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             qkv = _values((1, _ROWS, heads), dtype, 6)
             yield "place_heads", *_both(partial(attention.placed_heads, qkv, 5000, spec))
+        spec = AttentionSpec(6, 2, 128, 0.09, sinks=_values((6,), dtype, 9))
+        for kv in (Q8, Q4):
+            yield "attend_codes", *_both(partial(_packed, reference.packed_format(kv, 128), spec, dtype))
+
+
+def _packed(kv: KVFormat, spec: AttentionSpec, dtype: mx.Dtype) -> tuple[mx.array]:
+    """Attend with two queries over 67 entries."""
+    keys, values = [
+        packed.pack(_values((1, spec.kv_heads, 67, spec.head_dim), dtype, seed), coding, dtype)
+        for seed, coding in ((10, kv.keys), (11, kv.values))
+    ]
+    q = _values((1, spec.heads, 2, spec.head_dim), dtype, 12)
+    if metal.runs():
+        return (metal_attention.attend(q, keys, values, spec, kv),)
+    return (packed.over_codes(q.astype(mx.float32), keys, values, spec, kv).astype(dtype),)  # rounds no scores
 
 
 def _both(function: Callable[[], tuple[mx.array | None, ...]]) -> tuple[list[mx.array], list[mx.array]]:

@@ -1,8 +1,9 @@
 """Attention over packed K/V in stock MLX, in MLX's groups with a scale and an offset.
 
 Contract: as `runtime.ops.reference.attend`, over `Rows` instead of plain buffers. Few queries multiply the codes
-directly; for more, one layer's visible entries are unpacked for MLX's fused attention. On a CPU, non-finite keys or
-values come back as NaN; on a GPU the check of logits alone finds them, since it would take six kernels a layer.
+directly, on a Mac in one kernel (`runtime.ops.metal_attention`); for more, one layer's visible entries are unpacked for
+MLX's fused attention. On a CPU, non-finite keys or values come back as NaN; on a GPU the check of logits alone finds
+them, since it would take six kernels a layer.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from headrace.runtime.ops import reference
+from headrace.runtime.ops import metal_attention, reference
 from headrace.runtime.ops.attention import (
     apply_mask,
     attention,
@@ -45,8 +46,10 @@ def attend(
         values = _written(values, v, row, kv.values)
     start = 0 if spec.window is None else max(0, row - spec.window + 1)
     seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
-    if length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):
-        out = _over_codes(q, seen_keys, seen_values, spec, kv)
+    if metal_attention.attends(q, spec):
+        out = metal_attention.attend(q, seen_keys, seen_values, spec, kv)
+    elif length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):
+        out = over_codes(q, seen_keys, seen_values, spec, kv)
     else:
         plain_keys = _unpacked(seen_keys, kv.keys, q.dtype)
         out = attention(q, plain_keys, _unpacked(seen_values, kv.values, q.dtype), spec)
@@ -99,7 +102,7 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
     )
 
 
-def _over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat) -> mx.array:
+def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat) -> mx.array:
     """Attend without unpacking. q (B, H, T, D) -> (B, H, T, D)."""
     batch, heads, length, dim = q.shape
     shared, entries = heads // spec.kv_heads, keys.codes.shape[2]

@@ -121,6 +121,7 @@ inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
 inline float cos(float x) { return cosf(x); }
 inline float sin(float x) { return sinf(x); }
 inline float tanh(float x) { return tanhf(x); }
+inline float exp(float x) { return expf(x); }
 }  // namespace precise
 namespace fast {
 inline float exp(float x) { return expf(x); }

@@ -641,3 +641,99 @@ if (head >= 0 + Q_HEADS && head < 0 + Q_HEADS + K_HEADS) {
 }
 
 template [[host_name("custom_kernel_headrace_place_heads_q_k_periods_offset_first__float16_t_128_897988541_6_2_0_128_1067869798_float16_t_float16_t_float_int32_tc_float16_t_float16_t")]] [[kernel]] decltype(custom_kernel_headrace_place_heads_q_k_periods_offset_first__float16_t_128_897988541_6_2_0_128_1067869798_float16_t_float16_t_float_int32_tc_float16_t_float16_t<float16_t, 128, 897988541, 6, 2, 0, 128, 1067869798>) custom_kernel_headrace_place_heads_q_k_periods_offset_first__float16_t_128_897988541_6_2_0_128_1067869798_float16_t_float16_t_float_int32_tc_float16_t_float16_t<float16_t, 128, 897988541, 6, 2, 0, 128, 1067869798>;
+
+template <typename T, int D, int GROUPS, int WINDOW, int K_BITS, int K_GROUP, int V_BITS, int V_GROUP, int SCALE, int SOFTCAP>
+[[kernel]] void custom_kernel_headrace_attend_codes_sinks__float16_t_128_32_0_8_64_8_64_1035489772_0_float16_t_uint32_t_float16_t_float16_t_uint32_t_float16_t_float16_t_float16_tc_float16_t(
+  const device float16_t* q [[buffer(0)]],
+  const constant int* q_shape [[buffer(1)]],
+  const constant int64_t* q_strides [[buffer(2)]],
+  const device uint32_t* k_codes [[buffer(3)]],
+  const constant int* k_codes_shape [[buffer(4)]],
+  const constant int64_t* k_codes_strides [[buffer(5)]],
+  const device float16_t* k_scales [[buffer(6)]],
+  const constant int64_t* k_scales_strides [[buffer(7)]],
+  const device float16_t* k_offsets [[buffer(8)]],
+  const constant int64_t* k_offsets_strides [[buffer(9)]],
+  const device uint32_t* v_codes [[buffer(10)]],
+  const constant int64_t* v_codes_strides [[buffer(11)]],
+  const device float16_t* v_scales [[buffer(12)]],
+  const constant int64_t* v_scales_strides [[buffer(13)]],
+  const device float16_t* v_offsets [[buffer(14)]],
+  const constant int64_t* v_offsets_strides [[buffer(15)]],
+  const constant float16_t* sinks [[buffer(16)]],
+  const constant int64_t* sinks_strides [[buffer(17)]],
+  device float16_t* attended [[buffer(18)]],
+  uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+  uint thread_index_in_simdgroup [[thread_index_in_simdgroup]],
+  uint3 thread_position_in_threadgroup [[thread_position_in_threadgroup]],
+  uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]]) {
+
+const int lane = thread_index_in_simdgroup;
+const int group = simdgroup_index_in_threadgroup;
+const int head = threadgroup_position_in_grid.y;
+const int length = q_shape[2];
+const int64_t batch = threadgroup_position_in_grid.z / length;
+const int token = threadgroup_position_in_grid.z % length;
+const int64_t kv = head / (q_shape[1] / k_codes_shape[1]);
+const int last = k_codes_shape[2] - length + token;
+const int first = WINDOW > 0 ? metal::max(0, last - WINDOW + 1) : 0;
+const float scale = as_type<float>(SCALE), softcap = as_type<float>(SOFTCAP);
+float query[D / 32], held[D / 32];
+for (int j = 0; j < D / 32; ++j) {
+  const int i = lane * (D / 32) + j;
+  const int64_t at = batch * q_strides[0] + head * q_strides[1] + token * q_strides[2] + i * q_strides[3];
+  query[j] = float(T(float(q[at]) * scale));
+  held[j] = 0.0f;
+}
+float best = -3.0e38f, sum = 0.0f;
+if (group == 0) {
+  best = float(sinks[head * sinks_strides[0]]);
+  sum = 1.0f;
+}
+for (int64_t n = first + group; n <= last; n += GROUPS) {
+  float score = 0.0f;
+  for (int j = 0; j < D / 32; ++j) {
+    const int i = lane * (D / 32) + j;
+    score += query[j] * (float(k_scales[batch * k_scales_strides[0] + kv * k_scales_strides[1] + n * k_scales_strides[2] + i / K_GROUP * k_scales_strides[3]]) * float((k_codes[batch * k_codes_strides[0] + kv * k_codes_strides[1] + n * k_codes_strides[2] + i * K_BITS / 32] >> (i * K_BITS % 32)) & ((1u << K_BITS) - 1)) + float(k_offsets[batch * k_offsets_strides[0] + kv * k_offsets_strides[1] + n * k_offsets_strides[2] + i / K_GROUP * k_offsets_strides[3]]));
+  }
+  score = simd_sum(score);
+  score = SOFTCAP != 0 ? metal::precise::tanh(score / softcap) * softcap : score;
+  const float most = metal::max(best, score);
+  const float kept = metal::precise::exp(best - most), weight = metal::precise::exp(score - most);
+  best = most;
+  sum = sum * kept + weight;
+  for (int j = 0; j < D / 32; ++j) {
+    const int i = lane * (D / 32) + j;
+    held[j] = held[j] * kept + weight * (float(v_scales[batch * v_scales_strides[0] + kv * v_scales_strides[1] + n * v_scales_strides[2] + i / V_GROUP * v_scales_strides[3]]) * float((v_codes[batch * v_codes_strides[0] + kv * v_codes_strides[1] + n * v_codes_strides[2] + i * V_BITS / 32] >> (i * V_BITS % 32)) & ((1u << V_BITS) - 1)) + float(v_offsets[batch * v_offsets_strides[0] + kv * v_offsets_strides[1] + n * v_offsets_strides[2] + i / V_GROUP * v_offsets_strides[3]]));
+  }
+}
+
+threadgroup float bests[GROUPS];
+threadgroup float sums[GROUPS];
+threadgroup float parts[GROUPS * D];
+if (lane == 0) {
+  bests[group] = best;
+  sums[group] = sum;
+}
+for (int j = 0; j < D / 32; ++j) {
+  parts[group * D + lane * (D / 32) + j] = held[j];
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+float most = bests[0], total = 0.0f;
+for (int g = 1; g < GROUPS; ++g) {
+  most = metal::max(most, bests[g]);
+}
+for (int g = 0; g < GROUPS; ++g) {
+  total += sums[g] * metal::precise::exp(bests[g] - most);
+}
+for (int i = thread_position_in_threadgroup.x; i < D; i += 32 * GROUPS) {
+  float merged = 0.0f;
+  for (int g = 0; g < GROUPS; ++g) {
+    merged += parts[g * D + i] * metal::precise::exp(bests[g] - most);
+  }
+  attended[((batch * q_shape[1] + head) * length + token) * D + i] = T(merged / total);
+}
+
+}
+
+template [[host_name("custom_kernel_headrace_attend_codes_sinks__float16_t_128_32_0_8_64_8_64_1035489772_0_float16_t_uint32_t_float16_t_float16_t_uint32_t_float16_t_float16_t_float16_tc_float16_t")]] [[kernel]] decltype(custom_kernel_headrace_attend_codes_sinks__float16_t_128_32_0_8_64_8_64_1035489772_0_float16_t_uint32_t_float16_t_float16_t_uint32_t_float16_t_float16_t_float16_tc_float16_t<float16_t, 128, 32, 0, 8, 64, 8, 64, 1035489772, 0>) custom_kernel_headrace_attend_codes_sinks__float16_t_128_32_0_8_64_8_64_1035489772_0_float16_t_uint32_t_float16_t_float16_t_uint32_t_float16_t_float16_t_float16_tc_float16_t<float16_t, 128, 32, 0, 8, 64, 8, 64, 1035489772, 0>;
