@@ -64,6 +64,8 @@ class Report:
     nvidia_driver: bool
     failures: list[Finding] = field(default_factory=list)
     """Failures while gathering."""
+    energy_parts: str | None = None
+    """Parts of the machine whose energy can be read; None if no counter can."""
     user_files: dict[str, str] = field(default_factory=dict)
     """A line each about settings, sessions and models."""
 
@@ -109,6 +111,7 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         compiler=next((tool for tool in ("c++", "g++", "clang++") if shutil.which(tool)), None),
         nvidia_driver=Path("/proc/driver/nvidia/version").exists(),
         failures=[*failures, *(finding for state in states.values() for finding in state.findings)],
+        energy_parts=_energy_parts(host) if host else None,
         user_files={name: state.text for name, state in states.items()},
     )
 
@@ -234,6 +237,13 @@ def _place(name: str, path: Path) -> Place:
     except OSError:
         free = None
     return Place(name, path, writable, free)
+
+
+def _energy_parts(host: Machine) -> str | None:
+    from headrace.runtime.machine.sensors import sensors
+
+    found = sensors(host.backend)()
+    return found.energy_parts if found.joules is not None else None
 
 
 def _default_model() -> DefaultModel:

@@ -93,6 +93,7 @@ def document(report: Report, found: list[Finding]) -> dict[str, Any]:
         "measured_peak": {**asdict(report.peak), "gb_s": report.peak.gb_s} if report.peak else None,
         "nominal_peak": {"gb_s": chip.bandwidth / 1e9, "source": chip.source, "note": chip.note} if chip else None,
         "power": asdict(report.power),
+        "energy_parts": report.energy_parts,
         "kernels": report.kernels,
         "versions": report.versions,
         "paths": {place.name: {**asdict(place), "path": str(place.path)} for place in report.places},
@@ -128,6 +129,7 @@ def _machine_rows(report: Report) -> Rows:
         rows.append(("power", f"{'battery' if report.power.on_battery else 'mains'}, {report.power.battery_percent} %"))
     if report.power.thermal_pressure:
         rows.append(("heat", f"{report.power.thermal_pressure} thermal pressure"))
+    rows.append(("energy", f"read for {report.energy_parts}" if report.energy_parts else "no readable counter"))
     return [*rows, ("system", report.os_name)]
 
 

@@ -22,6 +22,7 @@ from headrace.runtime.machine import bandwidth, peaks
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
+from headrace.runtime.machine.sensors import Readings
 from tests.app.cli.test_models import install
 
 GIB = 2**30
@@ -119,6 +120,18 @@ def test_without_mlx_the_kind_of_python_is_the_only_finding(translated: str, chi
     [found] = what(intel)
     assert expected in found
     assert "pip install" not in findings(intel)[0].do
+
+
+def test_energy_counters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = replace(MAC, energy_parts="CPU and memory")
+    assert ("energy", "read for CPU and memory") in sections(known)[0][1]
+    assert ("energy", "no readable counter") in sections(MAC)[0][1]
+    assert document(known, [])["energy_parts"] == "CPU and memory"
+    assert known.machine is not None
+    for joules, expected in ((5.0, "CPU"), (None, None)):
+        readings = Readings(joules=joules, energy_parts="CPU")
+        monkeypatch.setattr("headrace.runtime.machine.sensors.sensors", lambda _, found=readings: lambda: found)
+        assert diagnosis._energy_parts(known.machine) == expected
 
 
 def test_missing_compiler_is_the_first_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
