@@ -32,7 +32,7 @@ from headrace.runtime.ranks.leader import Leader, listen
 from headrace.runtime.ranks.link import RankLostError, accept
 from headrace.runtime.ranks.split import Split
 
-START_S = 30.0  # for a process to report; a busy machine may take long to import
+START_S = 20.0  # for a process to report; a busy machine may take long to import
 _CONNECT_S = 10.0
 _LOOK_S = 0.5  # between looks at the processes
 _PORTS = (20_000, 60_000)

@@ -83,9 +83,10 @@ class Run:
 def kill_ranks(folder: Path, times: int, seed: int) -> str:
     """Kill or stop either rank in a random phase, after a random time: all end, and the lost one is named."""
     choose, model, stops = random.Random(seed), write_chat_model(folder / "model"), 0
-    longest = 0.0
+    longest = dict.fromkeys(PHASES, 0.0)
     for _ in range(times):
-        run = Run(model, choose.choice(PHASES)).wait()
+        phase = choose.choice(PHASES)
+        run = Run(model, phase).wait()
         try:
             time.sleep(choose.uniform(0, 0.05))
             leader, stop = choose.random() < 0.3, choose.random() < 0.2
@@ -99,7 +100,8 @@ def kill_ranks(folder: Path, times: int, seed: int) -> str:
                 assert code == 1, errors
                 assert "rank 1 (localhost)" in errors, errors
             assert run.no_orphan()
-            longest = max(longest, time.monotonic() - began)
+            longest[phase] = max(longest[phase], time.monotonic() - began)
         finally:
             run.close()
-    return f"{stops} of them stops, the last rank ended after {longest:.1f} s"
+    ends = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in longest.items())
+    return f"{stops} of them stops, all ended after at most so many seconds: {ends}"
