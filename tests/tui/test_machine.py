@@ -1,6 +1,7 @@
 """The machine beside the model: what its section says, and the plain line when others take what decoding needs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from headrace.app.tui.screens.compare_screen import CompareScreen
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import Load
 from headrace.runtime.machine.sensors import Readings
+from headrace.runtime.metrics.telemetry import RankTimes
 from tests.app.scripted_engine import record
 from tests.tui.conftest import Driver
 
@@ -96,7 +98,10 @@ def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
     metrics = LiveMetrics()
     metrics.ready(ModelFacts(name="m", ranks=("rank 0 (a): 67% of each layer", "rank 1 (b): 33%")), MachineFacts())
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 50, 6)]
-    assert lines[:2] == ["rank 0 (a): 67% of each layer", "rank 1 (b): 33%"]
+    assert lines[:2] == ["rank 0 (a) 67% of each layer", "rank 1 (b) 33%"]
+    metrics.steps.append(replace(record(0, 5), ranks=(RankTimes(2e-3, 1e-3, 5e-4), RankTimes(3e-3, 0, 5e-4))))
+    lines = [line.plain for line in MachineSection(metrics).lines(metrics, 60, 6)]
+    assert lines[0] == "rank 0 (a) 2.0 + 1.0 waiting + 0.5 ms · 67% of each layer"
 
 
 def test_ours_and_theirs_are_told_apart_without_colour() -> None:

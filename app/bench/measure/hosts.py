@@ -1,18 +1,25 @@
 """Account of a benchmark on several machines: ranks, split, link, and the share of a step that the link takes."""
 
 from collections.abc import Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.bench.measure.result import Result
 from headrace.app.output.document import Document
+from headrace.runtime.metrics.telemetry import RankTimes
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks
     from headrace.models.loading.load import LoadedModel
 
 
-def hosts_account(ranks: "Ranks", model: "LoadedModel", results: Sequence[Result]) -> Document:
-    """Return the account. The link was measured over TCP before the model was loaded; its share is computed."""
+def hosts_account(
+    ranks: "Ranks", model: "LoadedModel", results: Sequence[Result], times: Sequence[Sequence[RankTimes]]
+) -> Document:
+    """Return the account. The link was measured over TCP before the model was loaded; its share is computed.
+
+    times: of timed decode steps, by rank.
+    """
     from headrace.app.hosts.split_choice import link_between, link_seconds
     from headrace.models.cost.costs import shape_to_run
 
@@ -28,6 +35,7 @@ def hosts_account(ranks: "Ranks", model: "LoadedModel", results: Sequence[Result
         "ranks": ranks.hosts.names,
         "latency_us": max(one.latency_s for one in measured) * 1e6,
         "bandwidth_gb_s": min(one.bytes_per_second for one in measured) / 1e9,
+        "rank_times": [_mean([step[rank] for step in times]) for rank in range(len(times[0]))] if times else [],
         "link_s_per_step": waits,
         "link_share": min(1.0, waits * 1e3 / step["itl_ms"]["p50"]) if step else None,
     }
@@ -40,4 +48,14 @@ def hosts_notes(account: Document | None) -> list[str]:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in zip(account["ranks"], account["shares"], strict=True))
     link = f"link {account['latency_us']:,.0f} us, {account['bandwidth_gb_s']:.2f} GB/s over TCP"
     lost = f"; about {account['link_share']:.0%} of a step on it, computed" if account["link_share"] is not None else ""
-    return [f"{account['split']} parallel ({account['backend']}): {shares}; {link}{lost}"]
+    by_rank = "; ".join(
+        f"{name} {each['compute_s'] * 1e3:.1f} ms computing, {each['wait_s'] * 1e3:.1f} waiting for ranks, "
+        f"{each['collective_s'] * 1e3:.1f} the rest"
+        for name, each in zip(account["ranks"], account["rank_times"], strict=False)
+    )
+    lines = [f"of a timed step: {by_rank}"] if by_rank else []
+    return [f"{account['split']} parallel ({account['backend']}): {shares}; {link}{lost}", *lines]
+
+
+def _mean(times: Sequence[RankTimes]) -> Document:
+    return {name: mean(getattr(each, name) for each in times) for name in ("compute_s", "wait_s", "collective_s")}

@@ -23,12 +23,13 @@ from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.energy import EnergyMeter
 from headrace.runtime.machine.sensors import Readings, Sensors
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.telemetry import StepRecord, Summary
+from headrace.runtime.metrics.telemetry import RankTimes, StepRecord, Summary
 from headrace.runtime.network import Network
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
 WARM_UP_TOKENS = 16
+_TIMED_EVERY = 8  # steps of which one is timed by part, on several machines
 
 
 class OwnEngine:
@@ -68,6 +69,8 @@ class OwnEngine:
         self._held = held
         self._questions = questions or {}
         self._draft = draft
+        self.rank_times: list[tuple[RankTimes, ...]] = []
+        """Times by rank of one decode step in some, on several machines."""
         self._asked: Counter[Test] = Counter()
         self._asking: dict[int, Engine] = {}  # by sequences; prompts stay in their caches
 
@@ -98,6 +101,7 @@ class OwnEngine:
         others = self._held + sum(size for depth, size in self._caches.items() if depth != test.depth)
         self._caches[test.depth] = steps[-1].kv_allocated_bytes if test.depth else 0
         decode = steps[1:]
+        self.rank_times += [step.ranks for step in decode if step.ranks]
         return Sample(
             prefill_s=summary.prefill_s,
             first_step_s=steps[0].latency_s,
@@ -182,6 +186,8 @@ class OwnEngine:
     def _engine(self, depth: int) -> Engine:
         if depth not in self._engines:
             self._engines[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
+            if hasattr(self._network, "rank_times"):
+                self._engines[depth].timer.every = _TIMED_EVERY
         return self._engines[depth]
 
     def _fresh(self, count: int) -> list[int]:

@@ -166,9 +166,16 @@ def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Ru
         profile=profile(models[0].network, deepest) if options.profile and not interrupted else None,
         kv_ratios=[ratio for family in opened.families for ratio in kv_ratios(results, family)],
         run_costs=run_costs(models[0].network) if workloads and not interrupted else None,
-        hosts=hosts_account(opened.ranks, models[0], results) if opened.ranks else None,
+        hosts=_hosts_account(opened, results),
         identity=identity(results, {model.name: _expected(model) for model in models} if workloads else {}),
     )
+
+
+def _hosts_account(opened: _Opened, results: Sequence[Result]) -> Document | None:
+    if opened.ranks is None:
+        return None
+    times = [step for backend in opened.own if isinstance(backend, OwnEngine) for step in backend.rank_times]
+    return hosts_account(opened.ranks, opened.models[0], results, times)
 
 
 def _compute_ceiling(results: Sequence[Result]) -> float:

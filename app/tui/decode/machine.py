@@ -1,6 +1,7 @@
 """Machine load: CPU, GPU, memory, swap, power, temperature, and other programs."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from textual.content import Content
 
@@ -8,9 +9,11 @@ from headrace.app.answer.sentence import cpu_phrase
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, bar
 from headrace.runtime.machine.load import Load
+from headrace.runtime.metrics.telemetry import RankTimes
 from headrace.runtime.metrics.units import format_bytes, format_joules, three_digits
 
 _LABEL = 5
+_TIMED_WITHIN = 64  # steps in which one that was timed by rank is looked for
 
 
 class MachineSection(Section):
@@ -31,6 +34,7 @@ class MachineSection(Section):
             metrics.machine,
             metrics.model.kernels,
             metrics.model.ranks,
+            _rank_times(metrics),
         )
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
@@ -41,7 +45,7 @@ class MachineSection(Section):
         )
         machine = metrics.machine
         about = [
-            *(Content.styled(rank) for rank in metrics.model.ranks),
+            *_ranks(metrics),
             _bandwidth(metrics),
             _allocated(metrics),
             Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
@@ -101,6 +105,23 @@ def _allocated(metrics: LiveMetrics) -> Content:
         ("model memory ", "$quiet"), (format_bytes(last.active_memory_bytes), "bold"),
         (f" (peak {format_bytes(last.peak_memory_bytes)})", "$quiet"),
     )  # fmt: skip
+
+
+def _ranks(metrics: LiveMetrics) -> list[Content]:
+    """Return a line per rank: its times in the newest timed step, then its part and link."""
+    lines = []
+    for number, rank in enumerate(metrics.model.ranks):
+        name, _, part = rank.partition(": ")
+        times = _rank_times(metrics)[number : number + 1]
+        spent = [f"{one.compute_s * 1e3:.1f} + {one.wait_s * 1e3:.1f} waiting + " for one in times]
+        rest = [f"{one.collective_s * 1e3:.1f} ms · " for one in times]
+        lines.append(Content.assemble((f"{name} ", "$quiet"), *spent, *rest, (part, "$quiet")))
+    return lines
+
+
+def _rank_times(metrics: LiveMetrics) -> tuple[RankTimes, ...]:
+    newest = islice(reversed(metrics.steps), _TIMED_WITHIN)
+    return next((step.ranks for step in newest if step.ranks), ())
 
 
 def _bandwidth(metrics: LiveMetrics) -> Content:
