@@ -70,6 +70,11 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
 
     engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
     found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": network.cost.weight_bytes}
+    if job.get("dropped"):  # as after an error
+        engine.submit(Request([1, 2, 3] * 20, job["tokens"]))
+        for _ in range(job["dropped"]):
+            engine.step()
+        engine._drop_all()
     for batch in job["batches"]:
         sequences, steps = [], dict[Any, list[Step]]()
         for number, prompt in enumerate(batch):

@@ -27,6 +27,7 @@ from headrace.runtime.ranks.link import Record
 from headrace.runtime.ranks.split import Split
 
 ANSWER_S = 10.0  # that a follower gets to find the model
+MOST_CONTEXTS = 1e6
 
 
 def load_ranked(
@@ -65,12 +66,12 @@ def load_ranked(
     leader.answers(ANSWER_S)  # each has found the model
     place = Place(Group.join(backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(resolved, context=context, kv=kv, force=force, place=place)
-    limit = min([loaded.context_limit, *(answer["context"] for answer in leader.answers(None))])
-    return replace(
-        loaded,
-        network=cast(Network, LeaderNetwork(loaded.network, leader, staged=split.kind == "pipeline")),
-        context_limit=limit,
-    )
+    answers, network = leader.answers(None), loaded.network
+    limit = min([loaded.context_limit, *(answer["context"] for answer in answers)])
+    fitting = min([_contexts(network, limit), *(answer["fitting"] for answer in answers)])
+    kv_memory = int(max(1.0, fitting) * network.cost.kv_bytes(limit))
+    ranked = LeaderNetwork(network, leader, kv_memory, staged=split.kind == "pipeline")
+    return replace(loaded, network=cast(Network, ranked), context_limit=limit)
 
 
 def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> None:
@@ -96,8 +97,14 @@ def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, A
     place = Place(Group.join(record["backend"]), Split(record["kind"], tuple(record["shares"])))
     kv = next((kind for kind in FORMATS if kind.name == record["kv"]), None)
     network, context = _load_part(directory, place, record["context"], kv, force=record["force"])
-    follower.link.send({"context": context})
+    follower.link.send({"context": context, "fitting": _contexts(network, context)})
     return follow(network, follower)
+
+
+def _contexts(network: Network | FollowerNetwork, limit: int) -> float:
+    """Return the sequences of `limit` entries whose K/V fit beside the weights; at most MOST_CONTEXTS."""
+    room, each = memory.budget(), network.cost.kv_bytes(limit)
+    return MOST_CONTEXTS if room is None or not each else min(MOST_CONTEXTS, room.usable / each)
 
 
 def _load_part(

@@ -54,9 +54,14 @@ class Place:
         weights = parameters.nbytes
 
         def make() -> Decoder:
+            made: Decoder
             if isinstance(part, Stage):
-                return StageDecoder(part, parameters, ops, dtype, kv, self.group)
-            return TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+                made = StageDecoder(part, parameters, ops, dtype, kv, self.group)
+            else:
+                made = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+            for array in made.arrays:  # one after the other: a tensor is read whole before its part is kept
+                mx.eval(array)
+            return made
 
         return make, weights, kv_layers(part.config, kv)
 

@@ -104,7 +104,7 @@ class Engine:
         held = replace(self._cost, kv=[*self._cost.kv, *(layer for cost in drafting for layer in cost.kv)])
         self._held = held.kv_bytes(context_limit)
         self._weights = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting)
-        self._budget = KVBudget(held, context_limit, kv_memory)
+        self._budget = KVBudget(held, context_limit, kv_memory or getattr(network, "kv_memory", None))
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
         self._pace = pace or ChunkBudget(wide=network.wide_chunks)
         self._scheduler = Scheduler(

@@ -13,6 +13,7 @@ from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, PoolFullError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
 
 TOLD_S = 1.0
@@ -20,6 +21,11 @@ TOLD_S = 1.0
 
 class FollowerNetwork(Protocol):
     """A rank's part of a model."""
+
+    @property
+    def cost(self) -> StepCost:
+        """See `Network`."""
+        ...
 
     def kv_backend(self, options: KVOptions, /) -> KVBackend:
         """See `Network`."""

@@ -21,12 +21,12 @@ _GUARD = 'sleep "$1"; kill -0 "$3" 2>&- && echo "headrace: $2" >&2 && kill -9 "$
 class Group:
     """The ranks of one model. raw: MLX's group; None for one rank alone, whose collectives are free."""
 
-    def __init__(self, raw: mx.distributed.Group | None = None) -> None:
+    def __init__(self, raw: mx.distributed.Group | None = None, device: mx.DeviceType = mx.DeviceType.cpu) -> None:
         self._raw = raw
         self.rank: int = 0 if raw is None else raw.rank()
         self.size: int = 1 if raw is None else raw.size()
         # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
-        self._receiving = None if raw is None else mx.new_stream(mx.cpu)
+        self._receiving = None if raw is None else mx.new_stream(device)
 
     @classmethod
     def join(cls, backend: str = "ring", others: str = "the other ranks") -> "Group":
@@ -36,7 +36,8 @@ class Group:
         """
         try:
             with _ended_after(JOIN_S, f"{others} did not connect in {JOIN_S} s"):
-                return cls(mx.distributed.init(strict=True, backend=backend))
+                raw = mx.distributed.init(strict=True, backend=backend)
+                return cls(raw, mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu)
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
 

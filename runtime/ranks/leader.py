@@ -51,6 +51,7 @@ class Leader:
         self._links: dict[int, Link] = {}
         self._losing = threading.Lock()
         self._log: list[list[Any]] = []
+        self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
     @property
     def size(self) -> int:
@@ -135,10 +136,14 @@ class Leader:
 
 
 class LeaderNetwork:
-    """A network of one rank's part, whose passes the followers repeat. All else is the network's own."""
+    """A network of one rank's part, whose passes the followers repeat. All else is the network's own.
 
-    def __init__(self, network: Network, leader: Leader, *, staged: bool = False) -> None:
+    kv_memory: bytes of this rank's K/V for which every rank has memory. staged: the ranks are a pipeline.
+    """
+
+    def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:
         self._network, self._leader, self._staged = network, leader, staged
+        self.kv_memory = kv_memory
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -159,7 +164,14 @@ class LeaderNetwork:
         """See `Network`."""
         self._leader.log("run")
         self._leader.flush()
+        self._leader.pending = None if any(row.logits for row in kv.rows) else kv
         return self._network.layers(x, kv)
+
+    def logits(self, x: mx.array) -> mx.array:
+        """See `Network`."""
+        logits = self._network.logits(x)
+        self._leader.pending = logits
+        return logits
 
 
 class LeaderBackend:
@@ -220,6 +232,12 @@ class LeaderBackend:
         self._backend.trim()
 
     def clear(self) -> None:
+        """Drop everything after an error, but for collectives that the followers wait in."""
+        if (pending := self._leader.pending) is None:
+            self._leader.lose(0, "has left a pass unfinished")
+        else:
+            with suppress(RuntimeError):
+                mx.eval(pending if isinstance(pending, mx.array) else pending.arrays)
         self._leader.log("clear")
         self._leader.flush()
         self._backend.clear()

@@ -102,10 +102,12 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
         {"batches": _EIGHT, "sampled": True},
         {"batches": _EIGHT, "kv": "q8"},
         {"batches": [[_LONG], [_LONG[:90]] * 2], "tokens": 40, "speculate": "ngram"},
+        {"dropped": 1},
+        {"dropped": 4},
         {"environment": _STOCK},
         {"environment": _STOCK, "batches": _EIGHT},
     ],
-    ids=["sampled", "q8", "guesses", "stock", "stock-batch"],
+    ids=["sampled", "q8", "guesses", "error-in-prefill", "error", "stock", "stock-batch"],
 )
 def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
