@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from headrace.app.answer.repetition import Repetition
+from headrace.app.answer.thinking_count import ThinkingCount
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
 from headrace.models.text.thinking import split_thinking
 from headrace.models.text.tokenizer import Tokenizer
@@ -84,6 +85,7 @@ class Answer:
         self.unchecked_tools: Mapping[str, str] = {}
         """Tools whose calls may have any arguments, and why their schema cannot be guaranteed."""
         self._repetition = Repetition()
+        self._thinking = ThinkingCount(thinking=prompt.thinking)
         self._pieces: list[str] = []
 
     def take(self, event: Event) -> Part:
@@ -104,7 +106,9 @@ class Answer:
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
                 self._repetition.add(part.step.tokens)
+                self._thinking.add(part.pieces)
             else:
+                self._thinking.finish()
                 self.finished = part.finished
                 self.e2e_s = time.perf_counter() - self.prompt.started
                 uses = (meter.use() for meter in reversed(self._meters))
@@ -121,6 +125,11 @@ class Answer:
     def stop_string(self) -> str | None:
         """The stop string that ended it."""
         return self._text.stop_string
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Tokens of its thinking section so far, tags included; 0 without one."""
+        return self._thinking.tokens
 
     @property
     def constrained(self) -> bool:

@@ -152,7 +152,7 @@ class Done:
     """The end of an answer. context_full: it ended at the context limit. last_turn_fits: see `ContextFull`.
 
     summary: its ttft_s counts from the submission in the chat's process to the first text. stop_string: the one that
-    ended it. seed: the one that gives it again; None for greedy decoding.
+    ended it. seed: the one that gives it again; None for greedy decoding. thinking_tokens: of a model that thinks.
     """
 
     id: int
@@ -162,6 +162,7 @@ class Done:
     last_turn_fits: bool = True
     stop_string: str | None = None
     seed: int | None = None
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

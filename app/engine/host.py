@@ -285,7 +285,8 @@ class EngineHost:
             busy=answer.busy,
         )
         fits = not context_full or self._fit.last_turn_fits(running.command, summary.completion_tokens)
-        return Done(running.id, finished.reason, summary, context_full, fits, answer.stop_string, answer.seed)
+        thought = answer.thinking_tokens if self._answerer.chat_prompt.thinks and answer.prompt.chat else 0
+        return Done(running.id, finished.reason, summary, context_full, fits, answer.stop_string, answer.seed, thought)
 
 
 def _draft(spec: ModelSpec, loaded: LoadedModel, progress: Progress) -> Network | None:

@@ -1,7 +1,7 @@
 """The Starlette application: checks, errors in the form of their endpoint, one log line a request."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from starlette.applications import Starlette
@@ -39,13 +39,14 @@ async def _failed(request: Request, error: Exception) -> Response:
         return Response(status_code=_LEFT)
     if isinstance(error, HTTPException):
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-        error = ApiError(error.status_code, str(error.detail), code)
+        api = ApiError(error.status_code, str(error.detail), code)
+        return _response(request.url.path, api, error.headers)
     return _response(request.url.path, api_error(error))
 
 
-def _response(path: str, error: ApiError) -> Response:
+def _response(path: str, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     document = error.anthropic() if path.startswith("/v1/messages") else error.openai()
-    return DocumentResponse(document, error.status, headers=error.headers)
+    return DocumentResponse(document, error.status, headers={**error.headers, **(headers or {})})
 
 
 class _Outer:

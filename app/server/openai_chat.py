@@ -147,7 +147,8 @@ class ChatForm:
         return {**self._head("chat.completion.chunk"), "choices": [one], **usage}
 
     def _usage(self) -> dict[str, Any]:
-        return openai_usage([answer.done.summary for answer in self._answers if answer.done is not None])
+        ends = [answer.done for answer in self._answers if answer.done is not None]
+        return openai_usage([done.summary for done in ends], sum(done.thinking_tokens for done in ends))
 
 
 def _delta(part: Part) -> dict[str, Any]:

@@ -239,11 +239,12 @@ class ResponseForm:
 
 
 def _usage(done: Done) -> dict[str, Any]:
-    usage = openai_usage([done.summary])
+    usage = openai_usage([done.summary], done.thinking_tokens)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
         "timings": usage["timings"],
     }

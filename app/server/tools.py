@@ -17,16 +17,15 @@ MAX_TOOLS = 512
 
 def chat_tools(body: Body) -> ToolUse | None:
     """Return the tools of a chat completion. Raises UsageError and ApiError."""
-    return read_tools(items(body, "tools", MAX_TOOLS), body.get("tool_choice"), body.get("parallel_tool_calls"))
+    tools, choice = _allowed(items(body, "tools", MAX_TOOLS), body.get("tool_choice"))
+    return read_tools(tools, choice, body.get("parallel_tool_calls"))
 
 
 def response_tools(body: Body) -> ToolUse | None:
     """Return the functions among the tools of a response."""
     tools = [_nested(tool) for tool in items(body, "tools", MAX_TOOLS) if _kind(tool) == "function"]
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    return read_tools(tools, choice if tools else None, body.get("parallel_tool_calls"))
+    tools, choice = _allowed(tools, body.get("tool_choice"))
+    return read_tools(tools, choice, body.get("parallel_tool_calls"))
 
 
 def message_tools(body: Body) -> ToolUse | None:
@@ -38,7 +37,24 @@ def message_tools(body: Body) -> ToolUse | None:
         choice = {"type": "function", "function": {"name": given.get("name")}}
     elif given.get("type", "auto") not in ("auto", "any", "none"):
         raise refused(f"tool_choice.type must be auto, any, tool or none, not {shown(given['type'])}", "tool_choice")
-    return read_tools(tools, choice if tools else None, not given.get("disable_parallel_tool_use"))
+    return read_tools(tools, choice, not given.get("disable_parallel_tool_use"))
+
+
+def _allowed(tools: list[Any], choice: Any) -> tuple[list[Any], Any]:
+    """Return the tools that a `tool_choice` of type allowed_tools leaves, and its mode; else both as they are.
+
+    Both of OpenAI's forms: the list stands within the choice, or in an object of its own.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    given = mapping(choice, "allowed_tools") if "allowed_tools" in choice else choice
+    wanted = [tool for tool in items(given, "tools", MAX_TOOLS) if _kind(tool) in (None, "function")]
+    names = {str(tool.get("name") or mapping(tool, "function").get("name")) for tool in wanted}
+    kept = (tool for tool in tools if _kind(tool) in (None, "function"))
+    left = [tool for tool in kept if str(mapping(tool, "function").get("name")) in names]
+    if given.get("mode") not in ("auto", "required") or len(left) < len(names):
+        raise refused("tool_choice: allowed_tools needs a mode, auto or required, and names of tools", "tool_choice")
+    return left, given["mode"]
 
 
 def _kind(tool: object) -> object:

@@ -6,7 +6,7 @@ from typing import Any
 from headrace.runtime.metrics.telemetry import Summary, in_milliseconds
 
 
-def openai_usage(summaries: Sequence[Summary]) -> dict[str, Any]:
+def openai_usage(summaries: Sequence[Summary], thinking_tokens: int = 0) -> dict[str, Any]:
     """Return the `usage` of all choices of one request. The prompt of several choices counts once."""
     prompt = max((summary.prompt_tokens for summary in summaries), default=0)
     completion = sum(summary.completion_tokens for summary in summaries)
@@ -15,6 +15,7 @@ def openai_usage(summaries: Sequence[Summary]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached_tokens(summaries)},
+        "completion_tokens_details": {"reasoning_tokens": thinking_tokens},
     }
     if summaries:
         usage["timings"] = timings(summaries[0])

@@ -8,6 +8,7 @@ import pytest
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Done, Prefill
+from headrace.app.server import responses
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.openai_chat import ChatForm, read_call
@@ -132,6 +133,7 @@ def test_messages_of_every_form() -> None:
 
 FUNCTION = {"name": "count", "description": "Counts.", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
+OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 
 
 def test_tools_and_their_messages() -> None:
@@ -151,6 +153,36 @@ def test_tools_and_their_messages() -> None:
         {"role": "tool", "content": "two", "tool_call_id": "c1", "name": "count"},
     ]
     assert call(tools=[], tool_choice="auto").tools is None
+
+
+def test_allowed_tools_are_the_only_ones() -> None:
+    """Both of OpenAI's forms: of chat completions, of the Responses API."""
+    for mode in ("auto", "required"):
+        chosen = {"mode": mode, "tools": [{"type": "function", "function": {"name": "count"}}]}
+        use = call(tools=[*TOOLS, OTHER_TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": chosen}).tools
+        assert use is not None
+        assert (list(use.tools), use.choice) == (["count"], mode)
+    flat = [{"type": "function", **FUNCTION}, {"type": "function", "name": "other"}]
+    chosen = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}
+    use = responses.read_call({"input": "hello", "tools": flat, "tool_choice": chosen}).tools
+    assert use is not None
+    assert list(use.tools) == ["other"]
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        {"mode": "auto", "tools": [{"type": "function", "function": {"name": "missing"}}]},
+        {"mode": "perhaps", "tools": [{"type": "function", "function": {"name": "count"}}]},
+        {"mode": "required", "tools": []},
+        {"mode": "auto", "tools": ["count"]},
+        {"mode": "auto", "tools": [{"type": "function", "function": {"name": ["count"]}}]},
+        {"mode": "auto", "tools": {}},
+        [],
+    ],
+)
+def test_other_allowed_tools_are_refused(allowed: Any) -> None:
+    refusal(tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
 
 
 @pytest.mark.parametrize(
@@ -230,9 +262,10 @@ def test_chunks_join_to_the_document() -> None:
         Delta(1, "<think>\nhm", ()),
         Delta(1, "</think>\n\nSo", ()),
         Delta(1, " it is.", ()),
+        done(seed=4, thinking_tokens=2),
     ]
     streamed = form(thinks=True, stream=True, stream_options={"include_usage": True})
-    sent = streamed.begin() + b"".join(streamed.take(0, event) for event in [*events, done(seed=4)]) + streamed.end()
+    sent = streamed.begin() + b"".join(streamed.take(0, event) for event in events) + streamed.end()
     assert sent.endswith(b"data: [DONE]\n\n")
     found = chunks(sent)
     assert len({(one["id"], one["object"], one["created"], one["model"]) for one in found}) == 1
@@ -243,7 +276,7 @@ def test_chunks_join_to_the_document() -> None:
     assert reasons == [None] * (len(reasons) - 1) + ["stop"]
     assert [one["usage"] for one in found[:-1]] == [None] * (len(found) - 1)
     whole = form(thinks=True)
-    for event in [*events, done(seed=4)]:
+    for event in events:
         whole.take(0, event)
     document = whole.document()
     (choice,) = document["choices"]
@@ -253,6 +286,7 @@ def test_chunks_join_to_the_document() -> None:
     assert (choice["finish_reason"], choice["seed"]) == ("stop", 4)
     assert document["usage"] == found[-1]["usage"]
     assert document["usage"]["prompt_tokens_details"] == {"cached_tokens": 12}
+    assert document["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     assert document["usage"]["total_tokens"] == 27
     assert document["usage"]["timings"]["ttft_s"] == 0.05
 

@@ -12,11 +12,12 @@ from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.responses import ResponseForm, read_call
 from headrace.models.text.tools.call import CallDelta, ToolCall
+from headrace.runtime.errors import UsageError
 from tests.summaries import make_summary
 
 
 def done(reason: Any = "stop") -> Done:
-    return Done(1, reason, make_summary(), False)
+    return Done(1, reason, make_summary(), False, thinking_tokens=2)
 
 
 def call(**fields: Any) -> Call:
@@ -86,7 +87,10 @@ def test_tools_and_their_items() -> None:
         {"role": "tool", "content": "two", "tool_call_id": "c1", "name": "count"},
         {"role": "tool", "content": "three", "tool_call_id": "c2", "name": "count"},
     ]
-    assert call(tools=[{"type": "web_search"}], tool_choice="required").tools is None
+    assert call(tools=[{"type": "web_search"}], tool_choice="auto").tools is None
+    for choice in ("required", {"type": "web_search"}):
+        with pytest.raises(UsageError, match="tool_choice"):
+            call(tools=[{"type": "web_search"}], tool_choice=choice)
 
 
 WHOLE = (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1}'),)),)
@@ -160,6 +164,7 @@ def test_events_and_the_response_agree(reason: str, status: str) -> None:
     response = found[-1]["response"]
     assert response["status"] == status
     assert response == form.document()
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
     reasoning, message = response["output"]
     assert reasoning["content"][0]["text"] == "hm"
     assert message["content"][0]["text"] == "So it is."
