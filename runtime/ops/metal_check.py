@@ -10,7 +10,7 @@ from headrace.runtime.ops import attention, metal, metal_attention, packed, refe
 from headrace.runtime.ops.kv_format import Q4, Q8, KVFormat
 from headrace.runtime.ops.weights import AttentionSpec, Rope
 
-_WIDTH, _ROWS = 1120, 2
+_WIDTHS, _ROWS = (1120, 8192), 2  # the wider one has threadgroups of 1,024 threads, more than some kernels may have
 _TOLERANCE = {mx.float16: 4e-3, mx.bfloat16: 3e-2}  # of the largest value: two roundings
 
 
@@ -32,10 +32,13 @@ def close(one: mx.array, other: mx.array) -> bool:
 def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
     """Yield a kernel's name, its results, and its twin's."""
     for dtype in (mx.float16, mx.bfloat16):
-        x, residual = (_values((1, _ROWS, _WIDTH), dtype, seed) for seed in (1, 2))
-        post, norm, scalar = _values((_WIDTH,), dtype, 3), _values((_WIDTH,), dtype, 4), _values((1,), dtype, 5)
-        for before, behind, scale in ((None, norm, None), (post, None, None), (post, norm, None), (post, norm, scalar)):
-            yield "add_norms", *_both(partial(metal.add_norms, x, residual, before, behind, 1e-6, scale))
+        for width in _WIDTHS:
+            x, residual = (_values((1, _ROWS, width), dtype, seed) for seed in (1, 2))
+            post, norm, scalar = _values((width,), dtype, 3), _values((width,), dtype, 4), _values((1,), dtype, 5)
+            for before, behind, scale in (
+                (None, norm, None), (post, None, None), (post, norm, None), (post, norm, scalar),
+            ):  # fmt: skip
+                yield "add_norms", *_both(partial(metal.add_norms, x, residual, before, behind, 1e-6, scale))
         for spec in specs(dtype):
             heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             qkv = _values((1, _ROWS, heads), dtype, 6)

@@ -39,7 +39,7 @@ from tests.tiny import load_decoder, quantize_model, write_model
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3-moe", "gpt-oss")
 OTHERS: dict[str, Callable[[int], dict[str, Any]]] = {  # as mlx-lm's classes write them; changes by number of layers
     "glm4": lambda _: {},
-    "glm4-moe": lambda _: {"first_k_dense_replace": 0, "moe_intermediate_size": 64},
+    "glm4-moe": lambda _: {"first_k_dense_replace": 0, "moe_intermediate_size": 64, "head_dim": 128},
     "gemma4": lambda layers: _GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)},
     "gemma4-mixture": lambda layers: {
         "moe_intermediate_size": 64,
@@ -93,7 +93,7 @@ def count_layer(step_of: Any, family: str, folder: Path, mixed: bool = False) ->
     step_of: builds a step's logits from a model directory. mixed: V and up projections have other bits than their
     neighbours, as in many published files.
     """
-    few, many = (_counted(step_of(_model(folder, family, layers, mixed))) for layers in (LAYERS, 2 * LAYERS))
+    few, many = (_counted(step_of(model_of(folder, family, layers, mixed))) for layers in (LAYERS, 2 * LAYERS))
     return Counts(*((b - a) / LAYERS for a, b in zip(few, many, strict=True)))
 
 
@@ -211,7 +211,7 @@ def count_sampling(rule: SampleRule, vocabulary: int = 1000) -> tuple[Counts, Co
     return Counts(*one), Counts(*other)
 
 
-def _model(folder: Path, family: str, layers: int, mixed: bool) -> Path:
+def model_of(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     plain = folder / f"{family}-{layers}"
     if not plain.exists() and family in OTHERS:
         wide = {"num_hidden_layers": layers, "hidden_size": 256, "head_dim": 64, "max_position_embeddings": 256}

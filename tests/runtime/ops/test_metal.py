@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -13,9 +12,10 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.ops import attention, metal, metal_check, reference
 from headrace.runtime.ops.weights import AttentionSpec
 from tests.alone import new_cache
+from tests.bench.graph_counts import FAMILIES, OTHERS, model_of
 from tests.metal import emulator
 from tests.metal.emulator import emulated
-from tests.tiny import load_decoder, quantize_model, write_model
+from tests.tiny import load_decoder
 
 HALVES = [mx.float16, mx.bfloat16]
 _emulates = pytest.mark.skipif(not emulator.AVAILABLE, reason="needs g++, and no Metal")
@@ -24,6 +24,20 @@ _emulates = pytest.mark.skipif(not emulator.AVAILABLE, reason="needs g++, and no
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs Metal")
 def test_metal_runs_the_kernels() -> None:
     assert metal.status.__wrapped__() == metal.Status(True)
+
+
+def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> str:
+        raise RuntimeError("[metal] does not compile\nline 7")
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    for check, reason in ((lambda: "add_norms differs", "add_norms differs"), (breaks, "[metal] does not compile")):
+        monkeypatch.setattr(metal, "checks", [check])
+        assert metal.status.__wrapped__() == metal.Status(False, reason)
+    monkeypatch.setattr(metal, "checks", [lambda: ""])
+    assert metal.status.__wrapped__() == metal.Status(True)
+    monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+    assert not metal.status.__wrapped__().available
 
 
 @_emulates
@@ -82,23 +96,13 @@ def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> Non
     assert not names
 
 
-_MODELS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen3": {"head_dim": 64},
-    "gemma3": {"head_dim": 64},
-    "gpt-oss": {"head_dim": 64},
-    "qwen3-moe": {"head_dim": 64},
-}
-
-
 @_emulates
-@pytest.mark.parametrize("family", _MODELS)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_a_network_is_as_with_stock_operations(family: str, tmp_path: Path) -> None:
-    plain = write_model(tmp_path / "plain", family, changes=_MODELS[family])
-    network = load_decoder(quantize_model(plain, tmp_path / "model"), reference, mx.float16)
+    network = load_decoder(model_of(tmp_path, family, 2, mixed=family == "qwen2"), reference, mx.float16)
     with emulated() as names:
         own = _logits(network)
-    assert len({name.split("_")[1] for name in names}) == 1 + (family != "llama")
+    assert len({name.split("_")[1] for name in names}) == 1 + (family not in ("llama", "glm4"))
     count = len(names)
     with metal.forced(False):
         _assert_alike(own, _logits(network), 1e-2)
