@@ -13,7 +13,7 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.keep_quantized import keep_quantized
-from headrace.models.loading.load import WITH_HEADS, _sized
+from headrace.models.loading.load import WITH_HEADS, sized_network
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mtp import head_tensors
@@ -114,7 +114,7 @@ def test_a_head_is_loaded_whichever_network_runs_the_model(tmp_path: Path, kind:
     write_model(tmp_path, kind)
     checkpoint = open_checkpoint(tmp_path)
     config = own_decoder(checkpoint)
-    make, nbytes, _ = _sized(checkpoint, config, None, shape_to_run(checkpoint, config), None)
+    make, nbytes, _ = sized_network(checkpoint, config, None, shape_to_run(checkpoint, config), None, None)
     network = make()
     assert network.draft_head is not None
     assert nbytes > 0
