@@ -64,8 +64,8 @@ def _float32_modules(checkpoint: Checkpoint) -> Iterator[str]:
         module, _, part = name.rpartition(".")
         if part != "weight" or len(info.shape) < 2 or weighs_experts(module):
             continue
-        if module.endswith("embed_tokens") and not tied:
-            continue
+        if (module.endswith("embed_tokens") and not tied) or "conv" in module.rpartition(".")[2]:
+            continue  # a convolution takes one row at a time
         own = section.get(module)
         entry = {**section, **(own if isinstance(own, dict) else {})}
         quantized = f"{module}.scales" in checkpoint.tensors

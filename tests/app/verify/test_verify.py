@@ -14,12 +14,14 @@ from headrace.app.verify.checks import Plan, Verification
 from headrace.app.verify.expectation import expectation
 from headrace.app.verify.interfaces import Interfaces
 from headrace.app.verify.trace import Trace, compare
+from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
 from headrace.runtime.engine.chunk_budget import SMALLEST, ChunkBudget
 from headrace.runtime.engine.request import TokenLogprobs
 from headrace.runtime.ops import native
+from tests.models.gguf.build_layered import write_layered
 from tests.patience import PATIENCE_S
 from tests.test_docs import check, sections
 from tests.tiny import quantize_model
@@ -146,6 +148,13 @@ def test_other_sums_are_close_where_bits_are_not_promised(plain: Path, monkeypat
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * (1.0 if x.shape[0] < 2 else 0.5))
     assert "differs" in {row.verdict for row in Verification(loaded, expected, Plan(6, 3)).run()}
+
+
+@needs_kernels
+def test_convolutions_do_not_depend_on_other_rows(tmp_path: Path) -> None:
+    (target := tmp_path / "hybrid").mkdir()
+    convert_gguf(write_layered(tmp_path / "m.gguf", "falcon-h1", matrices="Q8_0"), target)
+    assert expectation(load_model(target, name="hybrid")).exact
 
 
 @needs_kernels
