@@ -89,6 +89,6 @@ class KVBackend(Protocol):
 
 
 def one_pass(kv: KVBackend, cache: KVCache, tokens: int, phase: Phase = "prefill", *, output: bool = True) -> KVPass:
-    """Return a pass of one row."""
-    [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase, output)])
+    """Return a pass of one row. output: its logits are computed."""
+    [kv_pass] = kv.make_passes([PassRow(cache, tokens, phase, output, tokens if output else 0)])
     return kv_pass

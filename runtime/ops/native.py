@@ -101,6 +101,7 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
             bias = None if weight.bias is None else weight.bias.reshape(-1)
             data = weight.data.reshape(weight.rows, -1)
             mode, in_float = weight.mode, exact or environment.exact()
+            mx.eval(weight.arrays)  # reads the file without the interpreter lock, which `Matrix` holds
             matrix = kernels.Matrix(data, scales, biases, bias, weight.bits, weight.group_size, mode, in_float)
         except ValueError as error:
             fallbacks[f"weight: {error}"] += 1

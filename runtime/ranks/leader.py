@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
@@ -146,6 +147,8 @@ class LeaderNetwork:
         self.kv_memory = kv_memory
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("with_"):
+            raise UsageError("a changed copy of a network, such as a profile's, runs on one machine only")
         return getattr(self._network, name)
 
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
@@ -168,7 +171,9 @@ class LeaderNetwork:
         return self._network.layers(x, kv)
 
     def logits(self, x: mx.array) -> mx.array:
-        """See `Network`."""
+        """See `Network`. Raises EngineError for a pass whose rows want none: the followers would not take part."""
+        if self._leader.pending is not None:
+            raise EngineError("several ranks: logits of a pass that was made without")
         logits = self._network.logits(x)
         self._leader.pending = logits
         return logits
