@@ -22,9 +22,10 @@ from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError
 
 _MODULE = "headrace.app.hosts.rank"
-# $0 is an interpreter; where it does not exist, that of the installed command.
+# $0 is an interpreter; where it does not exist, that of the installed command, on the PATH of the user's own shell.
 _REMOTE = (
-    'p=$0; [ -x "$p" ] || { s=$(command -v headrace) || { echo "headrace is not installed, or not on the PATH" >&2; '
+    'p=$0; [ -x "$p" ] || { PATH=$("${SHELL:-/bin/bash}" -lc "printenv PATH" 2> /dev/null | tail -n 1):$PATH; '
+    's=$(command -v headrace) || { echo "headrace is not installed, or not on the PATH" >&2; '
     f'exit 127; }}; p=$(head -n 1 "$s" | cut -c 3-); }}; exec "$p" -P -m {_MODULE}'
 )
 CONNECT_S = 4
@@ -42,7 +43,7 @@ class RankProcess:
         python = host.python or sys.executable
         run = [python, "-P", "-m", _MODULE] if host.local else ["/bin/bash", "-c", _REMOTE, python]
         script = RemoteProcess.make_launch_script(host.rank, None, None, dict(files), list(env), run, is_local=True)
-        command = ["/bin/bash", "-c", script] if host.local else [*_ssh(host), f"/bin/bash -lc {shlex.quote(script)}"]
+        command = ["/bin/bash", "-c", script] if host.local else [*_ssh(host), f"/bin/bash -c {shlex.quote(script)}"]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -84,6 +85,8 @@ class RankProcess:
                 raise EngineError(f"{self.host.name} has not answered", self._how_to_reach()) from None
             if line is None:
                 raise self._gone()
+            if line[0].startswith("/"):  # the launcher's file with the process's id, which nothing else removes
+                self.send({"remove": line[0].strip()})
             with suppress(ValueError):
                 found = json.loads(line[0])
                 if isinstance(found, dict):

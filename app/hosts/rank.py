@@ -96,9 +96,14 @@ def _end_with_parent() -> None:
 
 
 def _watch_input(go: threading.Event) -> None:
-    """Set `go` at the first line, and end the process at the end of the input."""
-    for _ in sys.stdin:
-        go.set()
+    """Set `go` when it comes, and end the process at the end of the input."""
+    for line in sys.stdin:
+        command = json.loads(line)
+        if file := command.get("remove"):
+            Path(file).unlink(missing_ok=True)
+        if "go" in command:
+            go.set()
+    remove_launch_files()
     os._exit(1)
 
 

@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from headrace.app.hosts.choice import HostsChoice
-from headrace.app.hosts.facts import Facts, machine_facts, own_versions
+from headrace.app.hosts.facts import Facts, machine_facts, own_versions, remove_launch_files
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
 from headrace.app.hosts.model_digest import model_digest
 from headrace.app.hosts.probe import Measured, measure_link
@@ -53,7 +52,6 @@ class Ranks:
         self._say, self._key = say, secrets.token_bytes(32)
         self._listener = listen(hosts.hosts[0].address)
         self.leader = Leader(self._listener, self._key, hosts.names, self._lost)
-        self._files: list[Path] = []
         self._closing = threading.Lock()
         self._closed = False
 
@@ -168,8 +166,7 @@ class Ranks:
             self.processes, {rank: report.get("pid", 0) for rank, report in enumerate(self.reports)}, grace_s=grace_s
         )
         self._listener.close()
-        for file in self._files:
-            file.unlink(missing_ok=True)
+        remove_launch_files()
 
     def _environment(self) -> tuple[list[str], dict[str, str]]:
         """Return the variables and temporary files of the other ranks, and set those of rank 0."""
@@ -179,7 +176,6 @@ class Ranks:
         for name, content in files.items():
             with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".json", delete=False) as file:
                 file.write(content)
-            self._files.append(Path(file.name))
             os.environ[name] = file.name
         return env, files
 

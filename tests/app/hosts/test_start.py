@@ -141,6 +141,23 @@ def test_another_copy_of_the_model_is_refused(tmp_path: Path, monkeypatch: pytes
     assert len(started(two(ssh="other"), resolve("tiny"))) == 2
 
 
+def test_headrace_is_found_on_the_path_of_the_login_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used if the same interpreter is not there; a greeting of the shell is no PATH."""
+    (tmp_path / "bin").mkdir()
+    installed_command = tmp_path / "bin" / "headrace"
+    installed_command.write_text(f"#!{sys.executable}\n")
+    installed_command.chmod(0o755)
+    shell = script(tmp_path, "shell", f"echo welcome; echo {tmp_path / 'bin'}")
+    there = f"export SHELL={shell}"
+    script(tmp_path, "ssh", f'while [ "$1" != -- ]; do shift; done; shift 2; {there}; exec /bin/bash -c "$*"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert len(started(two(python="/no/python", ssh="other"), None)) == 2
+    installed_command.unlink()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(EngineError, match="headrace is not installed"):
+        started(two(python="/no/python", ssh="other"), None)
+
+
 def test_an_examination_reports_every_problem(tmp_path: Path) -> None:
     model = resolve(str(write_chat_model(tmp_path / "tiny")))
     python = script(tmp_path, "python", "echo 'no such host' >&2; exit 255")
