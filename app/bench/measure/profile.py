@@ -31,12 +31,14 @@ ROUNDS = 30
 _KINDS = {
     "linear": "weights",
     "linear_add": "weights",
+    "linear_add_norm": "weights",
     "norm_linear": "weights",
     "norm_glu": "weights",
     "experts": "weights",
     "attend": "attention and KV",
     "mix": "attention and KV",
     "rms_norm": "norms and the rest",
+    "add_norms": "norms and the rest",
     "glu": "norms and the rest",
     "embed": "norms and the rest",
 }

@@ -1,14 +1,17 @@
 """A step taken apart: the parts are there, add up in kind, and leave the network and its cache as they were."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from headrace.app.bench.measure import profile as measured
 from headrace.app.bench.measure.profile import PARTS, profile
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import UsageError
+from headrace.runtime.ops import Weight
 from tests.tiny import VARIANTS, load_decoder, write_model
 
 
@@ -28,6 +31,24 @@ def test_every_architecture_comes_apart(variant: str, tmp_path: Path) -> None:
     total = sum(found["parts_ms"].values())
     assert found["closure"] == pytest.approx(total / found["synchronous_step_ms"] - 1)
     assert answer() == before
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+def test_every_matrix_is_in_the_weights_part(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[tuple[str, tuple[Any, ...]]]()
+    record = measured._record
+
+    def recorded(*arguments: Any) -> Any:
+        found = record(*arguments)
+        calls.extend(found[0])
+        return found
+
+    monkeypatch.setattr(measured, "_record", recorded)
+    decoder = load_decoder(write_model(tmp_path / "model", variant))
+    profile(decoder, 4, rounds=2)
+    seen = [x for name, given in calls if measured._KINDS[name] == "weights" for x in given if isinstance(x, Weight)]
+    layers = [weight for layer in decoder._layers for weight in layer.matrices]
+    assert {id(weight) for weight in seen} == {id(weight) for weight in (*layers, decoder._head)}
 
 
 def test_only_our_own_decoder_can_be_taken_apart() -> None:
