@@ -25,6 +25,7 @@ from headrace.runtime.network import Network
 from headrace.runtime.ranks.link import Link, RankLostError, Record, accept
 
 END_S = 2.0  # that followers get to end by themselves
+GREETING_S = 2.0  # that a connection gets to prove its key
 _LEAST_S = 0.05
 
 
@@ -66,18 +67,23 @@ class Leader:
             self._listener.settimeout(max(_LEAST_S, until - time.monotonic()))
             try:
                 connection, _ = self._listener.accept()
-                rank = accept(connection, self._key, max(_LEAST_S, until - time.monotonic()))
             except TimeoutError:
                 missing = [name for rank, name in enumerate(self.names) if rank and rank not in self._links]
                 raise RankLostError(f"{missing[0]} has not connected in {timeout:.0f} s") from None
-            except (OSError, ValueError, RankLostError):
-                continue  # somebody else's connection
-            if not 0 < rank < self.size or rank in self._links:
+            rank = self._rank_of(connection, max(_LEAST_S, until - time.monotonic()))
+            if not 0 < rank < self.size or rank in self._links:  # somebody else's connection
                 connection.close()
                 continue
             self._links[rank] = Link(connection, self.names[rank], partial(self.lose, rank))
             self._links[rank].start()
         self._listener.close()
+
+    def _rank_of(self, connection: socket.socket, timeout: float) -> int:
+        """Return the rank that connected; 0 without the key."""
+        try:
+            return accept(connection, self._key, min(timeout, GREETING_S))
+        except (OSError, ValueError, RankLostError):
+            return 0
 
     def tell(self, record: Record) -> None:
         """Send a record to every follower."""

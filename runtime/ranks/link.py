@@ -104,16 +104,20 @@ class Link:
 
 def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> socket.socket:
     """Return a connection of rank `rank` to rank 0. Raises RankLostError if it is not there or has another key."""
+    at = f"rank 0 at {address[0]}:{address[1]}"
     try:
         connection = socket.create_connection(address, timeout)
-        greeting = receive_frame(connection, _HANDSHAKE_BYTES)
-        nonce = secrets.token_hex(32)
+    except OSError as error:
+        raise RankLostError(f"{at} cannot be reached: {error}") from error
+    try:
+        greeting, nonce = receive_frame(connection, _HANDSHAKE_BYTES), secrets.token_hex(32)
         send_frame(connection, {"rank": rank, "nonce": nonce, "proof": _proof(key, f"{greeting['nonce']} {rank}")})
         answer = receive_frame(connection, _HANDSHAKE_BYTES)
+        if not _proves(answer, key, f"{nonce} 0"):
+            raise ValueError("it has another key")
     except (OSError, ValueError, KeyError) as error:
-        raise RankLostError(f"rank 0 at {address[0]}:{address[1]} cannot be reached: {error}") from error
-    if not hmac.compare_digest(str(answer.get("proof")), _proof(key, f"{nonce} 0")):
-        raise RankLostError(f"rank 0 at {address[0]}:{address[1]} has another key")
+        connection.close()
+        raise RankLostError(f"{at} refuses this rank: {error}") from error
     return connection
 
 
@@ -124,7 +128,7 @@ def accept(connection: socket.socket, key: bytes, timeout: float) -> int:
     send_frame(connection, {"nonce": nonce})
     answer = receive_frame(connection, _HANDSHAKE_BYTES)
     rank = answer.get("rank")
-    if not isinstance(rank, int) or not hmac.compare_digest(str(answer.get("proof")), _proof(key, f"{nonce} {rank}")):
+    if not isinstance(rank, int) or not _proves(answer, key, f"{nonce} {rank}"):
         raise RankLostError("a connection without the run's key was refused")
     send_frame(connection, {"proof": _proof(key, f"{answer.get('nonce')} 0")})
     return rank
@@ -141,7 +145,10 @@ def receive_frame(connection: socket.socket, most: int) -> Record:
     [size] = struct.unpack("!I", _receive(connection, 4))
     if size > most:
         raise ValueError(f"a message of {size} bytes")
-    record = json.loads(_receive(connection, size))
+    try:
+        record = json.loads(_receive(connection, size))
+    except RecursionError:
+        raise ValueError("a message of too many levels") from None
     if not isinstance(record, dict):
         raise ValueError("a message that is no object")
     return record
@@ -155,6 +162,10 @@ def _receive(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("closed")
         held += part
     return bytes(held)
+
+
+def _proves(answer: Record, key: bytes, text: str) -> bool:
+    return hmac.compare_digest(str(answer.get("proof")).encode(), _proof(key, text).encode())
 
 
 def _proof(key: bytes, text: str) -> str:

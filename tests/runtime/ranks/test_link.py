@@ -1,0 +1,153 @@
+"""The control channel of ranks: proof of the key, heartbeats, lost peers, errors."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from queue import Queue
+
+import pytest
+
+from headrace.runtime.errors import UsageError
+from headrace.runtime.ranks import link
+from headrace.runtime.ranks.follower import Follower
+from headrace.runtime.ranks.leader import Leader, listen
+from headrace.runtime.ranks.link import RankLostError, connect
+from headrace.runtime.ranks.split import Split
+from tests.patience import PATIENCE_S
+
+KEY = bytes(range(32))
+
+
+class Pair:
+    """A leader of two ranks. lost: errors of either; ends: exit codes of processes that would have ended."""
+
+    def __init__(self) -> None:
+        self.listener, self.lost, self.ends = listen("127.0.0.1"), Queue[RankLostError](), Queue[int]()
+        self.address: tuple[str, int] = self.listener.getsockname()
+        self.leader = Leader(self.listener, KEY, ["here", "there"], self.lost.put, self.ends.put)
+
+        self.followers: list[Follower] = []
+
+    def follow(self, key: bytes = KEY) -> Follower:
+        self.followers.append(Follower(self.address, 1, key, PATIENCE_S, self.lost.put, self.ends.put))
+        return self.followers[-1]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    both = Pair()
+    yield both
+    for follower in both.followers:
+        follower.link.close()
+    both.leader.close()
+    both.listener.close()
+
+
+def connected(pair: Pair) -> Follower:
+    held = Queue[Follower]()
+    threading.Thread(target=lambda: held.put(pair.follow())).start()
+    pair.leader.accept(PATIENCE_S)
+    return held.get(timeout=PATIENCE_S)
+
+
+def test_records_arrive_in_order_and_the_end_is_no_loss(pair: Pair) -> None:
+    follower = connected(pair)
+    pair.leader.tell({"calls": [1]})
+    pair.leader.tell({"calls": [2]})
+    assert [follower.take(), follower.take()] == [{"calls": [1]}, {"calls": [2]}]
+    follower.link.send({"found": 3})
+    assert pair.leader.answers(PATIENCE_S) == [{"found": 3}]
+    ending = threading.Thread(target=pair.leader.close)
+    ending.start()
+    assert follower.take() is None
+    follower.link.close()
+    ending.join(PATIENCE_S)
+    assert pair.lost.empty()
+
+
+def framed(text: str) -> bytes:
+    return struct.pack("!I", len(text.encode())) + text.encode()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("!I", 1 << 30),
+        b"\0\0\0\2[]",
+        framed("[" * 1000),
+        framed('{"rank":1,"proof":"\u00e9"}'),
+    ],
+)
+def test_strangers_are_ignored(pair: Pair, sent: bytes) -> None:
+    with socket.create_connection(pair.address) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        connected(pair).link.close()
+
+
+@pytest.mark.parametrize("claimed", [0, 2, -1, "1", None])
+def test_a_connection_without_the_key_or_of_no_rank_is_refused(pair: Pair, claimed: object) -> None:
+    with socket.create_connection(pair.address) as stranger:
+        nonce = "0" * 64
+        data = json.dumps({"rank": claimed, "nonce": nonce, "proof": "0" * 64}).encode()
+        stranger.sendall(struct.pack("!I", len(data)) + data)
+        with pytest.raises(RankLostError, match="there has not connected"):
+            pair.leader.accept(0.5)
+
+
+def test_a_leader_with_another_key_is_refused(pair: Pair) -> None:
+    found = Queue[Exception]()
+
+    def refuse() -> None:
+        try:
+            pair.follow(bytes(32))
+        except RankLostError as error:
+            found.put(error)
+
+    threading.Thread(target=refuse).start()
+    with pytest.raises(RankLostError, match="there has not connected"):
+        pair.leader.accept(0.5)
+    assert "refuses" in str(found.get(timeout=PATIENCE_S))
+
+
+def test_a_follower_needs_a_leader() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = unused.getsockname()
+    with pytest.raises(RankLostError, match="rank 0"):
+        connect(address, 1, KEY, PATIENCE_S)
+
+
+def test_a_closed_connection_ends_both_ranks_and_names_the_lost_one(pair: Pair) -> None:
+    follower = connected(pair)
+    follower.link._socket.shutdown(socket.SHUT_RDWR)
+    said = {str(pair.lost.get(timeout=PATIENCE_S)) for _ in range(2)}
+    assert said == {"there has closed the connection", "rank 0 has closed the connection"}
+    assert [pair.ends.get(timeout=PATIENCE_S) for _ in range(2)] == [1, 1]
+
+
+def test_a_silent_rank_is_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.2)
+    monkeypatch.setattr(link, "BEAT_S", PATIENCE_S)
+    connected(pair)
+    assert "has not been heard of" in str(pair.lost.get(timeout=PATIENCE_S))
+
+
+def test_an_error_of_a_follower_ends_all_with_its_text(pair: Pair) -> None:
+    connected(pair).link.send({"error": "no such model here"})
+    assert str(pair.lost.get(timeout=PATIENCE_S)) == "there failed: no such model here"
+    assert pair.ends.get(timeout=PATIENCE_S) == 1
+
+
+def test_shares_become_ranges_in_proportion() -> None:
+    assert Split("pipeline", (1, 1)).ranges(5) == [range(2), range(2, 5)]
+    assert Split("pipeline", (8, 1, 1)).ranges(3) == [range(1), range(1, 2), range(2, 3)]
+    assert Split("pipeline", (1, 3)).ranges(8) == [range(2), range(2, 8)]
+    for shares in ((), (1, 0), (1, -1)):
+        with pytest.raises(UsageError):
+            Split("tensor", shares).ranges(4)
+    with pytest.raises(UsageError):
+        Split("tensor", (1, 1, 1)).ranges(2)
