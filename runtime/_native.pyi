@@ -50,9 +50,10 @@ class AttentionPlan:
         softcap: float | None,
         sinks: mx.array | None = None,
         norm_last: bool = False,
-        growth: tuple[float, int] | None = None,
+        growth: tuple[float, int, int] | None = None,
         v_norm: bool = False,
         parts: int = 3,
+        chunked: bool = False,
     ) -> None: ...
 
 class MixerPlan:
@@ -98,6 +99,8 @@ class ExpertsPlan:
         router_norm: mx.array | None = None,
         expert_scale: mx.array | None = None,
         residual: bool = True,
+        best: int = 2,
+        before: bool = False,
     ) -> None: ...
 
 class LayerNorms:
@@ -133,6 +136,7 @@ class LayerPlan:
         norms: LayerNorms,
         own_input: tuple[Matrix, Matrix, mx.array] | None = None,
         mixer_ends: tuple[Matrix, Matrix] | None = None,
+        curve: tuple[float, float, float, float] | None = None,
     ) -> None: ...
 
 class Packings:
@@ -172,6 +176,7 @@ def linear(
     residual: mx.array | None = None,
     activation: str = "",
     coarse: bool = False,
+    curve: tuple[float, float, float, float] | None = None,
 ) -> mx.array: ...
 def experts(x: mx.array, norm: mx.array, eps: float, plan: ExpertsPlan) -> mx.array: ...
 def expert_linear(x: mx.array, indices: mx.array, w: Matrix, experts: int) -> mx.array: ...

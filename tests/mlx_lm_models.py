@@ -22,6 +22,10 @@ _BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 _GRANITE = {
     "model_type": "granite", "head_dim": 16, "attention_bias": False, "mlp_bias": False, "logits_scaling": 6.0,
     "attention_multiplier": 0.11, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
@@ -116,6 +120,23 @@ _KIMI = {
         "kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4,
     },
 }  # fmt: skip
+_APERTUS = {
+    "model_type": "apertus", "head_dim": 16, "mlp_bias": False, "attention_bias": False, "post_norm": False,
+    "qk_norm": True, "hidden_act": "xielu",
+}  # fmt: skip
+_LLAMA4 = {  # its class has a nested text part, and norms of queries and keys with this epsilon
+    "model_type": "llama4_text", "num_hidden_layers": 4, "rms_norm_eps": 1e-6, "attention_bias": False,
+    "attention_chunk_size": WINDOW, "interleave_moe_layer_step": 2, "intermediate_size": 48,
+    "intermediate_size_mlp": 96, "num_experts_per_tok": 1, "num_local_experts": 6, "use_qk_norm": True,
+    "rope_scaling": None, "floor_scale": 8, "attn_scale": 0.3,
+}  # fmt: skip
+_DEEPSEEK_V2 = {
+    **_GLM_LITE, "model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "scoring_func": "softmax",
+    "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2,
+    "rope_scaling": {
+        **_YARN, "type": "yarn", "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1,
+    },
+}  # fmt: skip
 _GROWING = {**_YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 12}
 
 # name -> additions to the base config
@@ -154,6 +175,25 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_scaling": {
             **_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
         },
+    },
+    "deepseek-v2": _DEEPSEEK_V2,
+    "deepseek-v2-lite": {
+        **_DEEPSEEK_V2, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 0, "rope_scaling": {**_YARN, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "apertus": _APERTUS,
+    "apertus-biased": {**_APERTUS, "mlp_bias": True, "tie_word_embeddings": True, "rope_scaling": _LLAMA3},
+    "llama4": {"model_type": "llama4", "text_config": _LLAMA4},
+    "llama4-maverick": {
+        "model_type": "llama4",
+        "text_config": {
+            **_LLAMA4, "use_qk_norm": False, "attention_bias": True, "interleave_moe_layer_step": 1,
+            "rope_scaling": _LLAMA3,
+        },
+    },
+    "llama4-dense": {  # as MobileLLM-R1
+        **_LLAMA4, "no_rope_layers": [1, 1, 1, 1], "interleave_moe_layer_step": 0,
+        "attn_temperature_tuning": False, "attention_chunk_size": 8192,
     },
     "qwen3.5": _QWEN35,
     "qwen3.5-tied": {**_QWEN35, "tie_word_embeddings": True, "linear_num_key_heads": 4},
@@ -211,7 +251,9 @@ RECURRENT = (
 
 
 def config_of(name: str) -> dict[str, Any]:
-    return {**_BASE, **MODELS[name]}
+    """Return a config.json, with the base in the text part if there is one."""
+    own = MODELS[name]
+    return {**own, "text_config": {**_BASE, **own["text_config"]}} if "text_config" in own else {**_BASE, **own}
 
 
 def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0) -> Path:

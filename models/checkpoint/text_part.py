@@ -19,7 +19,7 @@ _NESTING = (
     "gemma3", "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava",
     "video_llava", "video_llama_3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lfm2_vl", "internvl", "idefics2", "idefics3",
     "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling", "exaone4_5", "qwen3_5", "qwen3_5_moe", "gemma4",
-    "gemma4_unified",
+    "gemma4_unified", "llama4",
 )  # fmt: skip
 # model_type of the text part -> family with the same layers. Text positions are equal on all axes of multimodal
 # rotation, so it equals ordinary rotation.
@@ -27,7 +27,7 @@ _FAMILIES = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2", "qwen2_vl_tex
 # Prefixes of the layers, the most specific first, and of the output projection.
 BODIES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.", "backbone.")
 _TABLES = ("embed_tokens", "embeddings")
-_HEADS = ("language_model.lm_head.", "lm_head.")
+_HEADS = ("language_model.lm_head.", "lm_head.", "output.")
 _DELTA = (
     (".linear_attn.", ".mixer."), (".experts.gate_up_proj", ".switch_mlp.input_linear.weight"),
     (".experts.down_proj", ".switch_mlp.down_proj.weight"),
@@ -47,6 +47,7 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (".experts.gate_up_proj", ".mlp.switch_mlp.input_linear.weight"),
         (".experts.down_proj", ".mlp.switch_mlp.down_proj.weight"),
     ),
+    "llama4_text": ((".feed_forward.", ".mlp."), (".experts.", ".switch_mlp.")),
     "hunyuan_v1_dense": ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
     "minimax": (
         (".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),

@@ -111,6 +111,22 @@ def _attention_matrices(config: DecoderConfig, layer: LayerConfig) -> dict[str, 
     return {**{f"{part}_proj": (rows[part], width) for part in layer.projects}, "o_proj": (width, q_rows)}
 
 
+def split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
+    """Divide the bytes of K/V projections that are stored as one; return the bytes by which the first half grows.
+
+    It is transposed while loading, in half precision (`Parameters.halves_of_heads`).
+    """
+    more, latent = 0, config.latent
+    for at in () if latent is None else (f"model.layers.{i}.self_attn" for i in range(len(config.layers))):
+        if latent is None or not (whole := sizes.pop(f"{at}.kv_b_proj", 0)):
+            continue
+        share = whole * latent.other // (latent.other + latent.value)
+        sizes[f"{at}.embed_q"] = max(share, 2 * config.heads * latent.other * latent.size)
+        sizes[f"{at}.unembed_out"] = whole - share
+        more += sizes[f"{at}.embed_q"] - share
+    return more
+
+
 def unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
     """Wrap `size_of` for projections that Phi-3 stores stacked with others of the same input."""
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
@@ -135,7 +151,9 @@ def norm_weights(config: DecoderConfig) -> int:
     total = width + config.input_size
     for layer in config.layers:
         kv_heads, head_dim = config.heads_of(layer)
-        heads = {None: 0, "head": 1 + ("k" in layer.projects), "heads": config.heads + kv_heads}[config.family.qk_norm]
+        heads = {None: 0, "unit": 0, "head": 1 + ("k" in layer.projects), "heads": config.heads + kv_heads}[
+            config.family.qk_norm
+        ]
         total += places * width + heads * head_dim + (config.heads if config.sinks else 0)
         total += (width if config.input_size else 0) + config.family.scaled
         if layer.experts is not None and layer.experts.branch:

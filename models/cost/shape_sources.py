@@ -20,7 +20,14 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
-from headrace.models.cost.decoder_matrices import SizeOf, input_table_bytes, layer_matrices, norm_weights, unstacking
+from headrace.models.cost.decoder_matrices import (
+    SizeOf,
+    input_table_bytes,
+    layer_matrices,
+    norm_weights,
+    split_latents,
+    unstacking,
+)
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers, state_bytes
@@ -57,6 +64,8 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
 
     def size_of(module: str, rows: int, columns: int) -> int:
         width, group, floats = _settings(section, module)
+        if config.get("model_type") == "deepseek_v2" and module.endswith(".embed_q"):  # see `split_latents`
+            width = None
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
         if floats:
             return bias + rows * columns * (width or 0) // 8 + rows * columns // group
@@ -83,6 +92,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
             module, _, kind = stack.rpartition(".")
             if kind in ("weight", "scales", "biases", "bias"):
                 sizes[module] += tensor.nbytes // len(stacks)
+    more = split_latents(sizes, config)
     tied = config.tied_embeddings or not sizes["lm_head"]
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
@@ -91,9 +101,9 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
     shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
-    read = part.nbytes - size_of(unread, 0, 0) - input_table_bytes(config, size_of)
+    read = part.nbytes + more - size_of(unread, 0, 0) - input_table_bytes(config, size_of)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
-    return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes)
+    return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes + more)
 
 
 def shape_of_gguf(file: Path) -> StepShape:

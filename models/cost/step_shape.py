@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes, visible
+from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
 
 
@@ -149,8 +149,8 @@ class StepShape:
         per_entry = self.cost.attention_flops_per_entry
         for layer in self.kv:
             # Query i attends to the past and the i + 1 newest entries within its window.
-            seen = sum(visible(past + i + 1, layer.window) for i in range(tokens))
-            read = visible(past + tokens, None if layer.window is None else layer.window + tokens - 1)
+            seen = layer.visible_by_all(past + 1, tokens)
+            read = min(past + tokens, layer.visible(past + 1) + tokens - 1)
             name = "K/V read" if layer.window is None else f"K/V, window {layer.window}"
             yield Operation(
                 name,

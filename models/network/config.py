@@ -17,6 +17,7 @@ from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
 from headrace.models.network.gemma4_config import gemma4_inputs, gemma4_layers, gemma4_ropes
 from headrace.models.network.latent_config import LATENT, LatentConfig, latent_config, latent_scale
 from headrace.models.network.layer_config import LayerConfig, RopeConfig, has_positions, sliding_layers
+from headrace.models.network.llama4_config import llama4_layers
 from headrace.models.network.mixer_config import mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -50,7 +51,6 @@ class DecoderConfig:
     embedding_scale_in_bfloat16: bool = False  # Gemma 3 was trained with the rounded factor
     attention_softcap: float | None = None
     latent: LatentConfig | None = None  # then K/V are of one head, of latents
-    query_growth: tuple[float, int] | None = None  # see `AttentionSpec.growth`
     logit_softcap: float | None = None
     input_size: int = 0  # of each layer's own input of a token, from a table of `input_vocab` rows
     input_vocab: int = 0
@@ -121,14 +121,16 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         logit_scale=_logit_scale(fields, architecture),
         embedding_scale_in_bfloat16=architecture == "gemma3_text",
         attention_softcap=fields.optional("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
-        query_growth=_query_growth(fields),
         logit_softcap=_logit_softcap(fields, architecture),
     )
+    if architecture == "llama4_text":
+        return replace(decoder, layers=llama4_layers(fields, decoder.layers))
     return _as_gemma4(decoder, fields) if architecture == "gemma4_text" else decoder
 
 
 def _refuse_activation(config: Mapping[str, Any], architecture: str) -> None:
-    key, known = ("mlp_hidden_act", ("relu2",)) if architecture == "nemotron_h" else ("hidden_act", ("silu", "swish"))
+    known = ("xielu",) if architecture == "apertus" else ("silu", "swish")
+    key, known = ("mlp_hidden_act", ("relu2",)) if architecture == "nemotron_h" else ("hidden_act", known)
     if not architecture.startswith("gemma") and config.get(key, known[0]) not in known:
         raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config[key]!r}")
 
@@ -169,15 +171,17 @@ def _runs(fields: Fields, architecture: str, family: Family, ropes: tuple[RopeCo
     return mixer is None or (mixer.fits and head_dim % 16 == 0)  # recurrent state is kept beside blocks only
 
 
-def _query_growth(fields: Fields) -> tuple[float, int] | None:
+def _query_growth(fields: Fields) -> tuple[float, int, int] | None:
     if fields.values["model_type"] != "ministral3":
         return None
     section = Fields(fields.section("rope_parameters"))
     beta, length = section.values.get("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
-    return (section.positive("llama_4_scaling_beta"), length) if beta else None
+    return (section.positive("llama_4_scaling_beta"), length, 0) if beta else None
 
 
 def _intermediate_size(fields: Fields) -> int:
+    if fields.values["model_type"] == "llama4_text":
+        return fields.count("intermediate_size_mlp")
     if fields.values["model_type"] != "lfm2":
         only_experts = fields.values["model_type"] == "qwen3_5_moe"
         return fields.count("intermediate_size", default=1 if only_experts else None)
@@ -265,6 +269,7 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
         if not isinstance(listed, list) or len(listed) != count:
             raise CheckpointError(f"config.json: no_rope_layers does not list {count} layers")
         rotates = [bool(entry) for entry in listed]
+    growth = _query_growth(fields)
     kinds = zip(sliding, rotates, expert_layers(fields, count), mixer_layers(fields, count), strict=True)
     return tuple(
         LayerConfig(
@@ -274,6 +279,7 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
             mixer,
             attends=mixer is None or family.beside,
             feeds=not pairs or len(pairs[number]) > 1,
+            growth=growth,
         )
         for number, (slides, rotating, experts, mixer) in enumerate(kinds)
     )

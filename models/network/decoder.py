@@ -289,7 +289,7 @@ class Decoder:
         ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
             x, norm = (at.x, layer.mlp_norm) if at.normed is None else (at.normed, None)
-            return ops.norm_glu(x, norm, eps, layer.gate_up[0], activation)
+            return ops.norm_glu(x, norm, eps, layer.gate_up[0], layer.curve or activation)
         projected = project(ops, at, layer.mlp_norm, eps, layer.gate_up)
         gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
         return ops.glu(gate, up, activation)

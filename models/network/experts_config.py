@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from headrace.models.checkpoint.layer_pairs import layer_pairs
 from headrace.models.network.config_fields import Fields
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 Layers = list["ExpertsConfig | None"]
 
@@ -17,7 +17,7 @@ class ExpertsConfig:
     Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
     its number), beside (the expert that all tokens use, of size `shared`; 0 without), beside_gate (see
     `LayerWeights.down_gate`). correction: tensor there. branch: added to the layer's dense feed-forward, each behind a
-    norm of its own (Gemma 4).
+    norm of its own (Gemma 4). best, shares_first: as in `Mixture`.
     """
 
     count: int
@@ -35,6 +35,8 @@ class ExpertsConfig:
     beside: str = "shared_experts"
     beside_gate: str | None = None
     branch: bool = False
+    best: int = 2
+    shares_first: bool = False
 
 
 def expert_layers(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
@@ -124,11 +126,55 @@ def _corrected(fields: Fields) -> ExpertsConfig:
 
 def _deepseek(fields: Fields, layers: int) -> Layers:
     experts = _corrected(fields)
-    experts = replace(experts, shared=experts.size * fields.count("n_shared_experts", default=1))
+    return _behind_dense(
+        fields, layers, replace(experts, shared=experts.size * fields.count("n_shared_experts", default=1))
+    )
+
+
+def _behind_dense(fields: Fields, layers: int, experts: ExpertsConfig) -> Layers:
     dense, step = 0, fields.count("moe_layer_freq", default=1)
     if fields.values.get("first_k_dense_replace"):
         dense = fields.count("first_k_dense_replace")
     return [None if i < dense or i % step else experts for i in range(layers)]
+
+
+def _deepseek_v2(fields: Fields, layers: int) -> Layers:
+    values = fields.values
+    if not values.get("n_routed_experts"):
+        return [None] * layers
+    method, scores = values.get("topk_method", "greedy"), values.get("scoring_func", "softmax")
+    if method not in ("greedy", "gready", "group_limited_greedy") or scores != "softmax":
+        raise UnsupportedModelError(f"config.json: a deepseek_v2 that routes by {method!r:.40} and {scores!r:.40}")
+    grouped = _corrected(fields)
+    experts = replace(
+        grouped,
+        sigmoid=False,
+        correction=None,
+        scale=1.0 if grouped.normalized else grouped.scale,
+        groups=grouped.groups if method == "group_limited_greedy" else (1, 1),
+        best=1,
+    )
+    shared = fields.count("n_shared_experts") if values.get("n_shared_experts") else 0
+    return _behind_dense(fields, layers, replace(experts, shared=experts.size * shared))
+
+
+def _llama4(fields: Fields, layers: int) -> Layers:
+    listed, step = fields.values.get("moe_layers"), fields.values.get("interleave_moe_layer_step")
+    if not isinstance(listed, list):
+        listed = list(range(layers))[step - 1 :: step] if isinstance(step, int) and step > 0 else []
+    if not listed:
+        return [None] * layers
+    experts = ExpertsConfig(
+        *_counts(fields, "num_local_experts"),
+        size=fields.count("intermediate_size"),
+        normalized=False,
+        router="router",
+        sigmoid=True,
+        shared=fields.count("intermediate_size"),
+        beside="shared_expert",
+        shares_first=True,
+    )
+    return [experts if i in listed else None for i in range(layers)]
 
 
 def _kimi(fields: Fields, layers: int) -> Layers:
@@ -174,6 +220,7 @@ def _counts(fields: Fields, key: str, used: str = "num_experts_per_tok") -> tupl
 _READERS: dict[str, Callable[[Fields, int], Layers]] = {
     "qwen3_moe": _qwen3, "qwen3_next": _qwen3, "qwen3_5": _qwen3_5, "qwen3_5_moe": _qwen3_5, "gpt_oss": _gpt_oss,
     "granitemoehybrid": _granite, "lfm2_moe": _lfm2, "minimax": _minimax, "glm4_moe": _deepseek,
-    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek, "nemotron_h": _nemotron, "gemma4_text": _gemma4,
+    "glm4_moe_lite": _deepseek, "deepseek_v3": _deepseek, "deepseek_v2": _deepseek_v2, "llama4_text": _llama4,
+    "nemotron_h": _nemotron, "gemma4_text": _gemma4,
     "kimi_linear": _kimi,
 }  # fmt: skip

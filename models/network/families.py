@@ -30,7 +30,8 @@ class Family:
 
     norms: NormNames = NormNames()
     activation: Activation = "silu"
-    qk_norm: Literal["head", "heads"] | None = None  # each head by itself, or all of them together
+    # Each head by itself, or all of them together; "unit": each head that turns, without weights.
+    qk_norm: Literal["head", "heads", "unit"] | None = None
     tied: bool = False
     rotated: float | None = None
     interleaved: bool = False
@@ -54,7 +55,7 @@ class Family:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Projections into a feed-forward: no gate for an activation that gates nothing."""
-        return ("up_proj",) if self.activation == "relu2" else ("gate_proj", "up_proj")
+        return ("up_proj",) if self.activation in ("relu2", "xielu") else ("gate_proj", "up_proj")
 
 
 _AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -70,6 +71,8 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(tied=True),
     "mistral": Family(sliding="all"),
     "smollm3": Family(position_free="listed"),
+    "llama4_text": Family(interleaved=True, qk_norm="unit", norm_last=True, position_free="listed"),
+    "apertus": Family(NormNames("attention_layernorm", None, "feedforward_layernorm"), "xielu", "head"),
     "qwen2": Family(sliding="tail"),
     "qwen3": Family(qk_norm="head", sliding="tail"),
     "qwen3_moe": Family(qk_norm="head", sliding="all"),
@@ -95,6 +98,7 @@ FAMILIES: dict[str, Family] = {
     "hunyuan_v1_dense": Family(qk_norm="head", norm_last=True),
     "glm4_moe": Family(qk_norm="head", rotated=0.5),
     "glm4_moe_lite": Family(rotated=1.0, interleaved=True),
+    "deepseek_v2": Family(rotated=1.0, interleaved=True),
     "deepseek_v3": Family(rotated=1.0, interleaved=True),
     "minimax": Family(qk_norm="heads", rotated=0.5),
     "qwen3_5": _QWEN35, "qwen3_5_moe": _QWEN35, "qwen3_next": _QWEN35, "lfm2": _LFM2, "lfm2_moe": _LFM2,

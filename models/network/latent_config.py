@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from headrace.models.network.config_fields import Fields
 
-LATENT = ("glm4_moe_lite", "deepseek_v3", "kimi_linear")
+LATENT = ("glm4_moe_lite", "deepseek_v2", "deepseek_v3", "kimi_linear")
 _OWN_EPS = ("glm4_moe_lite", "kimi_linear")  # others have norms of 1e-6
 
 

@@ -30,7 +30,7 @@ class LayerConfig:
 
     mixer: recurrent mixing, in place of attention unless the layer `attends`. feeds: it has a feed-forward. kv_heads,
     head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`. source: layer whose K/V this one
-    reads, None for its own. projects: see `AttentionSpec`.
+    reads, None for its own. projects, growth, chunked: see `AttentionSpec`.
     """
 
     rope: RopeConfig | None
@@ -44,6 +44,8 @@ class LayerConfig:
     inner: int = 0
     source: int | None = None
     projects: Literal["q", "qk", "qkv"] = "qkv"
+    growth: tuple[float, int, int] | None = None
+    chunked: bool = False
 
 
 def has_positions(fields: Fields) -> bool:

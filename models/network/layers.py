@@ -1,6 +1,9 @@
 """Weights of the decoder's layers, read from a checkpoint's parameters."""
 
+from functools import cache
+
 import mlx.core as mx
+import numpy as np
 
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.experts_config import ExpertsConfig
@@ -11,7 +14,7 @@ from headrace.models.network.mixers import read_gates, read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.kv.cache import KVShape
-from headrace.runtime.ops import AttentionSpec, BranchNorms, LayerWeights, Mixture, Rope, Weight
+from headrace.runtime.ops import AttentionSpec, BranchNorms, LayerWeights, Mixture, Rope, Weight, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 
 _BRANCHES = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
@@ -107,7 +110,15 @@ def _layer(
         own_input=read_input(config, parameters, prefix) if config.input_size else None,
         mixer_gates=read_gates(parameters, prefix, layer.mixer) if layer.mixer is not None else None,
         scalar=parameters.vector(f"{prefix}.layer_scalar", 1) if scaled else None,
+        curve=_curve(parameters, f"{mlp}.act_fn") if config.family.activation == "xielu" else None,
     )
+
+
+def _curve(parameters: Parameters, at: str) -> Xielu:
+    """Return a layer's xIELU. Two of its numbers are stored before softplus."""
+    defaults = {"alpha_p": None, "alpha_n": None, "beta": 0.5, "eps": -1e-6}
+    positive, negative, beta, eps = (parameters.number(f"{at}.{name}", default) for name, default in defaults.items())
+    return Xielu(float(np.logaddexp(positive, 0)), beta + float(np.logaddexp(negative, 0)), beta, eps)
 
 
 def _feed_forward(config: DecoderConfig, parameters: Parameters, mlp: str, inner: int) -> tuple[list[Weight], Weight]:
@@ -139,6 +150,8 @@ def _attention(
     turns = head_order(head_dim, rope) if config.family.interleaved else None
 
     def head_norm(name: str, heads: int) -> mx.array | None:
+        if config.family.qk_norm == "unit":
+            return None if rope is None else _ones(head_dim)
         if config.family.qk_norm is None:
             return None
         size = head_dim * (heads if together else 1)
@@ -158,10 +171,17 @@ def _attention(
         softcap=config.attention_softcap,
         sinks=parameters.vector(f"{prefix}.sinks", config.heads) if config.sinks else None,
         norm_last=config.family.norm_last,
-        growth=config.query_growth,
+        growth=layer.growth,
         v_norm=config.family.v_norm,
         projects=layer.projects,
+        chunked=layer.chunked,
     )
+
+
+@cache
+def _ones(size: int) -> mx.array:
+    """Return the weights of norms that have none."""
+    return mx.ones((size,))
 
 
 def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:
@@ -215,4 +235,6 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
         router_norm=norm,
         expert_scale=scale,
         residual=not experts.branch,
+        best=experts.best,
+        shares_first=experts.shares_first,
     )

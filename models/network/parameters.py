@@ -5,8 +5,10 @@ raises a CheckpointError naming the tensor. Each tensor is returned once and the
 second copy.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -96,7 +98,8 @@ class Parameters:
     ) -> tuple[Weight, Weight]:
         """Return two stacks, (columns, first) and (second, columns) for each head.
 
-        They are stored as `parts`, or as `whole`: rows of both for each head, the first to be transposed.
+        They are stored as `parts`, or as `whole`: rows of both for each head, the first to be transposed, which takes
+        it in half precision if it is quantized.
         """
         if f"{whole}.weight" not in self:
             return (
@@ -104,15 +107,22 @@ class Parameters:
                 self.stack(parts[1], "", heads, second, columns),
             )
         stored = self._stored(whole, heads * (first + second), columns)
-        plain = stored.data
-        if stored.scales is not None:
+
+        def part(rows: slice) -> Weight:
+            def cut(array: mx.array) -> mx.array:
+                return mx.contiguous(array.reshape(heads, first + second, -1)[:, rows])
+
+            scales, biases = (None if array is None else cut(array) for array in (stored.scales, stored.biases))
+            return replace(stored, data=cut(stored.data), scales=scales, biases=biases)
+
+        above, below = part(slice(first)), part(slice(first, None))
+        plain = above.data
+        if above.scales is not None:
             plain = mx.dequantize(
-                stored.data, stored.scales, stored.biases, stored.group_size, stored.bits, mode=stored.mode
+                above.data, above.scales, above.biases, above.group_size, above.bits, mode=above.mode
             ).astype(mx.float16)
-        plain = plain.reshape(heads, first + second, columns)
-        halves = mx.contiguous(plain[:, :first].swapaxes(1, 2)), mx.contiguous(plain[:, first:])
-        embed, unembed = (self._ops.prepare(Weight(half), self._dtype) for half in halves)
-        return embed, unembed
+        embed = Weight(mx.contiguous(plain.swapaxes(1, 2)))
+        return self._ops.prepare(embed, self._dtype), self._ops.prepare(below, self._dtype)
 
     def router(self, module: str, rows: int, columns: int) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
@@ -144,6 +154,16 @@ class Parameters:
         array = self._pop(name, (size,) if found is None or found.size != size else tuple(found.shape)).flatten()
         offset = 0.0 if self._whole_norms else offset
         return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a parameter that is one number."""
+        array = self._arrays.pop(name, None)
+        if array is None and default is not None:
+            return default
+        value: Any = array.astype(mx.float32).item() if array is not None and array.size == 1 else math.nan
+        if not math.isfinite(value):
+            raise CheckpointError(f"the checkpoint has no number {name}, which its config.json requires")
+        return float(value)
 
     def taps(self, module: str, channels: int, width: int) -> tuple[mx.array, mx.array | None]:
         """Return the weight (width, channels) and the bias, if any, of a convolution of each channel by itself."""

@@ -3,7 +3,8 @@
 GPT-OSS has gate and up as one with alternating rows: `gate_up_proj_blocks` (X, 2 F, G, 16) and `_scales`, one byte per
 group of 32 (mxfp4), or plain `gate_up_proj` (X, E, 2 F) with alternating columns; `gate_up_proj_bias` (X, 2 F).
 `down_proj` likewise. Other families have both halves as one, which `models.checkpoint.text_part` calls `input_linear`,
-(X, 2 F, E).
+(X, 2 F, E). Llama 4 has `gate_up_proj` (X, E, 2 F), gate before up, and `down_proj` (X, F, E), which `text_part` calls
+`switch_mlp`.
 """
 
 import re
@@ -15,14 +16,17 @@ if TYPE_CHECKING:
 _STORED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
 _HALVES = ".switch_mlp.input_linear."
+_COLUMNS = re.compile(r"(.*\.switch_mlp)\.(gate_up_proj|down_proj)")
 
 
 def stacks_of(name: str) -> list[str]:
     """Return the tensors that the tensor `name` becomes, in equal parts; empty if it is in neither layout."""
     if _HALVES in name:
         return [name.replace("input_linear", half) for half in ("gate_proj", "up_proj")]
-    found = _STORED.fullmatch(name)
-    if found is None:
+    if (found := _COLUMNS.fullmatch(name)) is not None:
+        halves = ["down_proj"] if found[2] == "down_proj" else ["gate_proj", "up_proj"]
+        return [f"{found[1]}.{half}.weight" for half in halves]
+    if (found := _STORED.fullmatch(name)) is None:
         return []
     experts, stored, part = found.groups()
     modules = ["gate_proj", "up_proj"] if stored == "gate_up_proj" else [stored]
@@ -39,8 +43,9 @@ def with_stacks(arrays: "dict[str, mx.array]") -> "dict[str, mx.array]":
         if not stacks:
             result[name] = array
             continue
-        if _HALVES in name:
-            result |= zip(stacks, mx.split(array, 2, axis=1), strict=True)
+        if _HALVES in name or _COLUMNS.fullmatch(name) is not None:
+            array = array if _HALVES in name else array.swapaxes(1, 2)
+            result |= zip(stacks, mx.split(array, len(stacks), axis=1), strict=True)
             continue
         if name.endswith("_blocks"):
             array = array.reshape(*array.shape[:2], -1).view(mx.uint32)

@@ -113,7 +113,7 @@ def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Atte
                 [member.slot for member in members],
                 [member.length for member in members],
                 [member.firsts[layer] for member in members],
-                spec.window,
+                spec,
             )
         keys, values = buffers.sides
         out, keys[layer], values[layer] = attend_slots(qkv, keys[layer], values[layer], rows, spec)

@@ -18,16 +18,32 @@ class LayerKV:
     """K/V traffic of `count` equal layers: bytes of one position in one layer, and the window they attend to.
 
     late: layers of these in which a prompt's tokens append only; see `StepCost.prompt_flops`.
+    chunked: queries see the positions since the last multiple of `window`.
     """
 
     count: int
     bytes_per_token: int
     window: int | None = None
     late: int = 0
+    chunked: bool = False
 
     def nbytes(self, entries: int) -> int:
         """Return the visible bytes of `entries` entries, in all `count` layers."""
-        return self.count * self.bytes_per_token * visible(entries, self.window)
+        return self.count * self.bytes_per_token * self.visible(entries)
+
+    def visible(self, entries: int) -> int:
+        """Return the number of `entries` positions that the query at the last one sees."""
+        if self.chunked and self.window is not None and entries:
+            return (entries - 1) % self.window + 1
+        return visible(entries, self.window)
+
+    def visible_by_all(self, entries: int, rows: int) -> int:
+        """Return the sum of `visible` over successive queries, the first at the last of `entries` positions."""
+        if self.window is None or not self.chunked:
+            return visible_by_all(entries, rows, self.window)
+        whole, rest = divmod(entries - 1 + rows, self.window)
+        seen, before = whole * self.window * (self.window + 1) + rest * (rest + 1), entries - 1
+        return seen // 2 - (self.visible_by_all(1, before) if before else 0)
 
     def held_bytes(self, entries: int) -> int:
         """Return the most bytes allocated for `entries` entries; windowed layers drop old ones."""
@@ -79,12 +95,12 @@ class StepCost:
         """Return the FLOPs of a step with `past` cache entries. rows: successive tokens of one sequence, attention's
         included, with draft tokens.
         """
-        entries = sum(layer.count * visible_by_all(past + 1, rows, layer.window) for layer in self.kv)
+        entries = sum(layer.count * layer.visible_by_all(past + 1, rows) for layer in self.kv)
         return rows * self.weight_flops + self.attention_flops_per_entry * entries
 
     def prompt_flops(self, past: int, rows: int) -> int:
         """Return the FLOPs of `rows` tokens of a prompt, which choose none: as far as they append K/V."""
-        late = sum(layer.late * visible_by_all(past + 1, rows, layer.window) for layer in self.kv)
+        late = sum(layer.late * layer.visible_by_all(past + 1, rows) for layer in self.kv)
         return self.step_flops(past, rows) - rows * self.late_flops - self.attention_flops_per_entry * late
 
     def kv_bytes(self, tokens: int) -> int:

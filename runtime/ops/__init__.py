@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import metal, metal_check, native, reference
+from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import BranchNorms, LatentWeights, LayerInput, LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
@@ -41,6 +42,7 @@ __all__ = [
     "SampleRule",
     "SequenceRows",
     "Weight",
+    "Xielu",
     "describe",
     "select",
 ]
@@ -84,7 +86,9 @@ class Ops(Protocol):
     def norm_linear(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight) -> mx.array: ...
     def glu(self, gate: mx.array, up: mx.array, activation: str) -> mx.array: ...
     def activate(self, x: mx.array, activation: str) -> mx.array: ...
-    def norm_glu(self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str) -> mx.array: ...
+    def norm_glu(
+        self, x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu
+    ) -> mx.array: ...
     def experts(
         self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None, /
     ) -> mx.array: ...

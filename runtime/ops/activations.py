@@ -1,6 +1,21 @@
-"""Gated activations in stock MLX: SiLU, GELU (tanh approximation), the clamped SiLU of GPT-OSS, sigmoid gates."""
+"""Activations in stock MLX: SiLU, GELU (tanh approximation), the clamped SiLU of GPT-OSS, sigmoid gates, xIELU."""
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import mlx.core as mx
+
+
+class Xielu(NamedTuple):
+    """Numbers of xIELU (Huang and Schlag, arXiv:2411.13010), which gates nothing.
+
+    positive x^2 + beta x for x > 0, else negative (e^min(x, eps) - 1 - x) + beta x.
+    """
+
+    positive: float
+    negative: float
+    beta: float
+    eps: float
 
 
 def _silu_gated(gate: mx.array, up: mx.array) -> mx.array:
@@ -23,8 +38,26 @@ def _sigmoid_gated(gate: mx.array, up: mx.array) -> mx.array:
     return mx.sigmoid(gate) * up
 
 
-def unit(projected: mx.array, activation: str, *, compiled: bool) -> mx.array:
-    """Return act(gate) * up of rows (.., 2 F) with gate before up, or of up alone, (.., F), with "relu2"."""
+def _xielu(x: mx.array, positive: mx.array, negative: mx.array, beta: mx.array, eps: mx.array) -> mx.array:
+    below = negative * (mx.expm1(mx.minimum(x, eps)) - x)
+    return mx.where(x > 0, positive * mx.square(x), below) + beta * x
+
+
+@lru_cache(maxsize=1024)
+def _numbers(curve: Xielu, dtype: mx.Dtype) -> list[mx.array]:
+    """Return a curve's numbers as arrays, so that one compiled kernel serves all layers."""
+    numbers = [mx.array(number, dtype) for number in curve]
+    mx.eval(numbers)
+    return numbers
+
+
+def unit(projected: mx.array, activation: str | Xielu, *, compiled: bool) -> mx.array:
+    """Return act(gate) * up of rows (.., 2 F) with gate before up, or act(up) of up alone, (.., F).
+
+    Those that gate nothing are "relu2" and xIELU.
+    """
+    if isinstance(activation, Xielu):
+        return (_COMPILED_XIELU if compiled else _xielu)(projected, *_numbers(activation, projected.dtype))
     if activation == "relu2":
         return mx.square(mx.maximum(projected, 0))  # gates nothing (So et al., arXiv:2109.08668)
     gate, up = mx.split(projected, 2, axis=-1)
@@ -34,3 +67,4 @@ def unit(projected: mx.array, activation: str, *, compiled: bool) -> mx.array:
 ACTIVATIONS = {"silu": _silu_gated, "gelu": _gelu_gated, "clamped": _clamped_gated, "sigmoid": _sigmoid_gated}
 # Compiled, the chain is one kernel for every shape. Not on the CPU, where MLX would run a C++ compiler first.
 COMPILED = {name: mx.compile(gated, shapeless=True) for name, gated in ACTIVATIONS.items()}
+_COMPILED_XIELU = mx.compile(_xielu, shapeless=True)

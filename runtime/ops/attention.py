@@ -82,8 +82,8 @@ def placed_heads(
 def _grown(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     if spec.growth is None:
         return q
-    (beta, length), begin = spec.growth, offset if isinstance(offset, int) else offset[:, None]
-    factor = 1 + beta * mx.log(1 + mx.floor((mx.arange(q.shape[2]) + begin) / length))  # (T,) or (B, T)
+    (beta, length, ahead), begin = spec.growth, offset if isinstance(offset, int) else offset[:, None]
+    factor = 1 + beta * mx.log(1 + mx.floor((mx.arange(q.shape[2]) + begin + ahead) / length))  # (T,) or (B, T)
     return q * (factor if factor.ndim == 1 else factor[:, None])[..., None].astype(q.dtype)
 
 
@@ -110,15 +110,17 @@ def _rotated(x: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.arr
     return mx.fast.rope(x, rope.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=rope.periods)
 
 
-def sdpa_mask(queries: int, keys: int, window: int | None) -> mx.array | str | None:
-    """Return the SDPA mask of the last `queries` positions: causal, and within the window."""
+def sdpa_mask(queries: int, keys: int, spec: AttentionSpec, begin: int) -> mx.array | str | None:
+    """Return the SDPA mask of the last `queries` positions: causal, and within the window. begin: of the first key."""
     if queries == 1:
         return None  # the keys are already cut to the window
-    if window is None or keys <= window:
+    window = spec.window
+    if window is None or spec.first_seen(begin + keys - 1) <= begin:
         return "causal"
     q = mx.arange(keys - queries, keys)[:, None]
     k = mx.arange(keys)[None]
-    return (k <= q) & (k > q - window)
+    same = (k + begin) // window == (q + begin) // window if spec.chunked else k > q - window
+    return (k <= q) & same
 
 
 def apply_mask(scores: mx.array, masked: mx.array | str | None) -> mx.array:
@@ -143,16 +145,19 @@ def _softcapped_attention(
     return (weights @ values[:, :, None]).reshape(batch, heads, length, dim)
 
 
-def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec) -> mx.array:
-    """Attend with the queries of the last positions (B, H, T, D) over K/V (B, Hkv, S, D) -> (B, H, T, D)."""
+def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec, begin: int = 0) -> mx.array:
+    """Attend with the queries of the last positions (B, H, T, D) over K/V (B, Hkv, S, D) -> (B, H, T, D).
+
+    begin: position of the first key.
+    """
     length, entries = q.shape[2], keys.shape[2]
-    masked = sdpa_mask(length, entries, spec.window)
+    masked = sdpa_mask(length, entries, spec, begin)
     if 1 < (size := _few(length, spec)) < length:
-        return _attention_in_pieces(q, keys, values, spec, size)
+        return _attention_in_pieces(q, keys, values, spec, begin, size)
     if length > _VECTOR and (forced := _bounds_scores(q, entries, masked, spec)) is not None:
         if not forced:
             size = max(1, length * SCORES[mx.default_device().type] // _score_bytes(q, entries))
-            return _attention_in_pieces(q, keys, values, spec, size, wait=True)
+            return _attention_in_pieces(q, keys, values, spec, begin, size, wait=True)
         return mx.fast.scaled_dot_product_attention(
             q, keys, values, scale=spec.scale, mask=masked, sinks=spec.sinks, force_fused=True
         )
@@ -190,7 +195,7 @@ def _bounds_scores(q: mx.array, entries: int, masked: mx.array | str | None, spe
 
 
 def _attention_in_pieces(
-    q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec, size: int, wait: bool = False
+    q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec, first: int, size: int, wait: bool = False
 ) -> mx.array:
     """Attend with `size` queries at once. As `attention`.
 
@@ -201,9 +206,9 @@ def _attention_in_pieces(
     for begin in range(0, length, size):
         end = min(begin + size, length)
         seen = entries - length + end
-        first = 0 if spec.window is None else max(0, seen - (end - begin) - spec.window + 1)
-        visible = slice(first, seen)
-        out = attention(q[:, :, begin:end], keys[:, :, visible], values[:, :, visible], spec)
+        start = max(0, spec.first_seen(first + seen - (end - begin)) - first)
+        visible = slice(start, seen)
+        out = attention(q[:, :, begin:end], keys[:, :, visible], values[:, :, visible], spec, first + start)
         if wait:
             mx.eval(out)
         outs.append(out)

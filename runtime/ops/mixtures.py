@@ -25,11 +25,13 @@ def _chosen(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
         return chosen, shares if m.scale == 1.0 else shares * m.scale
     wide = logits.astype(mx.float32)
     scores = mx.sigmoid(wide) if m.sigmoid else mx.softmax(wide, axis=-1)
-    ranks = scores if m.correction is None else scores + m.correction
     (groups, kept) = m.groups
+    ranks = wide if kept >= groups else scores  # in the same order, and without the ties of rounded scores
+    if m.correction is not None:
+        ranks = scores + m.correction
     if kept < groups:
         parts = mx.unflatten(ranks, -1, (groups, -1))
-        best = mx.topk(parts, min(2, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
+        best = mx.topk(parts, min(m.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
         least = mx.sort(best, axis=-1)[..., groups - kept, None]
         ranks = mx.where((best >= least)[..., None], parts, 0.0).flatten(-2)
     chosen = mx.argpartition(ranks, kth=-m.active, axis=-1)[..., -m.active :]

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
+from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import FLOAT16, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSpec
@@ -211,11 +212,13 @@ def _floats(*arrays: mx.array | None) -> bool:
     return all(array is None or array.dtype == mx.float32 for array in arrays)
 
 
-def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str) -> mx.array:
+def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
     """Apply RMSNorm, if any, gate and up projections and act(gate) * up, in one node. x (B, T, E) -> (B, T, F)."""
     matrix = prepared_matrix(x, w)
     if matrix is None:
         return reference.norm_glu(x, norm, eps, w, activation)
+    if isinstance(activation, Xielu):
+        return kernels.linear(x, matrix, norm, eps, None, "xielu", curve=activation)
     return kernels.linear(x, matrix, norm, eps, None, activation)
 
 

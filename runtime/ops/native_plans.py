@@ -113,8 +113,8 @@ def layer_plan(layer: LayerWeights, eps: float, activation: str) -> "kernels.Lay
         layer.scalar,
     )
     ends = (beside[0], beside[1]) if len(beside) > 1 and beside[0] and beside[1] else None
-    parts = (plan, qkv, output, gate_up, down, eps, activation, experts, mixer)
-    return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends)
+    parts = (plan, qkv, output, gate_up, down, eps, "xielu" if layer.curve else activation, experts, mixer)
+    return kernels.LayerPlan(*parts, (gates[0], gates[1]), norms, own_input, ends, layer.curve)
 
 
 def _own_input(layer: LayerWeights) -> "tuple[kernels.Matrix, kernels.Matrix, mx.array] | None":
@@ -140,7 +140,8 @@ def experts_plan(m: Mixture, activation: str) -> "kernels.ExpertsPlan | None":
     gated = gate is not None or m.gate is None
     if router is not None and gated and up is not None and down is not None:
         rule = (m.sigmoid, m.correction, m.scale, m.groups, m.router_norm, m.expert_scale, m.residual)
-        plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule)
+        last = (m.best, m.shares_first)
+        plan = kernels.ExpertsPlan(router, gate, up, down, m.active, m.normalized, activation, *rule, *last)
     elif any(matrices):
         raise ValueError("the native kernels support only some of a layer's expert weights")
     _mixtures[key] = plan
@@ -179,6 +180,7 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
             spec.growth,
             spec.v_norm,
             len(spec.projects),
+            spec.chunked,
         )
     _plans[key] = plan
     weakref.finalize(spec, _plans.pop, key, None)

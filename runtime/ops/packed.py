@@ -44,15 +44,15 @@ def attend(
     if k is not None and v is not None:
         keys = _written(keys, k, row, kv.keys)
         values = _written(values, v, row, kv.values)
-    start = 0 if spec.window is None else max(0, row - spec.window + 1)
+    start = max(0, spec.first_seen(offset) - first)
     seen_keys, seen_values = (Rows(*(part[:, :, start:end] for part in rows)) for rows in (keys, values))
-    if metal_attention.attends(q, spec):
+    if not spec.chunked and metal_attention.attends(q, spec):
         out = metal_attention.attend(q, seen_keys, seen_values, spec, kv)
     elif length * (spec.heads // spec.kv_heads) <= MAX_DIRECT and (q.dtype == mx.float32 or reference.on_gpu()):
-        out = over_codes(q, seen_keys, seen_values, spec, kv)
+        out = over_codes(q, seen_keys, seen_values, spec, kv, first + start)
     else:
         plain_keys = _unpacked(seen_keys, kv.keys, q.dtype)
-        out = attention(q, plain_keys, _unpacked(seen_values, kv.values, q.dtype), spec)
+        out = attention(q, plain_keys, _unpacked(seen_values, kv.values, q.dtype), spec, first + start)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
 
@@ -102,8 +102,10 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
     )
 
 
-def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat) -> mx.array:
-    """Attend without unpacking. q (B, H, T, D) -> (B, H, T, D)."""
+def over_codes(
+    q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat, begin: int = 0
+) -> mx.array:
+    """Attend without unpacking. q (B, H, T, D) -> (B, H, T, D). begin: position of the first key."""
     batch, heads, length, dim = q.shape
     shared, entries = heads // spec.kv_heads, keys.codes.shape[2]
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, shared * length, dim)
@@ -111,7 +113,7 @@ def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: K
     scores = scores.reshape(batch, spec.kv_heads, shared, length, entries)
     if spec.softcap is not None:
         scores = mx.tanh(scores / spec.softcap) * spec.softcap
-    scores = apply_mask(scores, sdpa_mask(length, entries, spec.window))
+    scores = apply_mask(scores, sdpa_mask(length, entries, spec, begin))
     if spec.sinks is not None:
         sinks = spec.sinks.astype(scores.dtype).reshape(1, spec.kv_heads, shared, 1, 1)
         scores = mx.concatenate([scores, mx.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from headrace.runtime.ops import attention as attention_parts
 from headrace.runtime.ops import gpu_sampling, groups_of_16, metal, mixtures, recurrent, rounding, stock_sampling
-from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, unit
+from headrace.runtime.ops.activations import ACTIVATIONS, COMPILED, Xielu, unit
 from headrace.runtime.ops.attention import attention, placed_heads
 from headrace.runtime.ops.kv_format import Coding, KVFormat, plain
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
@@ -142,10 +142,10 @@ def activate(x: mx.array, activation: str) -> mx.array:
     return ACTIVATIONS[activation](x, mx.array(1, x.dtype))
 
 
-def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str) -> mx.array:
+def norm_glu(x: mx.array, norm: mx.array | None, eps: float, w: Weight, activation: str | Xielu) -> mx.array:
     """Apply RMSNorm, if any, gate and up projections and `glu`. x (B, T, E), w (2 F, E): gate above up -> (B, T, F).
 
-    "relu2" has no gate, and w (F, E).
+    "relu2" and xIELU have no gate, and w (F, E).
     """
     return unit(norm_linear(x, norm, eps, w), activation, compiled=on_gpu())
 
@@ -164,10 +164,14 @@ def experts(
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
     token, rows, own = mixtures.token_of_pair(indices.size, m.active), None, None
-    if order is None:
-        rows, own = token, mixtures.token_of_pair(indices.size, 1)
-    else:
+    if order is not None:
         tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
+    else:
+        rows, own = token, mixtures.token_of_pair(indices.size, 1)
+        tokens, rows = (tokens[token], own) if m.shares_first else (tokens, rows)
+    if m.shares_first:
+        factors = shares.flatten() if order is None else shares.flatten()[order]
+        tokens, shares = tokens * factors[:, None, None].astype(tokens.dtype), mx.ones_like(shares)
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
     inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=on_gpu())
     y = gathered(inner, m.down, indices, own)[:, 0]  # (pairs, E)
@@ -205,10 +209,10 @@ def attend(
         values[own, :, row:end] = v.astype(values.dtype)
 
     # No query sees entries before `start`.
-    start = 0 if spec.window is None else max(0, row - spec.window + 1)
+    start = max(0, spec.first_seen(offset) - first)
     seen_keys = keys[own, :, start:end].astype(q.dtype)
     seen_values = values[own, :, start:end].astype(q.dtype)
-    out = attention(q, seen_keys, seen_values, spec)
+    out = attention(q, seen_keys, seen_values, spec, first + start)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, -1), keys, values
 
 
@@ -257,8 +261,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         row += sequence.count
         own = qkv[:, part] if isinstance(qkv, mx.array) else [x[:, part] for x in qkv]
         end = sequence.offset + sequence.count
-        seen = 0 if spec.window is None else max(0, sequence.offset - spec.window + 1)
-        first, last = seen // BLOCK, -(-end // BLOCK)
+        first, last = spec.first_seen(sequence.offset) // BLOCK, -(-end // BLOCK)
         table = sequence.tables[group]
         if len(table) < last:
             raise ValueError("block table is too short for its sequence")

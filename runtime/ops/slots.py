@@ -19,9 +19,9 @@ class SlotRows:
     Row i is the token at position offsets[i] of the sequence in slots[i]; its buffer starts at position firsts[i].
     """
 
-    def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], window: int | None) -> None:
+    def __init__(self, slots: list[int], offsets: list[int], firsts: list[int], spec: AttentionSpec) -> None:
         places = [offset - first for offset, first in zip(offsets, firsts, strict=True)]
-        begins = [0 if window is None else max(0, place - window + 1) for place in places]
+        begins = [max(0, spec.first_seen(offset) - first) for offset, first in zip(offsets, firsts, strict=True)]
         self.read = max(slots) + 1
         self.begin, self.end = min(begins), max(places) + 1
         self.place = places[0] if _one(places) else None  # set if all rows write to the same place

@@ -83,8 +83,9 @@ class AttentionSpec:
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
     or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized behind the rotation. With
-    `v_norm` values are normalized, without weights. growth (b, L): the query at position p is multiplied by
-    1 + b * log(1 + floor(p / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included.
+    `v_norm` values are normalized, without weights. growth (b, L, a): the query at position p is multiplied by
+    1 + b * log(1 + floor((p + a) / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included;
+    if `chunked`, those since the last multiple of it.
     `softcap` c soft-caps scores to c * tanh(score / c).
     `sinks` (H,) are scores that join each head's softmax without a value; never together with a softcap.
     `projects` are the parts of a token's row: queries only where the K/V of an earlier layer are read; without values
@@ -103,9 +104,17 @@ class AttentionSpec:
     softcap: float | None = None
     sinks: mx.array | None = None
     norm_last: bool = False
-    growth: tuple[float, int] | None = None
+    growth: tuple[float, int, int] | None = None
     v_norm: bool = False
     projects: Literal["q", "qk", "qkv"] = "qkv"
+
+    chunked: bool = False
+
+    def first_seen(self, position: int) -> int:
+        """Return the first position that the query at `position` sees."""
+        if self.window is None:
+            return 0
+        return position // self.window * self.window if self.chunked else max(0, position - self.window + 1)
 
     @property
     def appends(self) -> bool:
@@ -120,7 +129,8 @@ class Mixture:
     The experts with the largest scores are used: the softmax of the router's logits, or their sigmoid (`sigmoid`).
     Their weights are the scores, divided by their sum if `normalized`, times `scale`. For the choice alone,
     `correction` (X,) is added to the scores, and only the experts of the best `groups[1]` of `groups[0]` groups take
-    part, by the sum of their two largest (DeepSeek-V3, arXiv:2412.19437).
+    part, by the sum of their `best` largest: two (DeepSeek-V3, arXiv:2412.19437), or one (V2, arXiv:2405.04434).
+    `shares_first`: the weights multiply the experts' input, not their output (Llama 4).
     `router_norm` (E,) is the router's own norm of the input. `expert_scale` (X,) multiplies the weights at last.
     Without `residual` the output of `Ops.experts` is the experts' alone.
     """
@@ -138,6 +148,8 @@ class Mixture:
     router_norm: mx.array | None = None
     expert_scale: mx.array | None = None
     residual: bool = True
+    best: int = 2
+    shares_first: bool = False
 
     @property
     def vectors(self) -> list[mx.array]:

@@ -148,6 +148,27 @@ _GEMMA4 = {
 }  # fmt: skip
 
 
+_LLAMA4 = {
+    "model_type": "llama4_text", "hidden_size": 1024, "intermediate_size": 1408, "intermediate_size_mlp": 4096,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 65536,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": _CONTEXT, "rope_theta": 5e5, "rope_scaling": None,
+    "attention_bias": False, "attention_chunk_size": 8192, "interleave_moe_layer_step": 2, "num_local_experts": 16,
+    "num_experts_per_tok": 1, "use_qk_norm": True, "attn_temperature_tuning": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+_DEEPSEEK_V2 = {  # as V2-Lite, which llama.cpp knows by its 27 layers
+    "model_type": "deepseek_v2", "hidden_size": 1024, "intermediate_size": 4096, "moe_intermediate_size": 384,
+    "num_hidden_layers": 27, "num_attention_heads": 8, "num_key_value_heads": 8, "n_shared_experts": 2,
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
+    "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "topk_method": "greedy",
+    "n_group": 1, "topk_group": 1, "moe_layer_freq": 1, "first_k_dense_replace": 1, "vocab_size": 65536,
+    "max_position_embeddings": _CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+
+
 def _ssm(width: int, inner: int, state: int, heads: int, groups: int) -> dict[str, Any]:
     return {
         "ssm.conv_kernel": width, "ssm.inner_size": inner, "ssm.state_size": state, "ssm.time_step_rank": heads,
@@ -169,6 +190,7 @@ _MIXED = {
     "expert_count": 16, "expert_used_count": 4, "expert_feed_forward_length": 704, "leading_dense_block_count": 1,
     "expert_weights_scale": 1.0,
 }  # fmt: skip
+_XIELU = {"alpha_p": 0.3, "alpha_n": 0.3, "beta": 0.5, "eps": -1e-6}
 _STACKS = {".mlp.switch_mlp.": ".mlp.experts."}
 
 _TINY = {
@@ -284,6 +306,33 @@ FAMILIES: dict[str, FamilyShape] = {
             "ssm.conv_kernel": 4, "expert_shared_count": 1, "expert_gating_func": 2,
         },
         {**_STACKS, "embed_q": "k_b_proj", "unembed_out": "v_b_proj", "_conv.conv.": "_conv1d."},
+    ),
+    "llama4-moe": FamilyShape(
+        {key: _LLAMA4[key] for key in ("vocab_size", "num_hidden_layers")}
+        | {"model_type": "llama4", "text_config": _LLAMA4},
+        "llama4",
+        {
+            **_common({**_LLAMA4, "intermediate_size": 4096}), "rope.dimension_count": 128, "expert_count": 16,
+            "expert_used_count": 1, "expert_feed_forward_length": 1408, "interleave_moe_layer_step": 2,
+        },
+        {"language_model.": ""},
+    ),
+    "deepseek-v2-lite": FamilyShape(
+        _DEEPSEEK_V2,
+        "deepseek2",
+        {
+            **_common(_DEEPSEEK_V2), "attention.kv_lora_rank": 512, "attention.key_length": 576,
+            "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128,
+            "attention.head_count_kv": 1, "rope.dimension_count": 64, "expert_count": 16, "expert_used_count": 4,
+            "expert_feed_forward_length": 384, "leading_dense_block_count": 1, "expert_weights_scale": 1.0,
+            "expert_shared_count": 2, "expert_gating_func": 1, "rope.scaling.type": "yarn", "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707,
+        },
+        _STACKS,
+    ),
+    "apertus": _dense(
+        "apertus", "apertus", {f"xielu.{name}": [value] * 16 for name, value in _XIELU.items()}, post_norm=False,
+        qk_norm=True, intermediate_size=9216,
     ),
     "llama": _dense("llama", "llama", {}),
     "olmo2": _dense("olmo2", "olmo2", {}, tie_word_embeddings=False),  # llama.cpp takes no tied ones

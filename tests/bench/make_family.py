@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -59,6 +60,8 @@ def values(tensor: Tensor) -> npt.NDArray[np.float32]:
     last = tensor.name.rpartition(".")[2]
     if last == "A_log":
         return np.log(np.linspace(1, 16, math.prod(tensor.shape), dtype=np.float32)).reshape(tensor.shape)
+    if last in ("beta", "eps"):  # of xIELU
+        return np.full(tensor.shape, 0.5 if last == "beta" else -1e-6, np.float32)
     if "norm" in tensor.name or last in ("D", "layer_scalar"):
         return np.ones(tensor.shape, np.float32)
     draw = np.random.default_rng(len(tensor.name))
@@ -103,25 +106,29 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
     config = family.config
     writer = gguf.GGUFWriter(path, family.architecture)
     for key, value in family.keys.items():
-        name = f"{family.architecture}.{key}"
+        name = key if key.startswith("xielu.") else f"{family.architecture}.{key}"
         if isinstance(value, bool):
             writer.add_bool(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
         elif isinstance(value, list):
             writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
         else:
             writer.add_uint32(name, value)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     _add_vocabulary(writer, config["vocab_size"])
     draw = np.random.default_rng(0)
     for t in tensors(family):
+        if ".act_fn." in t.name:  # metadata in a GGUF
+            continue
+        if t.name.endswith("kv_b_proj.weight"):  # apart, as the converter has it
+            _add_latents(writer, t, config)
+            continue
         name = gguf_name(t.name, family)
         if t.quantized:
-            blocks = np.frombuffer(draw.bytes(math.prod(t.shape) // _BLOCK * 18), np.uint8).reshape(-1, 18).copy()
-            blocks[:, :2] = np.frombuffer(scale_of(t).tobytes(), np.uint8)
-            kind = gguf.GGMLQuantizationType.Q4_0
-            writer.add_tensor(name, blocks.reshape(*t.shape[:-1], -1), raw_dtype=kind)
+            writer.add_tensor(name, _blocks(draw, t), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
         else:
             writer.add_tensor(name, _as_llama(t, name, family))
     for name, numbers in family.vectors.items():
@@ -130,6 +137,24 @@ def write_gguf(path: Path, family: FamilyShape) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _blocks(draw: np.random.Generator, tensor: Tensor) -> npt.NDArray[np.uint8]:
+    blocks = np.frombuffer(draw.bytes(math.prod(tensor.shape) // _BLOCK * 18), np.uint8).reshape(-1, 18).copy()
+    blocks[:, :2] = np.frombuffer(scale_of(tensor).tobytes(), np.uint8)
+    return blocks.reshape(*tensor.shape[:-1], -1)
+
+
+def _add_latents(writer: gguf.GGUFWriter, tensor: Tensor, config: dict[str, Any]) -> None:
+    """Add both halves of a layer's K/V projection, that of keys transposed."""
+    heads, size, draw = config["num_attention_heads"], config["kv_lora_rank"], np.random.default_rng(1)
+    layer = tensor.name.split(".")[2]
+    for name, shape in (
+        ("attn_k_b", (heads, size, config["qk_nope_head_dim"])),
+        ("attn_v_b", (heads, config["v_head_dim"], size)),
+    ):
+        blocks = _blocks(draw, Tensor(name, shape, True))
+        writer.add_tensor(f"blk.{layer}.{name}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
 
 
 def gguf_name(name: str, family: FamilyShape) -> str:

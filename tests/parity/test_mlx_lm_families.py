@@ -3,6 +3,7 @@
 import json
 from dataclasses import MISSING, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.text_part import text_config
 from headrace.models.network.config import decoder_config
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
@@ -28,7 +30,7 @@ EIGHT_BITS = {f"{at}model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 
 ROUTERS = {
     f"{at}.gate": False for i in range(6) for at in (f"model.layers.{i}.mlp", f"backbone.layers.{i}.mixer")
 }  # plain in these classes:
-PLAIN_ROUTERS = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "nemotron_h")
+PLAIN_ROUTERS = ("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "nemotron_h")
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]  # longer than the window
 STEPS = 20
 
@@ -80,7 +82,8 @@ def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantiz
     decoder = load_decoder(directory, ops)
     assert decoder.pages == (ops is not reference)
     ours, theirs = logits_of(decoder, PROMPT), logits_of(stock(directory), PROMPT)
-    assert difference(ours, theirs) < tolerance(ops)
+    halved = quantized and kind_of(directory) == "deepseek_v2"  # one half of its K/V projections has half precision
+    assert difference(ours, theirs) < max(tolerance(ops), 5e-4 * halved)
 
 
 @cache
@@ -153,6 +156,9 @@ _IGNORED = {
     ("falcon_h1", "mamba_rms_norm"),  # its class normalizes over both groups
     ("glm4_moe", "tie_word_embeddings"),
     ("glm4_moe_lite", "tie_word_embeddings"),
+    ("deepseek_v2", "rope_scaling"),  # every kind is YaRN to its class
+    ("llama4_text", "rope_scaling"),
+    ("llama4", "rms_norm_eps"),  # of queries' and keys' norms
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike
 }
 _FIRST = {config_of(name)["model_type"]: name for name in reversed(MODELS)}
@@ -168,9 +174,11 @@ def others(value: Any) -> list[Any]:
 def changes_of(name: str) -> list[dict[str, Any]]:
     from mlx_lm.utils import _get_classes
 
-    config = config_of(name)
+    config, arguments = config_of(name), _get_classes(config_of(name))[1]
+    if "text_config" in config:
+        config, arguments = config["text_config"], import_module(arguments.__module__).TextArgs
     changes: list[dict[str, Any]] = [{"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": _LLAMA3}]
-    for field in fields(_get_classes(config)[1]):
+    for field in fields(arguments):
         stated = config.get(field.name, None if field.default is MISSING else field.default)
         if field.name not in _SIZES:
             changes += [{field.name: value} for value in others(stated)]
@@ -182,14 +190,16 @@ def test_every_field_of_the_class_counts_or_is_refused(tmp_path: Path, name: str
     compared = 0
     for number, change in enumerate(changes_of(name)):
         config = {**config_of(name), **change}
+        if (text := config_of(name).get("text_config")) is not None:
+            config = {**config_of(name), "text_config": {**text, **change}}
         if (config["model_type"], next(iter(change))) in _IGNORED:
             continue
         try:
-            if decoder_config(normalized(config)) is None:
+            if decoder_config(text_config(normalized(config))) is None:
                 continue  # mlx-lm's class runs it
             directory = write_mlx_lm_model(tmp_path / str(number), config)
             theirs = logits_of(stock(directory), PROMPT)
-        except (CheckpointError, UnsupportedModelError, ValueError):
+        except (CheckpointError, UnsupportedModelError, ValueError, AssertionError):
             continue  # one of them refuses it
         ours = logits_of(load_decoder(directory, KERNELS[-1] if is_recurrent(directory) else reference), PROMPT)
         assert difference(ours, theirs) < 2e-5, change

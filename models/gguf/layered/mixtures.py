@@ -43,10 +43,9 @@ def _routed(metadata: Metadata) -> Config:
 
 def _kinds(config: Config) -> list[tuple[str, ...]]:
     dense = config["first_k_dense_replace"]
-    whole = "kv_b" if config["model_type"] == "deepseek_v2" else "k_b"
     queries = "q_lora" if config.get("q_lora_rank") else "q"
     return [
-        ("layer", queries, whole, "dense") if layer < dense else ("layer", queries, whole, "sparse")
+        ("layer", queries, "k_b", "dense" if layer < dense else "sparse")
         for layer in range(config["num_hidden_layers"])
     ]
 
@@ -119,12 +118,10 @@ def _deepseek(metadata: Metadata, file: Contents) -> Config:
         config["rope_scaling"] = {**scaling, "type": scaling["rope_type"], "mscale": scale, "mscale_all_dim": scale}
     if gating == _SIGMOID:  # the class of GLM-4.7-Flash is that of DeepSeek V3 with a stated epsilon
         return config if config["rms_norm_eps"] == 1e-6 else config | {"model_type": "glm4_moe_lite"}
-    if config["norm_topk_prob"] or "blk.0.attn_kv_b.weight" not in file.shapes or config["n_group"] > 1:
-        raise UnsupportedModelError(
-            "a DeepSeek V2 with its K and V projections apart, in groups or with normalized weights is not supported",
-            hint="look for an MLX or safetensors version",
-        )
-    return config | {"model_type": "deepseek_v2", "topk_method": "greedy", "scoring_func": "softmax"}
+    if config["norm_topk_prob"]:
+        raise UnsupportedModelError("a DeepSeek V2 with normalized weights of experts is not supported")
+    method = "group_limited_greedy" if config["n_group"] > 1 else "greedy"
+    return config | {"model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
 
 
 def _deepseek_sizes(config: Config) -> dict[str, int]:

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
@@ -156,7 +157,7 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
                              const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm,
                              float norm_eps, std::optional<int> window, std::optional<float> softcap,
                              const std::optional<mx::array>& sinks, bool norm_last,
-                             std::optional<std::pair<float, int>> growth, bool v_norm, int parts)
+                             std::optional<std::tuple<float, int, int>> growth, bool v_norm, int parts, bool chunked)
     : rope_(std::move(rope)) {
   require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads must be shared evenly by kv heads");
   require(dim > 0 && dim % 16 == 0, "the head size must be a multiple of 16");
@@ -171,13 +172,13 @@ AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim, float scale, std:
   call_.norm_eps = norm_eps;
   call_.norm_last = norm_last;
   if (growth.has_value()) {
-    require(growth->second > 0, "queries grow over at least one position");
-    call_.growth = growth->first;
-    call_.growth_length = growth->second;
+    std::tie(call_.growth, call_.growth_length, call_.growth_ahead) = *growth;
+    require(call_.growth_length > 0 && call_.growth_ahead >= 0, "queries grow over at least one position");
   }
   call_.rope = rope_.get();
   call_.rule = {scale, softcap.value_or(0.0f)};
   call_.window = window.value_or(0);
+  call_.chunked = chunked;
   call_.norm_all = q_norm.has_value() && q_norm->size() != static_cast<size_t>(dim);
   require(!call_.norm_all || !norm_last, "a norm of all heads stands before the rotation");
   call_.q_norm = keep(q_norm, call_.norm_all ? int64_t{heads} * dim : dim);

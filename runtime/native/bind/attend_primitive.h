@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,8 @@ class AttentionPlan : public std::enable_shared_from_this<AttentionPlan> {
   AttentionPlan(int heads, int kv_heads, int dim, float scale, std::shared_ptr<Rope> rope,
                 const std::optional<mx::array>& q_norm, const std::optional<mx::array>& k_norm, float norm_eps,
                 std::optional<int> window, std::optional<float> softcap, const std::optional<mx::array>& sinks,
-                bool norm_last = false, std::optional<std::pair<float, int>> growth = std::nullopt, bool v_norm = false,
-                int parts = 3);
+                bool norm_last = false, std::optional<std::tuple<float, int, int>> growth = std::nullopt,
+                bool v_norm = false, int parts = 3, bool chunked = false);
 
   const AttendCall& call() const { return call_; }  // the part that is constant over steps
 

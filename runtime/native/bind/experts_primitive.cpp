@@ -87,7 +87,15 @@ Act activation_of(const std::string& name) {
   if (name == "clamped") return Act::clamped;
   if (name == "sigmoid") return Act::sigmoid;
   if (name == "relu2") return Act::squared;
+  if (name == "xielu") return Act::xielu;
   throw std::invalid_argument("unknown activation " + name);
+}
+
+Curve curve_of(Act act, const CurveNumbers& numbers) {
+  require(act != Act::xielu || numbers.has_value(), "xIELU has four numbers");
+  if (!numbers.has_value()) return {};
+  const auto [positive, negative, beta, eps] = *numbers;
+  return {positive, negative, beta, eps};
 }
 
 ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<MatrixHandle> gate,
@@ -106,6 +114,7 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
   call_.active = active;
   call_.normalized = normalized;
   require(rule.groups.first > 0 && rule.groups.second > 0 && r.n % rule.groups.first == 0, "the groups of experts are equal");
+  require(rule.best == 1 || rule.best == 2, "groups are ranked by their best expert or two");
   call_.rule = rule;
   vectors_.reserve(3);
   call_.rule.correction = keep(correction, r.n, "every expert has a correction");
@@ -113,6 +122,7 @@ ExpertsPlan::ExpertsPlan(std::shared_ptr<MatrixHandle> router, std::shared_ptr<M
   call_.router_norm = keep(router_norm, r.k, "a router's norm is as wide as the layer");
   call_.residual = residual;
   call_.act = activation_of(activation);
+  require(call_.act != Act::xielu, "experts have no curve");
   require(gates(call_.act) == (gate_ != nullptr), "a gated unit has a gate");
   require(gate_ == nullptr || (call_.gate.n == u.n && call_.gate.k == u.k), "gate and up do not fit");
 }

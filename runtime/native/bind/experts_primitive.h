@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../core/experts.h"
@@ -14,6 +15,12 @@ namespace headrace {
 
 // An activation by name. Throws std::invalid_argument for unknown ones.
 Act activation_of(const std::string& name);
+
+// The numbers of xIELU, in the order of Curve.
+using CurveNumbers = std::optional<std::tuple<float, float, float, float>>;
+
+// The curve of an activation. Throws std::invalid_argument if it has none and needs one.
+Curve curve_of(Act act, const CurveNumbers& numbers);
 
 class ExpertsPlan : public std::enable_shared_from_this<ExpertsPlan> {
  public:

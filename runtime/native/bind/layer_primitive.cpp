@@ -198,6 +198,7 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
     gate_up.norm = plan.mlp_norm;
     gate_up.eps = plan.eps;
     gate_up.act = plan.act;
+    gate_up.curve = plan.curve;
     down = projection(wide, rows, *plan.down, nullptr);
     gate_up.next = &down;
     output.next = &gate_up;
@@ -318,7 +319,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
                      std::shared_ptr<MatrixHandle> gate_up_, std::shared_ptr<MatrixHandle> down_, float eps_,
                      const std::string& activation, std::shared_ptr<ExpertsPlan> experts_, std::shared_ptr<MixerPlan> mixer_,
                      Gates gates_, const LayerNorms& norms, const std::optional<OwnInput>& own_input,
-                     const std::optional<Gates>& mixer_ends)
+                     const std::optional<Gates>& mixer_ends, const CurveNumbers& curve_)
     : attention(std::move(attention_)),
       qkv(std::move(qkv_)),
       output(std::move(output_)),
@@ -329,7 +330,8 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
       gate(std::move(gates_.first)),
       down_gate(std::move(gates_.second)),
       eps(eps_),
-      act(activation_of(activation)) {
+      act(activation_of(activation)),
+      curve(curve_of(act, curve_)) {
   const int64_t width = qkv->view().k;
   if (mixer_ends.has_value()) std::tie(mixer_in, mixer_out) = *mixer_ends;
   require((attention != nullptr) + (mixer != nullptr) == (mixer_in != nullptr ? 2 : 1), "a layer has attention or a mixer");

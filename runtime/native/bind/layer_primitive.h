@@ -40,7 +40,8 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
   LayerPlan(std::shared_ptr<AttentionPlan> attention, std::shared_ptr<MatrixHandle> qkv, std::shared_ptr<MatrixHandle> output,
             std::shared_ptr<MatrixHandle> gate_up, std::shared_ptr<MatrixHandle> down, float eps, const std::string& activation,
             std::shared_ptr<ExpertsPlan> experts, std::shared_ptr<MixerPlan> mixer, Gates gates, const LayerNorms& norms,
-            const std::optional<OwnInput>& own_input, const std::optional<Gates>& mixer_ends = std::nullopt);
+            const std::optional<OwnInput>& own_input, const std::optional<Gates>& mixer_ends = std::nullopt,
+            const CurveNumbers& curve = std::nullopt);
 
   bool has_branch() const { return attention_post != nullptr || mlp_post != nullptr || own_gate != nullptr; }
 
@@ -55,6 +56,7 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
   const float* after_input = nullptr;
   float eps, scalar = 1.0f;
   Act act;
+  Curve curve;
 
  private:
   const float* keep(const std::optional<mx::array>& norm);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "../core/linear.h"
-#include "experts_primitive.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -19,8 +18,8 @@ namespace {
 // Inputs: x, then the norm weight and the residual where present.
 class Linear : public Node {
  public:
-  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act, bool coarse)
-      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act), coarse_(coarse) {}
+  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act, const Curve& curve, bool coarse)
+      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act), curve_(curve), coarse_(coarse) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -31,6 +30,7 @@ class Linear : public Node {
     call.eps = eps_;
     call.w = w_->view();
     call.act = act_;
+    call.curve = curve_;
     call.out = out.data<float>();
     std::vector<Rows> rows(inputs.begin(), inputs.end());
     std::vector<uint8_t> coarse(coarse_ ? static_cast<size_t>(call.rows) : 0, 1);
@@ -53,6 +53,7 @@ class Linear : public Node {
   float eps_;
   bool residual_;
   Act act_;
+  Curve curve_;
   bool coarse_;
 };
 
@@ -93,9 +94,11 @@ mx::array norm_weight(const mx::array& a, int64_t width) {
 }  // namespace
 
 mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
-                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse) {
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse,
+                 const CurveNumbers& curve) {
   const Matrix& view = w->view();
   const Act act = activation.empty() ? Act::none : activation_of(activation);
+  const Curve numbers = curve_of(act, curve);
   require_floats(x, view.k);
   if (gates(act) && (view.n % 2 != 0 || residual.has_value())) {
     throw std::invalid_argument("a gated unit needs gate and up rows, and takes no residual");
@@ -109,7 +112,7 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
     if (residual->shape() != shape) throw std::invalid_argument("the residual must have the product's shape");
     inputs.push_back(*residual);
   }
-  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act, coarse);
+  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act, numbers, coarse);
   return mx::array(std::move(shape), mx::float32, std::move(node), std::move(inputs));
 }
 

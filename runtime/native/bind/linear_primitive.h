@@ -5,15 +5,17 @@
 #include <optional>
 #include <string>
 
+#include "experts_primitive.h"
 #include "matrix_handle.h"
 #include "mlx/array.h"
 
 namespace headrace {
 
-// act(norm(x) @ w.T) (+ residual). x (..., K) float32 -> (..., N), or (..., N / 2) with an activation. coarse: x is rounded to 8 bits,
+// act(norm(x) @ w.T) (+ residual). x (..., K) float32 -> (..., N), or (..., N / 2) with a gated activation. coarse: x is rounded to 8 bits,
 // not 16, where w rounds.
 mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
-                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse = false);
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse = false,
+                 const CurveNumbers& curve = std::nullopt);
 
 // RMSNorm over the last axis of a float32 array.
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps);

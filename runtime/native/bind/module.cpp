@@ -62,26 +62,29 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](int heads, int kv_heads, int dim, float scale, std::shared_ptr<hr::Rope> rope,
                        const Optional& q_norm, const Optional& k_norm, float norm_eps, std::optional<int> window,
                        std::optional<float> softcap, const Optional& sinks, bool norm_last,
-                       std::optional<std::pair<float, int>> growth, bool v_norm, int parts) {
+                       std::optional<std::tuple<float, int, int>> growth, bool v_norm, int parts, bool chunked) {
              return std::make_shared<hr::AttentionPlan>(heads, kv_heads, dim, scale, std::move(rope), q_norm, k_norm,
-                                                        norm_eps, window, softcap, sinks, norm_last, growth, v_norm, parts);
+                                                        norm_eps, window, softcap, sinks, norm_last, growth, v_norm, parts,
+                                                        chunked);
            }),
            "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
            "norm_eps"_a, "window"_a.none(), "softcap"_a.none(), "sinks"_a.none() = nb::none(), "norm_last"_a = false,
-           "growth"_a.none() = nb::none(), "v_norm"_a = false, "parts"_a = 3);
+           "growth"_a.none() = nb::none(), "v_norm"_a = false, "parts"_a = 3, "chunked"_a = false);
 
   nb::class_<hr::ExpertsPlan>(m, "ExpertsPlan")
       .def(nb::new_([](std::shared_ptr<hr::MatrixHandle> router, std::shared_ptr<hr::MatrixHandle> gate,
                        std::shared_ptr<hr::MatrixHandle> up, std::shared_ptr<hr::MatrixHandle> down, int active,
                        bool normalized, const std::string& activation, bool sigmoid, const Optional& correction, float scale,
-                       std::pair<int, int> groups, const Optional& router_norm, const Optional& expert_scale, bool residual) {
+                       std::pair<int, int> groups, const Optional& router_norm, const Optional& expert_scale, bool residual, int best,
+                       bool before) {
              return std::make_shared<hr::ExpertsPlan>(std::move(router), std::move(gate), std::move(up), std::move(down), active,
-                                                      normalized, activation, hr::RouterRule{sigmoid, scale, groups}, correction,
+                                                      normalized, activation, hr::RouterRule{sigmoid, scale, groups, best, before}, correction,
                                                       router_norm, expert_scale, residual);
            }),
            "router"_a, "gate"_a.none(), "up"_a, "down"_a, "active"_a, "normalized"_a, "activation"_a, "sigmoid"_a = false,
            "correction"_a.none() = nb::none(), "scale"_a = 1.0f, "groups"_a = std::pair<int, int>(1, 1),
-           "router_norm"_a.none() = nb::none(), "expert_scale"_a.none() = nb::none(), "residual"_a = true);
+           "router_norm"_a.none() = nb::none(), "expert_scale"_a.none() = nb::none(), "residual"_a = true,
+           "best"_a = 2, "before"_a = false);
   nb::class_<hr::LayerNorms>(m, "LayerNorms")
       .def(nb::new_([](const Optional& input, const Optional& attention_post, const Optional& mlp, const Optional& mlp_post,
                        const Optional& after_dense, const Optional& before_experts, const Optional& after_experts,
@@ -96,14 +99,14 @@ NB_MODULE(_native, m) {
                        std::shared_ptr<hr::MatrixHandle> down, float eps, const std::string& activation,
                        std::shared_ptr<hr::ExpertsPlan> experts, std::shared_ptr<hr::MixerPlan> mixer,
                        hr::Gates gates, const hr::LayerNorms& norms, const std::optional<hr::OwnInput>& own_input,
-                       const std::optional<hr::Gates>& mixer_ends) {
+                       const std::optional<hr::Gates>& mixer_ends, const hr::CurveNumbers& curve) {
              return std::make_shared<hr::LayerPlan>(std::move(attention), std::move(qkv), std::move(output), std::move(gate_up),
                                                     std::move(down), eps, activation, std::move(experts), std::move(mixer),
-                                                    std::move(gates), norms, own_input, mixer_ends);
+                                                    std::move(gates), norms, own_input, mixer_ends, curve);
            }),
            "attention"_a.none(), "qkv"_a, "output"_a, "gate_up"_a.none(), "down"_a.none(), "eps"_a, "activation"_a,
            "experts"_a.none(), "mixer"_a.none(), "gates"_a, "norms"_a, "own_input"_a.none() = nb::none(),
-           "mixer_ends"_a.none() = nb::none());
+           "mixer_ends"_a.none() = nb::none(), "curve"_a.none() = nb::none());
 
   nb::class_<hr::MixerPlan>(m, "MixerPlan")
       .def(nb::new_([](const std::string& kind, int heads, int key_heads, int dim, int rows, const hr::mx::array& taps,
@@ -133,7 +136,7 @@ NB_MODULE(_native, m) {
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
   m.def("embed", &hr::embed, "tokens"_a, "w"_a);
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
-        "residual"_a.none() = nb::none(), "activation"_a = "", "coarse"_a = false);
+        "residual"_a.none() = nb::none(), "activation"_a = "", "coarse"_a = false, "curve"_a.none() = nb::none());
   m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);
   m.def("expert_linear", &hr::expert_linear, "x"_a, "indices"_a, "w"_a, "experts"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);

@@ -23,7 +23,7 @@ void place(const Kernels& kernels, const AttendCall& call, const Rope::Table* ta
 }
 
 float growth_at(const AttendCall& call, int64_t position) {
-  return 1.0f + call.growth * std::log(1.0f + static_cast<float>(position / call.growth_length));
+  return 1.0f + call.growth * std::log(1.0f + static_cast<float>((position + call.growth_ahead) / call.growth_length));
 }
 
 // Heads of a row, normalized all together if they are so.

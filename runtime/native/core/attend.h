@@ -48,12 +48,14 @@ struct AttendCall {
   float norm_eps = 0;
   bool norm_last = false;  // behind the rotation
   bool norm_all = false;
-  float growth = 0;        // the query at position p is multiplied by 1 + growth * log(1 + floor(p / growth_length))
-  int64_t growth_length = 1;
+  // The query at position p is multiplied by 1 + growth * log(1 + floor((p + growth_ahead) / growth_length)).
+  float growth = 0;
+  int64_t growth_length = 1, growth_ahead = 0;
   Rope* rope = nullptr;
   ScoreRule rule{1.0f, 0.0f};
   const float* sinks = nullptr;  // (H) softmax scores without values, or nullptr
   int64_t window = 0;    // positions a query sees, itself included; 0 for all
+  bool chunked = false;  // it sees those since the last multiple of `window`
   int64_t wanted = std::numeric_limits<int64_t>::max();  // sequences that begin before this row attend; others only append
   float* out = nullptr;  // (N, H * D)
 
@@ -96,7 +98,8 @@ inline Softmax first_state(const AttendCall& call, int64_t head, float* acc) {
 
 // The first cache entry that the query at `position` sees.
 inline int64_t first_seen(const AttendCall& call, int64_t position) {
-  return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
+  if (call.window <= 0 || position < call.window) return 0;
+  return call.chunked ? position / call.window * call.window : position - call.window + 1;
 }
 
 // The first entry of the group of `entries` with the first entry that the query at `position` sees. Groups begin at multiples of

@@ -108,7 +108,8 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
   // Entries of chunk `number` that row `t` sees.
   const auto entries_of = [&](const Portion& portion, int64_t t, int64_t number) {
     const int64_t from = (portion.first + number) * kAttendChunk, position = portion.rows.offset + t;
-    return std::pair(std::max(first_seen(call, position), from), std::min(position + 1, from + kAttendChunk));
+    const int64_t end = std::min(position + 1, from + kAttendChunk);
+    return std::pair(std::min(std::max(first_seen(call, position), from), end), end);
   };
   // Rows [t, t + count) over a group of chunks from `begin` on, with equal visible entries. last: the final read of these chunks.
   const auto attend = [&](const Portion& portion, int64_t kv_head, int64_t part, int64_t begin, int64_t t, int64_t count, bool last) {

@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kTileRows = 256;      // at most; rounding a block costs as much as 15 rows
 constexpr int64_t kFewestRows = 16;     // least per tile, a multiple of all vector widths
 constexpr int64_t kChunkEntries = 256;  // merging a chunk costs as much as 4 entries
-constexpr float kWholeContext = 1e9f;   // an infinite window
 constexpr float kLog2e = 1.44269504f;
 static_assert(kChunkEntries % kBlock == 0 && kBlock % kRoundedEntries == 0);
 
@@ -70,7 +69,7 @@ struct Groups {
   float* states;
 
   // Floats per group.
-  int64_t query_floats() const { return lanes * (dim / 2 + 2); }
+  int64_t query_floats() const { return lanes * (dim / 2 + 3); }
   int64_t state_floats() const { return lanes * (dim + 2); }
 
   QueryRows operator[](int64_t index) const {
@@ -78,6 +77,7 @@ struct Groups {
     rows.words = queries + index * query_floats();
     rows.scales = rows.words + dim / 2 * lanes;
     rows.positions = rows.scales + lanes;
+    rows.firsts = rows.positions + lanes;
     rows.acc = states + index * state_floats();
     rows.top = rows.acc + dim * lanes;
     rows.sum = rows.top + lanes;
@@ -103,6 +103,7 @@ void place(const Kernels& kernels, const Tile& tile, const float* q, int64_t row
     const int64_t at = row + std::min(r, count - 1);
     from[r] = q + query_at(call, tile.split.sequence, tile.token(at), tile.query_head(at));
     to.positions[r] = static_cast<float>(tile.position(at));
+    to.firsts[r] = static_cast<float>(first_seen(call, tile.position(at)));
   }
   const float factor = call.rule.softcap > 0 ? call.rule.scale : call.rule.scale * kLog2e;
   kernels.round_queries(from, count, call.dim, factor, to);
@@ -133,7 +134,6 @@ void begin(const Tile& tile, const Groups& groups, bool sink) {
 void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const Groups& groups) {
   const AttendCall& call = tile.split.call;
   const EntryBlock block = entry_block(call.dim);
-  const float window = call.window > 0 ? static_cast<float>(call.window) : kWholeContext;
   const int64_t begin = (tile.split.first + chunk) * kChunkEntries;
   const int64_t end = std::min(begin + kChunkEntries, tile.position(tile.end - 1) + 1);
   int64_t key = std::max(begin, first_met(call, tile.split.sequence, tile.position(tile.begin), kRoundedEntries));
@@ -147,7 +147,7 @@ void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const 
       const int64_t here = std::min(n, to + 1 - key);
       if (here <= 0 || key + n <= first_seen(call, from)) continue;
       const bool hides = key + here > from + 1 || first_seen(call, to) > key;
-      kernels.attend_rounded(block, key, here, call.dim, call.rule, window, hides, groups[g], count);
+      kernels.attend_rounded(block, key, here, call.dim, call.rule, hides, groups[g], count);
     }
   }
 }

@@ -24,6 +24,7 @@ struct Routing {
   int64_t tokens, active, experts;
   int32_t* chosen;    // (tokens, active), ascending
   float* shares;      // (tokens, active)
+  float* inputs;      // by pair: the factor of the expert's input, if the rule has shares before
   int32_t* pair_of;   // (tokens, active): index of the pair
   int32_t* token_of;  // (tokens * active), by pair
   int32_t* group;     // experts with tokens, ascending
@@ -31,13 +32,14 @@ struct Routing {
   int64_t groups = 0, largest = 0;
 
   Routing(int64_t m, int64_t a, int64_t x) : tokens(m), active(a), experts(x) {
-    float* memory = scratch(Slot::routing, 4 * m * a + 2 * x + 1);
+    float* memory = scratch(Slot::routing, 5 * m * a + 2 * x + 1);
     chosen = reinterpret_cast<int32_t*>(memory);
     pair_of = chosen + m * a;
     token_of = pair_of + m * a;
     group = token_of + m * a;
     begin = group + x;
     shares = memory + 3 * m * a + 2 * x + 1;
+    inputs = shares + m * a;
   }
 
   int64_t pairs() const { return tokens * active; }
@@ -89,8 +91,10 @@ struct Routing {
       if (!rule.sigmoid) scores[e] /= all;
       ranks[e] = scores[e] + (rule.correction == nullptr ? 0.0f : rule.correction[e]);
     }
-    if (rule.groups.second < rule.groups.first) leave_groups(ranks, rule.groups);
-    int32_t* best = best_of(ranks, token);
+    const bool limited = rule.groups.second < rule.groups.first;
+    if (limited) leave_groups(ranks, rule.groups, rule.best);
+    // Without either the logits are in the same order, and without the ties of rounded scores.
+    int32_t* best = best_of(limited || rule.correction != nullptr ? ranks : logits, token);
     std::sort(best, best + active);
     float total = 0, *share = shares + token * active;
     for (int64_t k = 0; k < active; ++k) total += share[k] = scores[best[k]];
@@ -98,8 +102,8 @@ struct Routing {
     for (int64_t k = 0; k < active; ++k) share[k] *= factor;
   }
 
-  // Ranks of experts outside the best groups, by the sum of their two largest, become 0.
-  void leave_groups(float* ranks, std::pair<int, int> groups) const {
+  // Ranks of experts outside the best groups, by the sum of their `best` largest, become 0.
+  void leave_groups(float* ranks, std::pair<int, int> groups, int best) const {
     const int64_t size = experts / groups.first;
     std::vector<std::pair<float, int64_t>> order;
     for (int64_t g = 0; g < groups.first; ++g) {
@@ -111,7 +115,7 @@ struct Routing {
           second = std::max(second, ranks[e]);
         }
       }
-      order.emplace_back(size > 1 ? first + second : first, g);
+      order.emplace_back(best > 1 && size > 1 ? first + second : first, g);
     }
     std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     for (size_t i = static_cast<size_t>(groups.second); i < order.size(); ++i) {
@@ -143,6 +147,11 @@ struct Routing {
       from = end;
     }
     begin[groups] = from;
+  }
+
+  // Moves the shares of ordered pairs to the experts' inputs.
+  void share_inputs() {
+    for (int64_t i = 0; i < pairs(); ++i) inputs[pair_of[i]] = std::exchange(shares[i], 1.0f);
   }
 };
 
@@ -242,7 +251,12 @@ void run_gated(Pool& pool, const Kernels& kernels, const ExpertsCall& call, cons
         if (gated) multiply_rows(kernels, first, for_gate + m * gate_x.stride, gate_x.stride, here, row, n, products, step, up);
         multiply_rows(kernels, call.up, for_up + m * up_x.stride, up_x.stride, here, row, n, ups, step, then);
         for (int64_t i = 0; i < here; ++i) {
-          float *gate = products + i * step, *up_row = ups + i * step, *to = inner + (routing.begin[g] + m + i) * width + at;
+          const int64_t pair = routing.begin[g] + m + i;
+          float *gate = products + i * step, *up_row = ups + i * step, *to = inner + pair * width + at;
+          if (call.rule.before) {
+            if (gated) kernels.rescale(gate, routing.inputs[pair], n);
+            kernels.rescale(up_row, routing.inputs[pair], n);
+          }
           add_bias(call.up, row, n, up_row);
           if (gated) {
             add_bias(first, row, n, gate);
@@ -353,6 +367,7 @@ void run_some(Pool& pool, const Kernels& kernels, const ExpertsCall& call, const
       },
       rows >= kAloneTokens);
   routing.order();
+  if (call.rule.before) routing.share_inputs();
 
   const Matrix& gate = gates(call.act) ? call.gate : call.up;
   const Prepared gate_x = prepare(pool, kernels, gate, x, rows, call.norm, call.eps, Slot::shared_rows);

@@ -17,7 +17,9 @@ namespace headrace {
 struct RouterRule {
   bool sigmoid = false;                 // scores; else the softmax
   float scale = 1.0f;                   // of shares
-  std::pair<int, int> groups{1, 1};     // of experts, and how many of them take part
+  std::pair<int, int> groups{1, 1};     // of experts, and how many of them take part,
+  int best = 2;                         // by the sum of their so many largest ranks, 1 or 2
+  bool before = false;                  // shares multiply the experts' input, not their output
   const float* correction = nullptr;    // (X) added to scores for the choice, or nullptr
   const float* expert_scale = nullptr;  // (X) multiplies shares at last, or nullptr
 

@@ -12,10 +12,15 @@ namespace headrace {
 enum class Type : std::uint8_t { f32, f16, bf16, e8m0, e4m3 };
 // Codes of quantized values: integers with scale and offset, or floats of 4 (E2M1) or 8 bits (E4M3) with a scale.
 enum class Code : std::uint8_t { affine, fp4, fp8 };
-// Activations. All but the last, max(x, 0)^2, gate a second projection.
-enum class Act : std::uint8_t { none, silu, gelu, clamped, sigmoid, squared };
+// Activations. The last two, max(x, 0)^2 and xIELU, gate nothing; the others gate a second projection.
+enum class Act : std::uint8_t { none, silu, gelu, clamped, sigmoid, squared, xielu };
 
-[[gnu::always_inline]] inline bool gates(Act act) { return act != Act::none && act != Act::squared; }
+[[gnu::always_inline]] inline bool gates(Act act) { return act != Act::none && act < Act::squared; }
+
+// Numbers of xIELU (arXiv:2411.13010): positive x^2 + beta x for x > 0, else negative (e^min(x, eps) - 1 - x) + beta x.
+struct Curve {
+  float positive = 0, negative = 0, beta = 0, eps = 0;
+};
 
 [[gnu::always_inline]] inline int64_t size_of(Type type) {
   return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;
@@ -107,6 +112,7 @@ struct QueryRows {
   float* words;      // (D / 2, L) pairs of 16-bit integers
   float* scales;     // (L)
   float* positions;  // (L) whole numbers
+  float* firsts;     // (L) the first positions that they see
   float* top;        // (L) of the scores so far, in powers of two
   float* sum;        // (L) of the weights so far
   float* acc;        // (D, L) sum of weight * value, not yet divided by `sum`
@@ -181,6 +187,9 @@ struct Kernels {
   // out = act(gate) * up over n values; act(gate) if `up` is nullptr, never with Act::clamped.
   void (*gated)(const float* gate, const float* up, int64_t n, Act act, float* out);
 
+  // x = xIELU(x) over n values.
+  void (*xielu)(const Curve& curve, int64_t n, float* x);
+
   // Attend `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into separate states (count, queries) with
   // given `acc`. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
   void (*attend_chunks)(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
@@ -205,12 +214,11 @@ struct Kernels {
   float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
 
   // Integer attention over half-precision or unpacked K/V. Round `count` rows of q times `factor` and clear the sums; attend with the
-  // first `count` rows to the first `n` entries of a block at position `first` (with `hides`: causal and within `window`); merge the
+  // first `count` rows to the first `n` entries of a block at position `first` (with `hides`: from their first positions to their own); merge the
   // state of other rows and clear it; write the weighted mean out[r] (D). Without softcap `factor` includes log2(e).
   void (*round_queries)(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows);
   void (*round_entries)(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block);
-  void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
-                         bool hides, const QueryRows& rows, int64_t count);
+  void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, bool hides, const QueryRows& rows, int64_t count);
   void (*merge)(const QueryRows& rows, const QueryRows& other, int64_t dim);
   void (*settle)(const QueryRows& rows, int64_t count, int64_t dim, float* const* out);
 

@@ -49,6 +49,7 @@ void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t a
     }
   }
   if (call.act == Act::squared) square_positive(product, n);
+  if (call.act == Act::xielu) kernels.xielu(call.curve, n, product);
   if (up != nullptr) {
     kernels.gated(product, up, n, call.act, out);
   } else if (call.residual != nullptr) {

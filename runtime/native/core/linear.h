@@ -15,6 +15,7 @@ struct LinearCall {
   float eps = 0;
   Matrix w;                         // (N, K)
   const float* residual = nullptr;  // (M, N) added to the product, or nullptr
+  Curve curve;                      // of Act::xielu
   Act act = Act::none;              // if it gates, w is F gate rows above F up rows and out is (M, F)
   float* out = nullptr;             // (M, N); may be residual, never x
   const uint8_t* coarse = nullptr;  // (M) whether a row is rounded to 8 bits, not 16, where w.rounds(); nullptr: no row is

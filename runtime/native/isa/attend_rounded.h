@@ -75,13 +75,13 @@ inline void rounded_scores(const EntryBlock& block, int64_t n, int64_t dim, cons
   }
 }
 
-// Soft-cap the scores of n entries and mask later ones, those outside the window, and padding up to `padded`.
+// Soft-cap the scores of n entries and mask later ones, those before a query's first, and padding up to `padded`.
 template <int R>
 inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, int64_t padded, const ScoreRule& rule,
-                          float window, bool hides, const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
+                          bool hides, const QueryRows& rows, int64_t lane, float* scores, vf (&top)[R]) {
   for (int r = 0; r < R; ++r) {
     top[r] = set1(kLowest);
-    const vf position = load(rows.positions + lane + r * W);
+    const vf position = load(rows.positions + lane + r * W), earliest = load(rows.firsts + lane + r * W);
     for (int64_t key = 0; key < n; ++key) {
       float* at = scores + (key * R + r) * W;
       vf score = load(at);
@@ -90,8 +90,8 @@ inline void bend_and_hide(const EntryBlock& block, int64_t first, int64_t n, int
         score = fma(set1(rule.softcap / kLn2), tanh(div(sub(score, exponent), set1(rule.softcap))), exponent);
       }
       if (hides) {
-        const vf ago = sub(position, set1(static_cast<float>(first + key)));
-        const vf seen = where_above(ago, -0.5f, where_above(sub(set1(window), ago), 0.5f, set1(1.0f)));
+        const vf entry = set1(static_cast<float>(first + key));
+        const vf seen = where_above(sub(position, entry), -0.5f, where_above(sub(entry, earliest), -0.5f, set1(1.0f)));
         score = add(where_above(seen, 0.5f, score), mul(sub(set1(1.0f), seen), set1(kUnseen)));
       }
       store(at, score);
@@ -142,15 +142,15 @@ inline void rounded_weights(const EntryBlock& block, int64_t n, const vf (&top)[
 }
 
 template <int R>
-inline void attend_lanes(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
-                         bool hides, const QueryRows& rows, int64_t lane) {
+inline void attend_lanes(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, bool hides,
+                         const QueryRows& rows, int64_t lane) {
   alignas(64) float scores[kRoundedEntries * R * W];
   alignas(64) float weights[kRoundedEntries / 2 * R * W];
   const int64_t padded = round_up(n, kMeet);
   vf top[R], shrink[R], unit[R];
   rounded_scores<R>(block, padded, dim, rows, lane, scores, top);
   if (hides || rule.softcap > 0 || padded > n) {
-    bend_and_hide<R>(block, first, n, padded, rule, window, hides, rows, lane, scores, top);
+    bend_and_hide<R>(block, first, n, padded, rule, hides, rows, lane, scores, top);
   }
   rounded_weights<R>(block, padded, top, rows, lane, scores, weights, shrink, unit);
   for (int64_t d = 0; d < dim; d += kMeet) {
@@ -168,16 +168,16 @@ inline void attend_lanes(const EntryBlock& block, int64_t first, int64_t n, int6
 }
 
 // Attend with `count` queries to the first n entries of a block at position `first`.
-inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, float window,
-                           bool hides, const QueryRows& rows, int64_t count) {
+inline void attend_rounded(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, bool hides,
+                           const QueryRows& rows, int64_t count) {
   int64_t lane = 0;
   for (; count - lane > (kRowVectors - 1) * W; lane += kRoundedRows) {
-    attend_lanes<kRowVectors>(block, first, n, dim, rule, window, hides, rows, lane);
+    attend_lanes<kRowVectors>(block, first, n, dim, rule, hides, rows, lane);
   }
   if (kRowVectors > 2 && count - lane > W) {
-    attend_lanes<2>(block, first, n, dim, rule, window, hides, rows, lane);
+    attend_lanes<2>(block, first, n, dim, rule, hides, rows, lane);
   } else if (count - lane > 0) {
-    attend_lanes<1>(block, first, n, dim, rule, window, hides, rows, lane);
+    attend_lanes<1>(block, first, n, dim, rule, hides, rows, lane);
   }
 }
 

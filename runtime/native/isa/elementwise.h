@@ -46,6 +46,27 @@ inline vf clamped(vf gate, vf up) {
   return mul(div(gate, add(set1(1.0f), exp(mul(gate, set1(-1.702f))))), add(up, set1(1.0f)));
 }
 
+// e^x - 1 - x for x <= 0: its series down to -1/4, where the difference cancels.
+inline vf beyond_linear(vf x) {
+  vf series = fma(set1(1.0f / 720), x, set1(1.0f / 120));
+  series = fma(series, x, set1(1.0f / 24));
+  series = fma(series, x, set1(1.0f / 6));
+  series = fma(series, x, set1(0.5f));
+  const vf near = unless_below(x, -0.25f, mul(mul(x, x), series));
+  return add(near, where_above(sub(zero(), x), 0.249999985f, sub(sub(exp(x), set1(1.0f)), x)));  // from 1/4 on
+}
+
+inline void xielu(const Curve& curve, int64_t n, float* x) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t here = n - i < W ? n - i : W;
+    const vf v = load_first(x + i, here), low = min(v, set1(curve.eps));
+    const vf above = where_above(v, 0.0f, mul(mul(v, v), set1(curve.positive)));
+    const vf rest = mul(add(beyond_linear(low), sub(low, v)), set1(curve.negative));
+    const vf below = unless_below(sub(zero(), v), -__FLT_MIN__, rest);
+    store_first(x + i, fma(v, set1(curve.beta), add(above, below)), here);
+  }
+}
+
 inline void gated(const float* gate, const float* up, int64_t n, Act act, float* out) {
   for (int64_t i = 0; i < n; i += W) {
     const int64_t here = n - i < W ? n - i : W;

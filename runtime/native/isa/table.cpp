@@ -23,6 +23,7 @@ static constexpr Kernels kTable = {
     .unpack_panel = unpack_panel,
     .gemm = gemm,
     .gated = gated,
+    .xielu = xielu,
     .attend_chunks = attend_chunks,
     .attend_packed = attend_packed,
     .pack_key = pack_key,

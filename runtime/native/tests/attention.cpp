@@ -1,5 +1,5 @@
-// Attention against a plain softmax in double precision: grouped heads, windows, caps, learned sinks, norms, rotation, growth, rows
-// without values or keys,
+// Attention against a plain softmax in double precision: grouped heads, windows, chunks, caps, learned sinks, norms, rotation, growth,
+// rows without values or keys,
 // what it leaves in the cache, and caches that have dropped what no query sees. Decode is one way through the code, prefill
 // another, over K/V in half precision a third.
 #include <cmath>
@@ -27,6 +27,7 @@ struct Case {
   bool learned = false;  // every head has a score beside its entries'
   int64_t dropped = 0;   // entries that the cache has no rows for any more: no query may see them
   Phase phase = length > 4 ? Phase::prefill : Phase::decode;
+  bool chunked = false;  // the window is a chunk
 };
 
 // The first number of every query meets the first entry's key, and no other. Other entries' values are 1 on average, so
@@ -114,7 +115,8 @@ class Contiguous {
 void check_output(const Case& c, const AttendCall& call, const Kernels& kernels, const std::vector<double>& q,
                   const float* learned, int64_t base, int64_t t, const Guarded& keys, const Guarded& values,
                   const float* got) {
-  const int64_t first = first_seen(call, c.offset + t), count = c.offset + t + 1 - first;
+  const int64_t position = c.offset + t, since = c.chunked ? position % c.window : c.window > 0 ? c.window - 1 : position;
+  const int64_t first = std::max<int64_t>(0, position - since), count = position + 1 - first;
   std::vector<double> numbers(static_cast<size_t>(count * c.dim)), expected(static_cast<size_t>(c.dim), 0.0);
   std::vector<Seen> seen(static_cast<size_t>(count));
   double top = learned == nullptr ? -1e30 : *learned;
@@ -174,6 +176,7 @@ void test_case(const Kernels& kernels, const Case& c) {
   call.norm_eps = 1e-6f;
   call.rule = {0.1f, c.softcap};
   call.window = c.window;
+  call.chunked = c.chunked;
   if (c.learned) call.sinks = sinks.as<float>();
   call.out = out.as<float>();
   if (c.norms) {
@@ -243,7 +246,7 @@ void test_spoiled(const Kernels& kernels, Type type, Phase phase, int64_t spoile
 }
 
 // A query's result has the same bits however many threads share its chunks, and whether it is alone or one of several.
-void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t window) {
+void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t window, bool chunked = false) {
   constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 64, kOffset = 1274, kLength = 9, kCapacity = kOffset + kLength;
   constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kDim;
   const auto projected = random_floats(kLength * kRow), numbers = random_floats(kKvHeads * kCapacity * kDim);
@@ -256,6 +259,7 @@ void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t wind
   call.dim = kDim;
   call.rule = {0.1f, 0};
   call.window = window;
+  call.chunked = chunked;
   Contiguous buffers(call, keys.as<char>(), values.as<char>(), kCapacity);
   const auto attended = [&](int threads, bool together) {
     Pool::shared().set_threads(threads);
@@ -278,7 +282,7 @@ void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t wind
 
 // Sequences of different lengths and phases in one pass, their blocks anywhere, the long ones with the same first one: each as
 // it would be alone in one piece.
-void test_ragged(const Kernels& kernels, Type type, int64_t window, bool learned) {
+void test_ragged(const Kernels& kernels, Type type, int64_t window, bool learned, bool chunked = false) {
   constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 48, kRow = (kHeads + 2 * kKvHeads) * kDim, kLayers = 3, kLayer = 1;
   struct Sequence {
     int64_t count, offset;
@@ -298,6 +302,7 @@ void test_ragged(const Kernels& kernels, Type type, int64_t window, bool learned
   call.dim = kDim;
   call.rule = {0.1f, 0};
   call.window = window;
+  call.chunked = chunked;
   call.rope = &rope;
   if (learned) call.sinks = sinks.data();
   const int64_t row_bytes = kDim * size_of(type), head_bytes = kBlock * row_bytes, half = kKvHeads * head_bytes;
@@ -451,7 +456,10 @@ void test_attention(const Kernels& kernels) {
   }
   for (const int64_t window : {0, 100, 700}) {
     for (const Type type : {Type::f16, Type::f32}) {
-      for (const Phase phase : {Phase::prefill, Phase::decode}) test_same_bits(kernels, phase, type, window);
+      for (const Phase phase : {Phase::prefill, Phase::decode}) {
+        test_same_bits(kernels, phase, type, window);
+        if (window > 0) test_same_bits(kernels, phase, type, 1280 - window % 3, true);  // the rows cross its edge
+      }
     }
   }
   for (const Type type : kTypes) {
@@ -464,6 +472,12 @@ void test_attention(const Kernels& kernels) {
   }
   for (const Type type : kTypes) {
     for (const int64_t window : {0, 200}) test_ragged(kernels, type, window, window == 0);
+    test_ragged(kernels, type, 130, false, true);
+    for (const int64_t length : {1, 3, 9, 70}) {
+      for (const int64_t chunk : {1, 16, 100, 153, 400}) {
+        test_case(kernels, {.length = length, .offset = 150, .window = chunk, .type = type, .chunked = true});
+      }
+    }
   }
   // Long enough for every thread to have several chunks.
   for (const int64_t length : {1, 100}) test_case(kernels, {.length = length, .offset = 1500, .rotated = 48});

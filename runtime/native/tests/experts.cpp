@@ -20,6 +20,7 @@ struct Case {
   Format gate, up, down;
   bool normalized = true, biased = true;
   Act act = Act::silu;
+  bool sigmoid = false, before = false;  // shares are sigmoids, and multiply the input
 };
 
 // The experts' weights and biases.
@@ -58,6 +59,8 @@ struct Layer {
     call.active = c.active;
     call.normalized = c.normalized;
     call.act = c.act;
+    call.rule.sigmoid = c.sigmoid;
+    call.rule.before = c.before;
     return call;
   }
 };
@@ -93,6 +96,12 @@ struct Product {
       off += std::fabs(weights[i]) * (kBound * std::fabs(x.value[i]) + x.off[i]);
     }
   }
+  // Of `share` times x.
+  void share(double share, float bias) {
+    const double scaled = share * (value - bias);
+    value = scaled + bias;
+    off = off * (share + 1) + 20 * kBound * std::fabs(scaled);  // and of the share
+  }
 };
 
 // What one token x (E) should become.
@@ -117,10 +126,15 @@ Numbers expected(const Layer& layer, const ExpertsCall& call, const float* x) {
   const Numbers for_gate = h.met(call.gate), for_up = h.met(call.up);
   for (int64_t k = 0; k < c.active; ++k) {
     const int64_t e = order[k];
-    const double share = std::exp(logits[e]) / total;
+    const double score = c.sigmoid ? 1 / (1 + std::exp(-logits[e])) : std::exp(logits[e]) / total;
+    const double share = c.before ? 1 : score;
     for (int64_t i = 0; i < c.inner; ++i) {
       const int64_t row = e * c.inner + i;
-      const Product g(layer.gate, row, for_gate, layer.biases[1][row]), u(layer.up, row, for_up, layer.biases[2][row]);
+      Product g(layer.gate, row, for_gate, layer.biases[1][row]), u(layer.up, row, for_up, layer.biases[2][row]);
+      if (c.before) {
+        g.share(score, layer.biases[1][row]);
+        u.share(score, layer.biases[2][row]);
+      }
       const double up = std::fabs(u.value) + (c.act == Act::clamped ? 1 : 0);
       inner.value[i] = gated(g.value, u.value, c.act);
       // 1.2: the steepest that any gate gets.
@@ -206,6 +220,11 @@ void test_experts(const Kernels& kernels) {
   test_layer(kernels, {.active = 5, .gate = fp4, .up = fp4, .down = fp4}, {1, 3});
   test_layer(kernels, {.experts = 1, .active = 1, .gate = four, .up = four, .down = four}, {1, 3});
   test_layer(kernels, {.experts = 2, .active = 1, .gate = fp4, .up = fp4, .down = fp4}, {150});  // more than share a band
+  for (const int bits : {0, 4}) {
+    const Format format{bits, bits == 0 ? 0 : 32, Type::f16};
+    Case c{.gate = format, .up = format, .down = format, .normalized = false, .sigmoid = true, .before = true};
+    for (c.active = 1; c.active < 3; ++c.active) test_layer(kernels, c, {1, 5, 40});
+  }
   // More pairs than are routed at once.
   test_layer(kernels, {.width = 32, .inner = 32, .active = 3, .gate = four, .up = four, .down = four}, {1400});
 }

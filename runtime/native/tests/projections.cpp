@@ -38,6 +38,7 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   if (kind == Rounding::coarse || kind == Rounding::mixed) call.coarse = coarse.data();
   call.eps = 1e-5f;
   call.act = epilogue.act;
+  call.curve = {0.9f, 1.2f, 0.5f, -1e-6f};
   call.out = out.as<float>();
   if (epilogue.norm) call.norm = norm.as<float>();
   if (epilogue.bias) call.w.bias = bias.as<float>();
@@ -77,6 +78,11 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
         const double positive = std::max(expected, 0.0), before = kBound * scale + moved;
         scale = expected = positive * positive;
         moved = (2 * positive + before) * before;
+      } else if (epilogue.act == Act::xielu) {
+        const double x = expected, before = kBound * scale + moved, steepest = 2.2 * std::fabs(x) + 2 * before + 2;
+        expected = xielu(x, call.curve);
+        scale = steepest * scale + std::fabs(expected);
+        moved *= steepest;
       } else if (epilogue.act != Act::none) {
         expected = gated(sums[r], sums[width + r], epilogue.act);
         const double up = std::fabs(sums[width + r]) + (epilogue.act == Act::clamped ? 1 : 0);
@@ -166,7 +172,7 @@ void test_epilogues(const Kernels& kernels) {
       for (const bool norm : {false, true}) {
         for (const bool bias : {false, true}) {
           test_projection(kernels, w, rows, {norm, bias, true, Act::none});
-          for (const Act act : {Act::silu, Act::gelu, Act::clamped, Act::squared}) {
+          for (const Act act : {Act::silu, Act::gelu, Act::clamped, Act::squared, Act::xielu}) {
             test_projection(kernels, w, rows, {norm, bias, false, act});
           }
         }

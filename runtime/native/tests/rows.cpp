@@ -4,6 +4,7 @@
 #include "../core/linear.h"
 #include "../core/rope.h"
 #include "checks.h"
+#include "weights.h"
 
 namespace headrace::tests {
 namespace {
@@ -38,6 +39,18 @@ void test_gate(const Kernels& kernels, int64_t n, Act act) {
     const double activated = act == Act::silu ? g / (1 + std::exp(-g))
                                          : 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
     check(near(out.as<float>()[i], activated * ups[i], std::fabs(g * ups[i])), "gated unit", kernels.name);
+  }
+}
+
+void test_xielu(const Kernels& kernels, int64_t n) {
+  auto values = random_floats(n);
+  for (int64_t i = 0; i < n; ++i) values[i] *= i % 3 == 0 ? 30.0f : i % 3 == 1 ? 0.3f : 1e-3f;  // both tails, and near 0
+  Guarded x = guarded(values);
+  const Curve curve{0.9f, 1.2f, 0.5f, -1e-6f};
+  kernels.xielu(curve, n, x.as<float>());
+  for (int64_t i = 0; i < n; ++i) {
+    const double expected = xielu(values[i], curve);
+    check(near(x.as<float>()[i], expected, std::fabs(values[i] * 0.5) + std::fabs(expected)), "xIELU", kernels.name);
   }
 }
 
@@ -81,6 +94,7 @@ void test_rows(const Kernels& kernels) {
   for (int64_t n = 1; n <= 70; ++n) {
     test_norm(kernels, n);
     for (const Act act : {Act::silu, Act::gelu}) test_gate(kernels, n, act);
+    test_xielu(kernels, n);
     for (const Type type : {Type::f32, Type::f16, Type::bf16}) test_conversion(kernels, n, type);
   }
   test_norm(kernels, 8191);

@@ -138,6 +138,11 @@ struct Weights {
   }
 };
 
+// xIELU, by its formula.
+inline double xielu(double x, const Curve& c) {
+  return c.beta * x + (x > 0 ? c.positive * x * x : c.negative * (std::expm1(std::min<double>(x, c.eps)) - x));
+}
+
 // The gated activations.
 inline double gated(double g, double u, Act act) {
   if (act == Act::silu) return g / (1 + std::exp(-g)) * u;

@@ -53,7 +53,7 @@ _ODD = (
     2**31 - 1,
 )
 _FLOATS = (0.0, -0.0, 1e-5, 1.0, -1.0, 0.5, 1e30, -1e30, float("inf"), float("-inf"), float("nan"), 1e-45)
-_ACTIVATIONS = ("silu", "gelu", "clamped", "sigmoid", "relu2", "x")
+_ACTIVATIONS = ("silu", "gelu", "clamped", "sigmoid", "relu2", "xielu", "x")
 _REFUSED = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
 
 _LARGEST = 1 << 21  # numbers of an array
@@ -140,8 +140,8 @@ def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
     return native.kernels.AttentionPlan(
         _number(chance, heads), _number(chance, kv_heads), _number(chance, dim), chance.choice((dim**-0.5, *_FLOATS)),
         rope, norms[0], norms[1], chance.choice((1e-5, 0.0)), window, cap, sinks, chance.random() < 0.1,
-        chance.choice((None, None, (0.3, 16), (chance.choice(_FLOATS), chance.choice(_ODD)))), chance.random() < 0.2,
-        _number(chance, chance.choice((3, 3, 2, 1))),
+        chance.choice((None, None, (0.3, 16, 1), (chance.choice(_FLOATS), chance.choice(_ODD), chance.choice(_ODD)))), chance.random() < 0.2,
+        _number(chance, chance.choice((3, 3, 2, 1))), chance.random() < 0.2,
     )  # fmt: skip
 
 
@@ -157,7 +157,8 @@ def _experts(chance: random.Random, rows: int, columns: int) -> Any:
         router, None if (activation == "relu2") != (chance.random() < 0.05) else gate, up, down, active,
         chance.random() < 0.5, activation, chance.random() < 0.5, _maybe(chance, count), chance.choice((1.0, *_FLOATS)),
         chance.choice(((1, 1), (1, 1), (2, 1), (3, 2), (chance.choice(_ODD), chance.choice(_ODD)))),
-        _maybe(chance, columns), _maybe(chance, count), chance.random() < 0.8,
+        _maybe(chance, columns), _maybe(chance, count), chance.random() < 0.8, _number(chance, chance.choice((1, 2))),
+        chance.random() < 0.3,
     )  # fmt: skip
 
 
@@ -226,9 +227,10 @@ class Bindings(_Kernels):
             case 0 | 1 | 2:
                 norm = array(chance, (columns,), mx.float32) if chance.random() < 0.5 else None
                 residual = array(chance, [*lead, rows], mx.float32) if chance.random() < 0.3 else None
+                curve = tuple(chance.choice(_FLOATS) for _ in range(4)) if chance.random() < 0.3 else None
                 return kernels.linear(
                     x, _matrix(chance, rows, columns), norm, chance.choice((1e-5, *_FLOATS)), residual,
-                    chance.choice(("", "", *_ACTIVATIONS)), chance.random() < 0.3,
+                    chance.choice(("", "", *_ACTIVATIONS)), chance.random() < 0.3, curve,
                 )  # fmt: skip
             case 3:
                 return kernels.rms_norm(x, array(chance, (columns,), mx.float32), chance.choice((1e-5, *_FLOATS)))

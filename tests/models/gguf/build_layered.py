@@ -179,6 +179,15 @@ _KDA: Shapes = {
     **{f"ssm_{name}_b.weight": (4 * 32, 32) for name in "fg"}, **_norms("ssm_norm", size=32),
     "attn_output.weight": (HIDDEN, 4 * 32),
 }  # fmt: skip
+_MLA_LITE: Shapes = {  # no latent of queries; K and V as one
+    **{name: shape for name, shape in _MLA.items() if "attn_q_" not in name and "_b." not in name},
+    "attn_q.weight": (4 * 24, HIDDEN), "attn_kv_b.weight": (4 * 32, 32),
+}  # fmt: skip
+_V2_KEYS: dict[str, Any] = {
+    "expert_gating_func": 1, "expert_weights_norm": False, "expert_weights_scale": 4.0, "expert_shared_count": 2,
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+}  # fmt: skip
 _NEMOTRON_NORM = _norms("attn_norm")
 _SQUARED: Shapes = {"ffn_up.weight": (INNER, HIDDEN), "ffn_down.weight": (HIDDEN, INNER)}
 _NEMOTRON_EXPERTS: Shapes = {
@@ -312,6 +321,18 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     "deepseek2": (
         "deepseek2", _MLA_KEYS, _layers({**_MLA, **_mlp()}, {**_MLA, **_experts(shared=32), **_SCORES}),
     ),
+    "deepseek2-v2": (
+        "deepseek2", {**_MLA_KEYS, **_V2_KEYS},
+        _layers({**_MLA, **_mlp()}, {**_MLA, **_experts(shared=64)}),
+    ),
+    "deepseek2-lite": (  # llama.cpp knows it by its 27 layers
+        "deepseek2",
+        {
+            **{key: value for key, value in _MLA_KEYS.items() if "mla" not in key and "q_lora" not in key}, **_V2_KEYS,
+            "attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 16,
+        },
+        _layers({**_MLA_LITE, **_mlp()}, *({**_MLA_LITE, **_experts(shared=64)},) * 26),
+    ),
     "minimax-m2": (
         "minimax-m2",
         {
@@ -436,6 +457,8 @@ def layered_header(path: Path, variant: str) -> gguf.GGUFWriter:
             writer.add_array(name, value)
         elif isinstance(value, bool):
             writer.add_bool(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
         else:
             (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(name, value)
     add_vocabulary(writer, "byte_level")

@@ -62,7 +62,9 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         assert said == answer
 
 
-@pytest.mark.parametrize("variant", ["qwen35", "qwen35moe", "gemma4", "granitehybrid-moe", "deepseek2"])
+@pytest.mark.parametrize(
+    "variant", ["qwen35", "qwen35moe", "gemma4", "granitehybrid-moe", "deepseek2", "deepseek2-lite", "llama4"]
+)
 def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
     """Rows and columns in another order, joined tensors and stacks: as from the dequantized tensors."""
     import gguf
@@ -162,6 +164,10 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "nemotron_h_moe",
         "falcon-h1",
         "deepseek2",
+        "deepseek2-v2",
+        "deepseek2-lite",
+        "apertus",
+        "llama4",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:

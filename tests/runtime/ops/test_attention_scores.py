@@ -19,6 +19,7 @@ SPECS = {
     "narrow window": replace(SPEC, window=9),
     "sinks": replace(SPEC, sinks=mx.linspace(-1, 1, HEADS)),
     "softcap": replace(SPEC, softcap=5.0),
+    "chunks": replace(SPEC, window=33, chunked=True),
 }
 
 
@@ -67,7 +68,7 @@ def test_a_gpu_takes_fused_attention_where_it_has_one(
     q = mx.zeros((1, HEADS, QUERIES, dim), mx.float16)
     k = v = mx.zeros((1, KV_HEADS, ENTRIES, dim), mx.float16)
     spec = replace(SPEC, head_dim=dim, window=window)
-    whole = sdpa_mask(QUERIES, ENTRIES, window)
+    whole = sdpa_mask(QUERIES, ENTRIES, spec, 0)
 
     def attend(q: mx.array, _k: mx.array, _v: mx.array, *, mask: Any, force_fused: bool = False, **_: Any) -> mx.array:
         assert type(mask) is type(whole) or q.shape[2] < QUERIES

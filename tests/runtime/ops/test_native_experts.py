@@ -121,6 +121,19 @@ def test_a_routers_own_norm_and_scales_of_experts(tokens: int) -> None:
     assert mx.abs(answers(m, x) - x - alone).max() < 1e-5
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 80])
+@pytest.mark.parametrize("bits", [0, 4])
+def test_shares_of_the_input(bits: int, tokens: int) -> None:
+    """They multiply the experts' input; for one expert a token, and for several."""
+    for active in (1, 3):
+        m = mixture(bits, active=active, normalized=False, sigmoid=True, shares_first=True)
+        assert difference(m, tokens) < (5e-4 if bits else 2e-5)
+        assert difference(m, tokens, Exact()) < 2e-5
+    x = mx.random.normal((1, tokens, m.router.columns))
+    after = answers(replace(m, shares_first=False), x, reference)
+    assert mx.abs(answers(m, x, reference) - after).max() > 1e-3
+
+
 @pytest.mark.parametrize("size", [24, 41])
 def test_rows_that_do_not_fill_a_band(size: int) -> None:
     m = mixture(4, 64, size)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
-from headrace.runtime.ops import AttentionSpec, Phase, Rope, Weight, groups_of_16, native, reference
+from headrace.runtime.ops import AttentionSpec, Phase, Rope, Weight, Xielu, groups_of_16, native, reference
 from tests.kernels import INSTRUCTION_SETS, Exact, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -239,6 +239,18 @@ def test_gated_units(case: tuple[Weight, mx.array], activation: str, exact: bool
     assert _agree(native.norm_glu(x, norm, 1e-5, ours, activation), expected, error + 1e-6 * (gate * up + gate + up))
 
 
+@given(_projections(), st.sampled_from([Xielu(0.9, 1.2, 0.5, -1e-6), Xielu(2.0, 0.4, -0.3, -1e-2)]))
+def test_units_without_a_gate(case: tuple[Weight, mx.array], curve: Xielu) -> None:
+    weight, x = case
+    ours, theirs = _held(weight, exact=True), _reference(weight)
+    norm = mx.random.normal((weight.columns,))
+    sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact=True)
+    for activation in ("relu2", curve):
+        expected = reference.norm_glu(x, norm, 1e-5, theirs, activation)
+        bound = (4 * sums + 2 * errors + 3) * (errors + 1e-6 * sums)  # no steeper than that
+        assert _agree(native.norm_glu(x, norm, 1e-5, ours, activation), expected, bound)
+
+
 @pytest.mark.parametrize("bits", [0, 4])
 def test_no_rows_at_all(bits: int) -> None:
     # (MLX's own quantized_matmul divides by zero here, so there is nothing to compare with.)
@@ -277,6 +289,8 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
         2 * mx.random.normal((kv_heads * shared,)) if softcap is None and draw(st.booleans()) else None,
         v_norm=draw(st.booleans()),
         projects=draw(st.sampled_from(["q", "qk", "qkv", "qkv"])),
+        chunked=draw(st.booleans()),
+        growth=draw(st.sampled_from([None, (0.3, 7, 0), (0.1, 8, 1)])),
     )
     length = draw(st.sampled_from([1, 1, 2, 4, 5, 47, 48, 49, 110]))
     return spec, draw(st.integers(1, 2)), length, draw(st.integers(0, 600)), draw(st.sampled_from(_FLOATS))

@@ -1,0 +1,31 @@
+"""Layers of Llama 4 in a config.json: attention in chunks, and queries of layers without rotation that grow.
+
+Missing keys have transformers' defaults.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headrace.models.network.config_fields import Fields
+from headrace.models.network.layer_config import LayerConfig
+
+_LENGTH = 8192
+
+
+def llama4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:
+    """Return the layers with their chunks and the growth of their queries."""
+    values, kinds = fields.values, fields.values.get("layer_types")
+    chunk = fields.count("attention_chunk_size", default=_LENGTH) if values.get("attention_chunk_size", _LENGTH) else 0
+    growth = None
+    if values.get("attn_temperature_tuning", True):
+        growth = fields.positive("attn_scale", default=0.1), fields.count("floor_scale", default=_LENGTH), 1
+    return tuple(
+        replace(
+            layer,
+            window=chunk if chunk and cut else None,
+            chunked=bool(chunk and cut),
+            growth=growth if layer.rope is None else None,
+        )
+        for number, layer in enumerate(layers)
+        for cut in [layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"]
+    )
