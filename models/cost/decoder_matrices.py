@@ -1,5 +1,6 @@
 """Matrices of the layers of headrace's decoder, with their sizes, from its configuration."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

@@ -17,7 +17,7 @@ from headrace.models.network.families import FAMILIES, OWN_ROPE_TYPES, Family
 from headrace.models.network.gemma4_config import gemma4_inputs, gemma4_layers, gemma4_ropes
 from headrace.models.network.latent_config import LATENT, LatentConfig, latent_config, latent_scale
 from headrace.models.network.layer_config import LayerConfig, RopeConfig, has_positions, sliding_layers
-from headrace.models.network.llama4_config import llama4_layers
+from headrace.models.network.llama4_config import llama4_layers, query_growth
 from headrace.models.network.mixer_config import mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -123,8 +123,6 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
         attention_softcap=fields.optional("attn_logit_softcapping", 50.0) if architecture == "gemma2" else None,
         logit_softcap=_logit_softcap(fields, architecture),
     )
-    if architecture == "llama4_text":
-        return replace(decoder, layers=llama4_layers(fields, decoder.layers))
     return _as_gemma4(decoder, fields) if architecture == "gemma4_text" else decoder
 
 
@@ -169,14 +167,6 @@ def _runs(fields: Fields, architecture: str, family: Family, ropes: tuple[RopeCo
             return False
         head_dim = latent_config(fields).head_dim
     return mixer is None or (mixer.fits and head_dim % 16 == 0)  # recurrent state is kept beside blocks only
-
-
-def _query_growth(fields: Fields) -> tuple[float, int, int] | None:
-    if fields.values["model_type"] != "ministral3":
-        return None
-    section = Fields(fields.section("rope_parameters"))
-    beta, length = section.values.get("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
-    return (section.positive("llama_4_scaling_beta"), length, 0) if beta else None
 
 
 def _intermediate_size(fields: Fields) -> int:
@@ -269,9 +259,9 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
         if not isinstance(listed, list) or len(listed) != count:
             raise CheckpointError(f"config.json: no_rope_layers does not list {count} layers")
         rotates = [bool(entry) for entry in listed]
-    growth = _query_growth(fields)
+    growth = query_growth(fields)
     kinds = zip(sliding, rotates, expert_layers(fields, count), mixer_layers(fields, count), strict=True)
-    return tuple(
+    layers = tuple(
         LayerConfig(
             (local_rope if slides else rope) if rotating else None,
             window if slides else None,
@@ -283,3 +273,4 @@ def _layers(fields: Fields, family: Family, rope: RopeConfig, local_rope: RopeCo
         )
         for number, (slides, rotating, experts, mixer) in enumerate(kinds)
     )
+    return llama4_layers(fields, layers) if fields.values["model_type"] == "llama4_text" else layers

@@ -29,3 +29,12 @@ def llama4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerC
         for number, layer in enumerate(layers)
         for cut in [layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"]
     )
+
+
+def query_growth(fields: Fields) -> tuple[float, int, int] | None:
+    """Return the growth of Ministral 3's queries, in all layers; None for other architectures."""
+    if fields.values["model_type"] != "ministral3":
+        return None
+    section = Fields(fields.section("rope_parameters"))
+    beta, length = section.values.get("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
+    return (section.positive("llama_4_scaling_beta"), length, 0) if beta else None
