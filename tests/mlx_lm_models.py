@@ -256,7 +256,7 @@ def config_of(name: str) -> dict[str, Any]:
     return {**own, "text_config": {**_BASE, **own["text_config"]}} if "text_config" in own else {**_BASE, **own}
 
 
-def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0) -> Path:
+def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0, *, dtype: mx.Dtype = mx.float32) -> Path:
     """Write random weights of the shapes that mlx-lm's class has for `config`; return the directory."""
     from mlx_lm.utils import _get_classes
 
@@ -269,7 +269,8 @@ def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0) -
             noise = mx.abs(noise)
         if name.endswith("q_norm.weight") and config["model_type"].startswith("gemma4"):
             noise = noise - 8.5  # its scores are not scaled by anything else
-        tensors[name] = 1 + 0.1 * noise if "norm" in name else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)
+        value = 1 + 0.1 * noise if "norm" in name else noise * (array.shape[-1] ** -0.5 if array.ndim else 1)
+        tensors[name] = value.astype(dtype)
     directory.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(directory / "model.safetensors"), tensors)
     (directory / "config.json").write_text(json.dumps(config))

@@ -157,6 +157,7 @@ def norm_weights(config: DecoderConfig) -> int:
         ]
         total += places * width + heads * head_dim + (config.heads if config.sinks else 0)
         total += (width if config.input_size else 0) + config.family.scaled
+        total += config.latent.queries + config.latent.size if config.latent is not None else 0
         if layer.experts is not None and layer.experts.branch:
             total += 4 * width + layer.experts.count
     return total

@@ -43,6 +43,12 @@ _HALF = 2
 # model_type of mixtures of experts -> architecture of their other layers.
 _MIXTURES = {"mixtral": "mistral"}
 
+# Ends of modules that a quantized checkpoint of mlx-lm has plain, by model_type; "embed_q": see `split_latents`.
+_PLAIN = {
+    "deepseek_v2": (".mlp.gate", ".embed_q"),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"), (".mlp.gate",)),
+}
+
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 
@@ -64,8 +70,8 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
 
     def size_of(module: str, rows: int, columns: int) -> int:
         width, group, floats = _settings(section, module)
-        if config.get("model_type") == "deepseek_v2" and module.endswith(".embed_q"):  # see `split_latents`
-            width = None
+        if module.endswith(_PLAIN.get(str(config.get("model_type")), ())):
+            width, floats = None, False
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
         if floats:
             return bias + rows * columns * (width or 0) // 8 + rows * columns // group
@@ -101,7 +107,8 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
 
     shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
-    read = part.nbytes + more - size_of(unread, 0, 0) - input_table_bytes(config, size_of)
+    constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
+    read = part.nbytes + more - constant - size_of(unread, 0, 0) - input_table_bytes(config, size_of)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes + more)
 

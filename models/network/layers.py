@@ -1,7 +1,5 @@
 """Weights of the decoder's layers, read from a checkpoint's parameters."""
 
-from functools import cache
-
 import mlx.core as mx
 import numpy as np
 
@@ -150,9 +148,7 @@ def _attention(
     turns = head_order(head_dim, rope) if config.family.interleaved else None
 
     def head_norm(name: str, heads: int) -> mx.array | None:
-        if config.family.qk_norm == "unit":
-            return None if rope is None else _ones(head_dim)
-        if config.family.qk_norm is None:
+        if config.family.qk_norm in (None, "unit"):
             return None
         size = head_dim * (heads if together else 1)
         weight = parameters.vector(f"{prefix}.{name}.weight", size, config.norm_weight_offset)
@@ -175,13 +171,8 @@ def _attention(
         v_norm=config.family.v_norm,
         projects=layer.projects,
         chunked=layer.chunked,
+        unit_norms=config.family.qk_norm == "unit" and rope is not None,
     )
-
-
-@cache
-def _ones(size: int) -> mx.array:
-    """Return the weights of norms that have none."""
-    return mx.ones((size,))
 
 
 def head_order(head_dim: int, rope: Rope | None) -> mx.array | None:

@@ -59,11 +59,11 @@ def placed_heads(
 
     Queries and keys of one sequence are rotated together, if they have no norms: one kernel fewer.
     """
-    plain = spec.q_norm is None and spec.k_norm is None and spec.appends
+    plain = spec.q_norm is None and spec.k_norm is None and spec.appends and not spec.unit_norms
     together = isinstance(qkv, mx.array) and qkv.shape[0] == 1 and spec.rope is not None and plain
     parts = _parts(qkv, spec)
     given = [*parts, parts[-1]][: 1 + spec.appends + spec.v_norm] if spec.appends else parts
-    if metal.places_heads(given, spec, together=together):
+    if not spec.unit_norms and metal.places_heads(given, spec, together=together):
         q, *others = metal.place_heads(given, _position(offset) if isinstance(offset, int) else offset, spec)
         if len(others) == 1:
             others.append(_heads(parts[-1], spec))
@@ -91,7 +91,7 @@ def _norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array,
     """Apply norm and rotation to queries or keys (B, heads, T, D). offset: one, or one per row (B,)."""
     if spec.norm_last:
         x = _rotated(x, offset, spec)
-        return x if norm is None else mx.fast.rms_norm(x, norm, spec.norm_eps)
+        return x if norm is None and not spec.unit_norms else mx.fast.rms_norm(x, norm, spec.norm_eps)
     if norm is not None and norm.size == spec.head_dim:
         x = mx.fast.rms_norm(x, norm, spec.norm_eps)
     elif norm is not None:  # over all heads

@@ -163,6 +163,7 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
     if key in _plans:
         return _plans[key]
     plan = None
+    ones = mx.ones((spec.head_dim,)) if spec.unit_norms else None
     if spec.head_dim % 16 == 0:
         plan = kernels.AttentionPlan(
             spec.heads,
@@ -170,8 +171,8 @@ def attention_plan(spec: AttentionSpec) -> "kernels.AttentionPlan | None":
             spec.head_dim,
             spec.scale,
             None if spec.rope is None else native_rope(spec.rope),
-            spec.q_norm,
-            spec.k_norm,
+            ones if spec.q_norm is None else spec.q_norm,
+            ones if spec.k_norm is None else spec.k_norm,
             spec.norm_eps,
             spec.window,
             spec.softcap,

@@ -82,7 +82,8 @@ class AttentionSpec:
     """Attention layout of one layer: H query heads share Hkv key/value heads (GQA).
 
     `rope` is None in layers without position information. `q_norm`, `k_norm` are RMSNorm weights of each head, (D,),
-    or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized behind the rotation. With
+    or of all heads together, (H * D,) and (Hkv * D,). norm_last: heads are normalized behind the rotation; there, with
+    `unit_norms`, without weights. With
     `v_norm` values are normalized, without weights. growth (b, L, a): the query at position p is multiplied by
     1 + b * log(1 + floor((p + a) / L)) (Llama 4, Ministral 3). `window`: positions that a query sees, its own included;
     if `chunked`, those since the last multiple of it.
@@ -109,6 +110,7 @@ class AttentionSpec:
     projects: Literal["q", "qk", "qkv"] = "qkv"
 
     chunked: bool = False
+    unit_norms: bool = False
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the query at `position` sees."""

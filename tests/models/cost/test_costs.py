@@ -127,6 +127,30 @@ def test_mlx_lms_classes_are_accounted_alike(tmp_path: Path, variant: str) -> No
 
 
 @pytest.mark.parametrize(
+    "name", ["apertus", "llama4", "llama4-maverick", "llama4-dense", "deepseek-v2", "deepseek-v2-lite"]
+)
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
+def test_headers_give_the_cost_of_what_is_loaded(tmp_path: Path, name: str, quantized: bool) -> None:
+    """Projections that are stored as one, experts beside a shared one, chunks, numbers of activations."""
+    config = mlx_lm_models.config_of(name)
+    directory = mlx_lm_models.write_mlx_lm_model(tmp_path / "plain", config, dtype=mx.float16)
+    if quantized:
+        directory = quantize_model(directory, tmp_path / "quantized")
+    loaded = load_decoder(directory, reference, mx.float16).cost
+    assert checkpoint_cost(open_checkpoint(directory)) == loaded
+    [chunks] = [layer for layer in loaded.kv if layer.chunked] or [None]
+    assert chunks is None or name.startswith("llama4")
+    if chunks is not None and chunks.window == mlx_lm_models.WINDOW:
+        assert [chunks.visible(entries) for entries in (1, 15, 16, 17, 40)] == [1, 15, 16, 1, 8]
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 90))
+def test_flops_of_rows_in_chunks(past: int, rows: int, chunk: int) -> None:
+    layer = LayerKV(1, 1, chunk, chunked=True)
+    assert layer.visible_by_all(past + 1, rows) == sum(layer.visible(past + 1 + row) for row in range(rows))
+
+
+@pytest.mark.parametrize(
     "name",
     ["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1", "nemotron-h", "nemotron-h-moe", "olmo-hybrid", "kimi-linear"],
 )
