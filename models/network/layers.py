@@ -54,7 +54,6 @@ def _layer(
 ) -> LayerWeights:
     width, inner = config.hidden_size, layer.inner or config.intermediate_size
     attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-
     norms: dict[str, mx.array] = {}
 
     def norm(name: str | None) -> mx.array | None:
@@ -63,7 +62,7 @@ def _layer(
         return None if name is None else norms[name]
 
     names, gate, down_gate, ends = config.family.norms_of(layer.attends), None, None, None
-    attention, mixer, latent = None, None, None
+    attention = mixer = latent = None
     if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
     elif config.latent is not None:

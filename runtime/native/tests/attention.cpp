@@ -1,7 +1,6 @@
 // Attention against a plain softmax in double precision: grouped heads, windows, chunks, caps, learned sinks, norms, rotation, growth,
-// rows without values or keys,
-// what it leaves in the cache, and caches that have dropped what no query sees. Decode is one way through the code, prefill
-// another, over K/V in half precision a third.
+// rows without values or keys, what it leaves in the cache, and caches that have dropped what no query sees. Decode is one way through
+// the code, prefill another, over K/V in half precision a third.
 #include <cmath>
 #include <cstring>
 

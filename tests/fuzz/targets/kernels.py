@@ -140,8 +140,8 @@ def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
     return native.kernels.AttentionPlan(
         _number(chance, heads), _number(chance, kv_heads), _number(chance, dim), chance.choice((dim**-0.5, *_FLOATS)),
         rope, norms[0], norms[1], chance.choice((1e-5, 0.0)), window, cap, sinks, chance.random() < 0.1,
-        chance.choice((None, None, (0.3, 16, 1), (chance.choice(_FLOATS), chance.choice(_ODD), chance.choice(_ODD)))), chance.random() < 0.2,
-        _number(chance, chance.choice((3, 3, 2, 1))), chance.random() < 0.2,
+        chance.choice((None, None, (0.3, 16, 1), (chance.choice(_FLOATS), chance.choice(_ODD), chance.choice(_ODD)))),
+        chance.random() < 0.2, _number(chance, chance.choice((3, 3, 2, 1))), chance.random() < 0.2,
     )  # fmt: skip
 
 
