@@ -9,6 +9,7 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.network.mlx_lm_load import load
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.ops import reference
@@ -29,7 +30,10 @@ def test_modules_have_configs() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_turns_are_the_classes(tmp_path: Path, name: str) -> None:
-    """A first turn, a second on its prefix and an edited one: each token is the class's choice, up to near-ties."""
+    """A first turn, a second on its prefix and an edited one: each token is the class's choice, up to near-ties.
+
+    A wider gap must be one that the class itself, in half precision, could turn.
+    """
     directory = write_mlx_lm_model(tmp_path, config_of(name))
     peer = MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu).model
     engine = Engine(network_of(directory), context_limit=256, keep_prefix=True)
@@ -44,12 +48,20 @@ def test_turns_are_the_classes(tmp_path: Path, name: str) -> None:
         logits = one_pass(peer, prompt + answer[:-1])[len(prompt) - 1 :]
         chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=1)[:, 0]
         assert len(answer) == 12
-        assert ((logits.max(axis=1) - chosen).max() / mx.abs(logits).max()).item() < NEAR_TIE
+        gaps, largest = logits.max(axis=1) - chosen, mx.abs(logits).max()
+        if (gaps.max() / largest).item() >= NEAR_TIE:  # a model that magnifies rounding; its class's own shows how much
+            rounded = one_pass(halved(directory), prompt + answer[:-1])[len(prompt) - 1 :].astype(mx.float32)
+            assert (gaps <= mx.abs(rounded - logits).max(axis=1)).all().item()
         return answer
 
     first = check(PROMPT)
     check([*PROMPT, *first, 3, 1, 4, 1, 5])
     check([*PROMPT[:25], 9, 2, 6, *PROMPT[28:]])
+
+
+def halved(directory: Path) -> Any:
+    """Return the class in half precision, as it runs on a GPU."""
+    return load(open_checkpoint(directory), mx.DeviceType.gpu)[0]
 
 
 def network_of(directory: Path) -> Any:
