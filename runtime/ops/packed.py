@@ -102,9 +102,7 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
     )
 
 
-def over_codes(
-    q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat, begin: int = 0
-) -> mx.array:
+def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat, begin: int = 0) -> mx.array:
     """Attend without unpacking. q (B, H, T, D) -> (B, H, T, D). begin: position of the first key."""
     batch, heads, length, dim = q.shape
     shared, entries = heads // spec.kv_heads, keys.codes.shape[2]
