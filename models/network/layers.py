@@ -1,7 +1,8 @@
 """Weights of the decoder's layers, read from a checkpoint's parameters."""
 
+import math
+
 import mlx.core as mx
-import numpy as np
 
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.experts_config import ExpertsConfig
@@ -115,7 +116,8 @@ def _curve(parameters: Parameters, at: str) -> Xielu:
     """Return a layer's xIELU. Two of its numbers are stored before softplus."""
     defaults = {"alpha_p": None, "alpha_n": None, "beta": 0.5, "eps": -1e-6}
     positive, negative, beta, eps = (parameters.number(f"{at}.{name}", default) for name, default in defaults.items())
-    return Xielu(float(np.logaddexp(positive, 0)), beta + float(np.logaddexp(negative, 0)), beta, eps)
+    positive, negative = (math.log1p(math.exp(-abs(x))) + max(x, 0.0) for x in (positive, negative))
+    return Xielu(positive, beta + negative, beta, eps)
 
 
 def _feed_forward(config: DecoderConfig, parameters: Parameters, mlp: str, inner: int) -> tuple[list[Weight], Weight]:
