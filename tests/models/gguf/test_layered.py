@@ -177,8 +177,9 @@ def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
     wide = isinstance(network, MlxLmNetwork)  # loaded in single precision
     assert (2 if wide else 1) * shape.cost.kv_bytes(100) == network.cost.kv_bytes(100)
     assert shape.cost.weight_flops == network.cost.weight_flops
-    # The kernels fill up rows to 16. mlx-lm's vectors and routers are wide: a fifth of so small a model.
-    assert shape.cost.weight_bytes == pytest.approx(network.cost.weight_bytes, rel=0.2 if wide else 0.04)
+    # The kernels fill up rows to 16, and drop the offsets of Q8_0, one byte in eighteen. mlx-lm's vectors and routers
+    # are wide: a fifth of so small a model.
+    assert shape.cost.weight_bytes == pytest.approx(network.cost.weight_bytes, rel=0.2 if wide else 0.06)
 
 
 @pytest.mark.parametrize(
