@@ -58,7 +58,10 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
     },
-    "deepseek_v2": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    "deepseek_v2": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        "topk_method": "greedy",
+    },
     "exaone": {"head_dim": 16},
     "exaone4": {"rope_scaling": None, "sliding_window_pattern": "LLLG"},
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},

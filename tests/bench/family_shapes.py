@@ -332,7 +332,7 @@ FAMILIES: dict[str, FamilyShape] = {
     ),
     "apertus": _dense(
         "apertus", "apertus", {f"xielu.{name}": [value] * 16 for name, value in _XIELU.items()}, post_norm=False,
-        qk_norm=True, intermediate_size=9216,
+        qk_norm=True, intermediate_size=9216, tie_word_embeddings=False,  # llama.cpp takes no tied ones
     ),
     "llama": _dense("llama", "llama", {}),
     "olmo2": _dense("olmo2", "olmo2", {}, tie_word_embeddings=False),  # llama.cpp takes no tied ones
