@@ -117,10 +117,11 @@ def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str
     assert (answer["drafted"] > 0) == ("speculate" in changes)
 
 
-@pytest.mark.parametrize(("kind", "shares"), [("tensor", [2, 1, 1]), ("pipeline", [1, 3, 1]), ("tensor", [3, 1, 4])])
+@pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
 def test_three_ranks_with_unequal_shares(three: Ranks, tmp_path: Path, kind: str, shares: list[float]) -> None:
     wide = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16, "num_hidden_layers": 5}
-    job = job_of(tiny.write_model(tmp_path / "wide", "llama", changes=wide), environment=_EXACT)
+    few = {"batches": [[_LONG[:20], [1, 2, 3]]], "tokens": 3}  # three ranks that poll share two cores
+    job = job_of(tiny.write_model(tmp_path / "wide", "llama", changes=wide), environment=_EXACT, **few)
     assert differences(three.ask(**job, kind=kind, shares=shares), alone(job)) < 2e-6
 
 
