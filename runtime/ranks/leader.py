@@ -53,6 +53,7 @@ class Leader:
         self._links: dict[int, Link] = {}
         self._losing = threading.Lock()
         self._log: list[list[Any]] = []
+        self.out_of_step = False
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
     @property
@@ -104,7 +105,9 @@ class Leader:
         self._log.append(list(call))
 
     def flush(self) -> None:
-        """Send the log."""
+        """Send the log. Raises EngineError after a pass that was left in the middle."""
+        if self.out_of_step:
+            raise EngineError("several ranks: a pass was interrupted; start again")
         calls, self._log = self._log, []
         if calls:
             self.tell({"calls": calls})
@@ -245,10 +248,10 @@ class LeaderBackend:
     def clear(self) -> None:
         """Drop everything after an error, but for collectives that the followers wait in."""
         if (pending := self._leader.pending) is None:
-            self._leader.lose(0, "has left a pass unfinished")
-        else:
-            with suppress(RuntimeError):
-                mx.eval(pending if isinstance(pending, mx.array) else pending.arrays)
+            self._leader.out_of_step = True  # the followers wait in collectives that no rank 0 will call
+            return
+        with suppress(RuntimeError):
+            mx.eval(pending if isinstance(pending, mx.array) else pending.arrays)
         self._leader.log("clear")
         self._leader.flush()
         self._backend.clear()

@@ -137,3 +137,13 @@ def test_models_that_cannot_be_divided_are_refused_by_name(three: Ranks, tmp_pat
     assert "2 K/V heads" in answer["message"]
     assert three.ask(**job_of(path), kind="pipeline", shares=[1, 1])["error"] == "UsageError"
     assert "tokens" in three.ask(**job_of(path), kind="pipeline", shares=[1, 1, 1])
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_ranks_out_of_step_answer_nothing(tmp_path: Path, kind: str) -> None:
+    ranks = Ranks(tmp_path, 2)
+    try:
+        answer = ranks.ask(**job_of(written("llama", tmp_path)), kind=kind, shares=[1, 1], torn=True)
+        assert (answer["error"], "interrupted" in answer["message"]) == ("EngineError", True)
+    finally:
+        ranks.close()
