@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from headrace import runtime
 from headrace.app.config.settings import ChatSettings, load_settings
 from headrace.app.versions import versions
+from headrace.models import network as network_files
 from headrace.runtime import ops
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.engine import Engine
@@ -74,6 +76,13 @@ def kv_key(model: Path, network: Network) -> bytes:
     status = ops.native.status()
     shape = getattr(network, "kv_shape", None) or getattr(network, "kv_format", None)
     rounding = ops.native.exact(), getattr(network, "activations", 16)
-    numerics = shape, ops.describe()["kernels"], status.instruction_set, rounding, versions()
+    numerics = shape, ops.describe()["kernels"], status.instruction_set, rounding, versions(), _built()
     key.update(f"{model.resolve()} {numerics}".encode())
     return key.digest()
+
+
+def _built() -> int:
+    """Return the time of the newest file that computes: an updated clone keeps its version and may round otherwise."""
+    folders = [Path(folder) for package in (runtime, network_files) for folder in package.__path__]
+    files = (file for folder in folders for file in folder.rglob("*.*") if file.suffix != ".pyc")
+    return max(file.stat().st_mtime_ns for file in files)

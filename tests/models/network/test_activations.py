@@ -5,6 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from headrace import runtime
 from headrace.app.engine.kv_disk_cache import kv_key
 from headrace.models.network.activations import with_activations
 from headrace.models.network.decoder import Decoder
@@ -59,6 +60,16 @@ def test_stored_entries_of_both_widths_stay_apart(tmp_path: Path) -> None:
     plain = load_decoder(directory, native)
     assert kv_key(directory, plain) == kv_key(directory, with_activations(plain, 16))
     assert kv_key(directory, plain) != kv_key(directory, with_activations(plain, 8))
+
+
+def test_stored_entries_of_an_older_build_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = _made(tmp_path, "llama")
+    network = load_decoder(directory, reference)
+    before = kv_key(directory, network)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "decode.py").touch()
+    monkeypatch.setattr(runtime, "__path__", [*runtime.__path__, str(tmp_path / "build")])
+    assert kv_key(directory, network) != before
 
 
 @pytest.mark.parametrize("case", ["reference", "plain weights"])
