@@ -47,7 +47,7 @@ def rank_times(step_s: float, compute_s: Sequence[float], staged: bool) -> tuple
     """Return each rank's times of a step. staged: ranks compute one after the other, else at once."""
     busy = sum(compute_s) if staged else max(compute_s)
     scale = min(1.0, step_s / busy) if busy > 0 else 0.0
-    rest = step_s - busy * scale
+    rest = max(0.0, step_s - busy * scale)
     return tuple(RankTimes(own * scale, (busy - own) * scale, rest) for own in compute_s)
 
 
