@@ -25,6 +25,7 @@ from headrace.app.hosts.split_choice import chosen_split, link_between, targets_
 from headrace.app.hosts.start import Ranks, described_model
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError
+from headrace.runtime.ops import native
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
@@ -33,9 +34,12 @@ GIVEN = ["-t", "0", "--max-tokens", "12", "--quiet"]
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path) -> Iterator[None]:
-    """Restore the variables that a start sets."""
+    """Restore the variables and the number of threads that a start sets."""
+    threads = native.status().threads
     with patch.dict(os.environ, {"HEADRACE_HOME": str(tmp_path / "home")}):
         yield
+    if threads is not None:
+        native.set_threads(threads)
 
 
 def script(folder: Path, name: str, text: str) -> str:

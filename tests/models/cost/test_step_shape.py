@@ -43,12 +43,14 @@ class Watching:
 
         return watched
 
-    def experts(self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str) -> mx.array:
+    def experts(
+        self, x: mx.array, norm: mx.array, eps: float, m: Mixture, activation: str, normed: mx.array | None = None
+    ) -> mx.array:
         for array in (norm, *m.router.arrays):
             self.arrays[id(array)] = array
         for stack in m.stacks:
             self.of_experts += stack.nbytes // m.count * m.active
-        return reference.experts(x, norm, eps, m, activation)
+        return reference.experts(x, norm, eps, m, activation, normed)
 
     def attend(
         self, qkv: mx.array, keys: mx.array, values: mx.array, offset: int, spec: Any, first: int, phase: Any
