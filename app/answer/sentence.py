@@ -21,6 +21,7 @@ class StepFigures:
     sequences: in a step. proposed, accepted: draft tokens of all steps. memory_gb_s: the bandwidth MBU compares with;
     measured_beside: it was read beside the steps, else it is the measured peak. step_flops, compute_flops: FLOPs of a
     step, and the measured FLOP/s. slowed_by: a cause of slowness, as the end of a sentence; "" if there is none.
+    ranks: machines that share the model; bytes and FLOPs are those of rank 0.
     """
 
     step_bytes: float
@@ -34,6 +35,7 @@ class StepFigures:
     step_flops: float = 0.0
     compute_flops: float | None = None
     slowed_by: str = ""
+    ranks: int = 1
 
     @property
     def rate(self) -> float | None:
@@ -92,7 +94,7 @@ def cpu_phrase(use: CPUUse, verb: str = "use") -> str:
 
 
 def _bytes(of: StepFigures) -> str:
-    size = format_bytes(round(of.step_bytes))
+    size = format_bytes(round(of.step_bytes)) + (f" on rank 0 of {of.ranks}" if of.ranks > 1 else "")
     if of.sequences <= 1 and not of.proposed:
         return f"Each token reads {size}."
     gives = f"{of.tokens:.1f} token" if of.tokens == 1 else f"{of.tokens:.1f} tokens"

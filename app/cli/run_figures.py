@@ -81,6 +81,7 @@ class RunReport:
             memory_gb_s=self.mbu_base_gb_s,
             measured_beside=self.mbu_base_gb_s == self.memory_now.gb_s,
             slowed_by=slowed_by,
+            ranks=len(self.model.ranks) or 1,
         )
 
     @property

@@ -179,6 +179,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     unit = "steps/s" if summary.accepted else "tok/s"
     rows.append(("roofline", f"{roofline:.1f} {unit} at {format_bytes(report.step_bytes)} per step"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
+    if report.model.ranks:
+        rows.append(("ranks", f"{len(report.model.ranks)}; bytes, bandwidth, roofline and memory are those of rank 0"))
     return [*rows, ("energy", _energy(report.energy))] if report.energy else rows
 
 

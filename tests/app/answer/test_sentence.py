@@ -32,6 +32,11 @@ def test_draft_tokens_and_sequences_are_said() -> None:
     assert "You get 2000:" in sentence(together)
 
 
+def test_the_bytes_of_rank_0_are_named_as_such() -> None:
+    of = StepFigures(step_bytes=60 * MIB, step_s=2e-3, memory_gb_s=60.0, ranks=2)
+    assert sentence(of).startswith("Each token reads 60.0 MiB on rank 0 of 2.")
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
