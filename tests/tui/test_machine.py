@@ -102,6 +102,11 @@ def test_a_model_on_several_machines_has_a_line_per_rank() -> None:
     metrics.steps.append(replace(record(0, 5), ranks=(RankTimes(2e-3, 1e-3, 5e-4), RankTimes(3e-3, 0, 5e-4))))
     lines = [line.plain for line in MachineSection(metrics).lines(metrics, 60, 6)]
     assert lines[0] == "rank 0 (a) 2.0 + 1.0 waiting + 0.5 ms · 67% of each layer"
+    for _ in range(2):
+        metrics.set_load(CROWDED)
+    lines = [line.plain for line in MachineSection(metrics).lines(metrics, 60, 6)]
+    assert [line.split()[0] for line in lines[:5]] == ["CPU", "rank", "rank", "CPU", "RAM"]
+    assert metrics.figures.ranks == 2
 
 
 def test_ours_and_theirs_are_told_apart_without_colour() -> None:
@@ -113,6 +118,8 @@ def test_ours_and_theirs_are_told_apart_without_colour() -> None:
 def test_one_look_is_no_crowd() -> None:
     assert not any("come slower" in line for line in _lines(CROWDED, 1))
     assert _lines(CROWDED, 2, 70)[0].startswith("CPU busy: other programs use 0.9 of 2 cores (mostly cc1plus")
+    assert _lines(CROWDED, 2, 45)[0] == "CPU busy: other programs use 0.9 of 2 cores"
+    assert _lines(CROWDED, 2, 33)[0] == "CPU busy: others use 0.9 of 2"
     assert "\x1b" not in contention_text(CROWDED)
     metrics = LiveMetrics()
     for load in (CROWDED, CROWDED, QUIET):

@@ -41,23 +41,33 @@ class MachineSection(Section):
         each = metrics.energy.joules_per_token
         lines = _measured(metrics.load, each, width) if metrics.load is not None else []
         contention = (
-            [Content.styled(contention_text(metrics.contention), "bold $text-warning")] if metrics.contention else []
+            [Content.styled(_fitting_contention(metrics.contention, width), "bold $text-warning")]
+            if metrics.contention
+            else []
         )
         machine = metrics.machine
         about = [
-            *_ranks(metrics),
             _bandwidth(metrics),
             _allocated(metrics),
             Content.styled(f"{machine.name} · {machine.backend}" if machine.name else "", "$quiet"),
             Content.styled(f"kernels {metrics.model.kernels}" if metrics.model.kernels else "", "$quiet"),
         ]
-        shown = [line for line in [*contention, *lines, *about] if line.plain]
+        shown = [line for line in [*contention, *_ranks(metrics), *lines, *about] if line.plain]
         return [line.truncate(width, ellipsis=True) for line in shown] or [Content.styled("–", "$faint")]
 
 
 def contention_text(load: Load) -> str:
     """Return "CPU busy" with the cores that other programs use."""
     return f"CPU busy: {cpu_phrase(load)}"
+
+
+def _fitting_contention(load: Load, width: int) -> str:
+    """Return `contention_text`, or a shorter form where that is wider than the section."""
+    text = contention_text(load)
+    for shorter in (text.partition(" (")[0], f"CPU busy: others use {load.other_cpus:.1f} of {load.cpus}"):
+        if len(text) > width:
+            text = shorter
+    return text
 
 
 def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Content]:
