@@ -587,6 +587,14 @@ def test_a_big_paste_is_folded_and_sent_whole(play) -> None:
     play(scenario)
 
 
+def test_a_line_break_at_the_end_of_a_paste_is_no_line(play) -> None:
+    async def scenario(it: Driver) -> None:
+        it.prompt.paste("line of a large file\n" * 200)
+        assert it.prompt.text.startswith("[pasted text 1: 200 lines")
+
+    play(scenario)
+
+
 def test_a_dead_engine_leaves_the_chat_alive(play) -> None:
     engine = ScriptedEngine().script(Script(["half an ", "answer"], hold=1))
 

@@ -235,8 +235,8 @@ class Prompt(Area):
 
     def _placeholder(self, text: str) -> str:
         """Return a new placeholder for a text."""
-        breaks = text.count("\n")
-        lines = f"{breaks + 1:,} lines" if breaks else "1 line"
+        count = text.removesuffix("\n").count("\n") + 1
+        lines = f"{count:,} lines" if count > 1 else "1 line"
         label = _FOLDED.format(number=len(self._pastes) + 1, lines=lines, characters=len(text))
         self._pastes[label] = text
         return label
