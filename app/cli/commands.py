@@ -118,7 +118,7 @@ class _LazyGroup(click.Group):
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in _COMMANDS:
             near = meant(args[0], _COMMANDS)
             hint = f"did you mean {near}?" if near else "`headrace run PROMPT` answers a prompt"
-            raise UsageError(f"No such command {args[0]!r:.80}", f"{hint}; `headrace --help` lists the commands")
+            raise UsageError(f"No such command {args[0]!r:.80}", f"`headrace --help` lists the commands; {hint}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -202,7 +202,7 @@ def test_keys_and_their_descriptions_stand_apart(play, size: tuple[int, int]) ->
     async def scenario(it: Driver) -> None:
         await it.press("f1")
         text = it.text()
-        for key, words in (("Ctrl+J, Shift+Enter", "new line"), ("Enter, at an answer", "queue the message")):
+        for key, words in (("Ctrl+J, Shift+Enter", "new line"), ("Enter, in an answer", "queue the message")):
             assert text.split(key)[1].startswith("  "), key
             assert text.split(key)[1].lstrip().startswith(words)
 

@@ -304,7 +304,7 @@ def test_frozen_metrics_stay() -> None:
 @pytest.mark.parametrize(
     ("change", "mark", "cause"),
     [
-        ({}, "▲", "of unknown cause"),
+        ({}, "▲", "unknown cause"),
         ({"fed": 128}, "P", "prefill of another sequence (128 tokens)"),
         ({"gc_s": 0.15}, "C", "garbage collection"),
         ({"kv_allocated_bytes": 1 << 40, "active_memory_bytes": 1 << 40}, "G", "growth of the KV cache"),
@@ -315,7 +315,7 @@ def test_a_stall_is_marked_with_its_cause(change: dict[str, float], mark: str, c
     metrics.stepped([replace(record(30, 50), latency_s=0.2, **change)])  # type: ignore[arg-type]
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
     assert lines[0].rstrip().endswith(mark)
-    assert lines[-1] == f"{mark} 1 {cause}"
+    assert lines[-1] == f"{mark} 1x {cause}"
     assert "max 200" in lines[-2]
 
 
@@ -326,7 +326,7 @@ def test_a_stall_beside_other_programs_is_theirs() -> None:
     metrics.set_load(Load(2, 2.0, 1.0, memory_used=0, memory_total=1, swap_used=0))
     metrics.stepped([replace(record(32, 52), latency_s=0.2)])
     lines = [line.plain for line in LatencySection(metrics).lines(metrics, 60, 10)]
-    assert lines[-1] == "O 1 other programs  ▲ 1 of unknown cause"
+    assert lines[-1] == "O 1x other programs  ▲ 1x unknown cause"
 
 
 def test_the_roofline_points_lie_under_the_roof() -> None:

@@ -189,7 +189,7 @@ def _mark(cause: str) -> str:
 def _causes(window: LatencyWindow) -> list[str]:
     """Return the stalls by cause, the most frequent first."""
     counts = Counter(window.stalls.values())
-    return [f"{_mark(cause)} {count} {cause or 'of unknown cause'}" for cause, count in counts.most_common()]
+    return [f"{_mark(cause)} {count}x {cause or 'unknown cause'}" for cause, count in counts.most_common()]
 
 
 def _percentiles(window: LatencyWindow, width: int) -> Content:

@@ -24,7 +24,7 @@ _KEYS = (
             ("Enter", "send"),
             ("Ctrl+J, Shift+Enter", "new line"),
             ("Up, Down", "history (on the first, last line)"),
-            ("Enter, at an answer", "queue the message"),
+            ("Enter, in an answer", "queue the message"),
             ("Ctrl+_, Ctrl+Y", "undo, redo"),
             ("F9", "write in your editor"),
             ("/", "commands; Tab or Enter takes the marked one"),
