@@ -40,12 +40,8 @@ class MachineSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         each = metrics.energy.joules_per_token
         lines = _measured(metrics.load, each, width) if metrics.load is not None else []
-        contention = (
-            [Content.styled(_fitting_contention(metrics.contention, width), "bold $text-warning")]
-            if metrics.contention
-            else []
-        )
-        machine = metrics.machine
+        machine, busy = metrics.machine, metrics.contention
+        contention = [Content.styled(contention_text(busy, width), "bold $text-warning")] if busy else []
         about = [
             _bandwidth(metrics),
             _allocated(metrics),
@@ -56,18 +52,11 @@ class MachineSection(Section):
         return [line.truncate(width, ellipsis=True) for line in shown] or [Content.styled("–", "$faint")]
 
 
-def contention_text(load: Load) -> str:
-    """Return "CPU busy" with the cores that other programs use."""
-    return f"CPU busy: {cpu_phrase(load)}"
-
-
-def _fitting_contention(load: Load, width: int) -> str:
-    """Return `contention_text`, or a shorter form where that is wider than the section."""
-    text = contention_text(load)
-    for shorter in (text.partition(" (")[0], f"CPU busy: others use {load.other_cpus:.1f} of {load.cpus}"):
-        if len(text) > width:
-            text = shorter
-    return text
+def contention_text(load: Load, width: int = 120) -> str:
+    """Return "CPU busy" with the cores that other programs use, shortened to fit a width."""
+    full = f"CPU busy: {cpu_phrase(load)}"
+    forms = (full, full.partition(" (")[0], f"CPU busy: others use {load.other_cpus:.1f} of {load.cpus}")
+    return next((form for form in forms if len(form) <= width), forms[-1])
 
 
 def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Content]:
