@@ -304,11 +304,8 @@ class LiveMetrics:
 
     def _means(self) -> StepFigures:
         totals, machine, cost = self.totals, self.machine, self.model.cost
-        limits: dict[str, Any] = {
-            "compute_flops": machine.compute_flops,
-            "slowed_by": self._slowed_by,
-            "ranks": len(self.model.ranks) or 1,
-        }
+        limits: dict[str, Any] = {"compute_flops": machine.compute_flops, "slowed_by": self._slowed_by}
+        limits["ranks"] = len(self.model.ranks) or 1
         if not totals.steps:
             peak = mbu_base(None, machine.memory_gb_s, machine.measured_gb_s)
             return StepFigures(

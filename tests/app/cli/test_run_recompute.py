@@ -26,7 +26,9 @@ from headrace.runtime.metrics.telemetry import Percentiles
 
 COST = StepCost(98_000_000, 2 * 98_000_000, [LayerKV(30, 768)], 4)
 NETWORK = SimpleNamespace(cost=COST)
-MODEL: Any = SimpleNamespace(name="m", kind="headrace", network=NETWORK, context_limit=1000, kv=None, activations=16)
+MODEL: Any = SimpleNamespace(
+    name="m", kind="headrace", network=NETWORK, context_limit=1000, kv=None, activations=16, ranks=()
+)
 PROMPT = 7
 TOKENIZER: Any = SimpleNamespace(answer_stream=lambda: None)
 
@@ -172,6 +174,14 @@ def test_energy_of_a_token_is_shown_where_it_is_known() -> None:
     assert dict(table(net))["energy"] == "250 mJ per token net of 2.0 W idle (12.0 W of CPU)"
     said = document(net, with_steps=False)["energy_per_token"]
     assert said == {"joules": 0.25, "whole_joules": 0.3, "watts": 12.0, "idle_watts": 2.0, "parts": "CPU"}
+
+
+def test_a_divided_model_has_the_figures_of_rank_0() -> None:
+    found = finished([(0.01, 1)] * 9, "length", False)
+    assert "ranks" not in dict(table(found))
+    divided = replace(found, model=SimpleNamespace(**vars(MODEL) | {"ranks": ("rank 0 (a): 50%", "rank 1 (b): 50%")}))
+    assert dict(table(divided))["ranks"] == "2; bytes, bandwidth, roofline and memory are those of rank 0"
+    assert " on rank 0 of 2." in document(divided, with_steps=False)["explanation"]
 
 
 def test_the_panel_counts_as_the_summary_does() -> None:
