@@ -84,7 +84,7 @@ def circumstances(document: Document) -> list[str]:
         *(profile_lines(document["profile"]) if document["profile"] else []),
         *document["notes"],
         versions,
-        f"`{document['command']}`, {document['rounds']} rounds"
+        f"`{document['command']}`, {document['rounds']} round{'' if document['rounds'] == 1 else 's'}"
         + (", interrupted" if document["interrupted"] else "")
         + f", {document['created']}",
     ]

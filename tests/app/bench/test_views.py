@@ -135,6 +135,8 @@ def test_markdown_is_one_table_and_the_circumstances() -> None:
     said = "- pp512 into tg64 x4 (headrace): ITL p95 from 2.0 to 4.2 ms while it joins, 2.10x ("
     assert any(line.startswith(said) and "tok/s, 76% of its speed alone (" in line for line in lines)
     assert any("2026-01-02" in line for line in lines)
+    assert any("`, 5 rounds, " in line for line in lines)
+    assert "`, 1 round, " in formats.markdown(DOCUMENT | {"rounds": 1})
 
 
 def test_without_energy_there_is_no_column_of_it() -> None:
