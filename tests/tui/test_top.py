@@ -45,6 +45,7 @@ def test_answers_come_and_go() -> None:
         async with app.run_test(size=(150, 45)) as pilot:
             await pilot.pause()
             app.take(reader.poll())
+            assert app.metrics.phase == "idle"
             app.take([status({1: "decode", 2: "waiting"}, 5), *answer(1), *answer(2, ended=False)])
             screen = app.screen
             assert isinstance(screen, TopScreen)

@@ -102,6 +102,7 @@ class LiveMetrics:
         """Begin a turn of parallel answers. most: see `BatchMetrics`."""
         self.submitted()
         self.batch = BatchMetrics(ids, self.model.cost, most)
+        self.phase = "prefill" if ids else "idle"
         self.trail = Trail()
 
     def handle_batch_event(self, event: Event) -> None:
