@@ -28,7 +28,10 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
 _FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
-_UNSCALED = ("qwen3_moe", "mixtral", "glm4")  # their classes ignore rope scaling
+_UNSCALED = "qwen3_moe mixtral glm4 glm4_moe ernie4_5 cohere2 minimax lfm2 lfm2_moe llama4_text granitemoehybrid"
+# Rope scaling of classes that would ignore any other.
+_SCALINGS: dict[str, tuple[str, ...]] = dict.fromkeys([*_UNSCALED.split(), "olmo_hybrid"], ("default",))
+_SCALINGS |= {"phi3": ("longrope", "su", "linear", "default"), "deepseek_v2": ("yarn",)}
 
 
 def load(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None = None) -> tuple[Any, Stored]:
@@ -94,15 +97,11 @@ def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
 def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
     """Raise UnsupportedModelError for settings that a class would ignore silently."""
     kind, scaling = config.get("model_type"), config.get("rope_scaling")
-    if kind == "phi3" and isinstance(scaling, Mapping):
-        stated = scaling.get("type") or scaling.get("rope_type")
-        if stated not in ("longrope", "su", "linear", "default"):
-            raise UnsupportedModelError(f"config.json: phi3 with {stated!r} rope scaling is not supported")
     if kind == "olmo" and find_spec("hf_olmo") is None:  # its class prints to stdout and exits
         raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
-    if kind in _UNSCALED and isinstance(scaling, Mapping):
+    if isinstance(kind, str) and kind in _SCALINGS and isinstance(scaling, Mapping):
         stated = scaling.get("rope_type") or scaling.get("type") or "default"
-        if stated != "default":
+        if stated not in _SCALINGS[kind]:
             raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
     if kind == "falcon_h1" and config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
         raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")

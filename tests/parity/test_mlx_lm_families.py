@@ -138,26 +138,10 @@ _LLAMA3 = {
 }  # fmt: skip
 # Fields that mlx-lm's class ignores, and transformers' class does not.
 _IGNORED = {
-    *(
-        (kind, "rope_scaling")
-        for kind in (
-            "ernie4_5",
-            "cohere2",
-            "glm4",
-            "glm4_moe",
-            "minimax",
-            "lfm2",
-            "lfm2_moe",
-            "granitemoehybrid",
-            "olmo_hybrid",
-            "kimi_linear",
-        )
-    ),
+    ("kimi_linear", "rope_scaling"),  # it rotates nothing
     ("falcon_h1", "mamba_rms_norm"),  # its class normalizes over both groups
     ("glm4_moe", "tie_word_embeddings"),
     ("glm4_moe_lite", "tie_word_embeddings"),
-    ("deepseek_v2", "rope_scaling"),  # every kind is YaRN to its class
-    ("llama4_text", "rope_scaling"),
     ("llama4", "rms_norm_eps"),  # of queries' and keys' norms
     ("deepseek_v3", "topk_group"),  # of one group: fewer experts than a token takes, all others rank alike
 }

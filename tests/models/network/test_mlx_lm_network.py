@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.network.mlx_lm_load import of_config
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Request, Step
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -221,6 +222,9 @@ def test_a_scaling_that_a_class_leaves_out_is_refused(tmp_path: Path) -> None:
     directory = write(tmp_path, {**CONFIGS["mixtral"], "rope_scaling": scaling})
     with pytest.raises(UnsupportedModelError, match=r"mixtral.*'yarn'"):
         load(directory)
+    for kind, other in (("deepseek_v2", "dynamic"), ("lfm2", "yarn"), ("glm4_moe", "dynamic")):
+        with pytest.raises(UnsupportedModelError, match=f"{kind} with '{other}'"):
+            of_config({"model_type": kind, "rope_scaling": {**scaling, "rope_type": other}})
 
 
 @pytest.mark.parametrize("change", ["missing tensor", "wrong shape", "missing key", "wrong type"])
