@@ -22,7 +22,7 @@ _NUMBERS_OF = (
     "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",
     "n_shared_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "sliding_window",
     "first_k_dense_replace", "max_window_layers", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
-    "rotary_dim", "decoder_sparse_step", "moe_layer_freq", "full_attention_interval",
+    "rotary_dim", "decoder_sparse_step", "moe_layer_freq", "full_attention_interval", "attention_chunk_size",
 )  # fmt: skip
 _POSITIVE = (
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta",
@@ -33,9 +33,9 @@ _POSITIVE = (
 _SHARES = ("partial_rotary_factor", "rotary_pct")
 _FLAGS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "use_qk_norm", "use_sliding_window",
-    "qk_layernorm", "use_parallel_residual", "use_bias", "use_conv_bias", "rope_traditional",
+    "qk_layernorm", "use_parallel_residual", "use_bias", "use_conv_bias", "rope_traditional", "moe_renormalize",
 )  # fmt: skip
-_LISTS = ("no_rope_layers", "mlp_only_layers")
+_LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
 _KINDS = ("layer_types", "mlp_layer_types")
 _SECTIONS = ("rope_parameters", "rope_scaling", "text_config")
 # Keys that a rope section of each type requires.
@@ -138,6 +138,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_NUMBERS_OF, _each(_number_of), "a whole number"),
     (_POSITIVE, _each(_positive), "a positive number"),
     (_SHARES, _each(_share), "above 0 and at most 1"),
+    (("attn_temperature_tuning",), lambda value: _flag(value) or _number_of(value), "true, false or a whole number"),
     (_FLAGS, _flag, "true or false"),
     (_LISTS, lambda value: isinstance(value, list), "a list"),
     (_KINDS, lambda value: isinstance(value, list) and all(isinstance(kind, str) for kind in value), "a list of names"),

@@ -21,6 +21,7 @@ from headrace.models.network.llama4_config import llama4_layers, query_growth
 from headrace.models.network.mixer_config import mixer_layers, mixer_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+_ONLY = {"apertus": {"post_norm": False, "qk_norm": True}, "kimi_linear": {"mla_use_nope": True}}
 _MILLION = ("gemma3_text", "lfm2", "lfm2_moe")  # their default rope_theta
 
 
@@ -74,13 +75,13 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     if not isinstance(architecture, str) or (family := FAMILIES.get(architecture)) is None:
         return None
     fields = Fields(config)
-    if config.get("use_qk_norm") is False:
+    if not config.get("use_qk_norm", True):
         family = replace(family, qk_norm=None)
     rope, local_rope = _ropes(fields, architecture, family)
     if not _runs(fields, architecture, family, (rope, local_rope)):
         return None
     gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
-    _refuse_activation(config, architecture)
+    _refuse_other(config, architecture)
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {config['swiglu_limit']!r}")
     hidden = fields.count("hidden_size")
@@ -126,11 +127,14 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     return _as_gemma4(decoder, fields) if architecture == "gemma4_text" else decoder
 
 
-def _refuse_activation(config: Mapping[str, Any], architecture: str) -> None:
+def _refuse_other(config: Mapping[str, Any], architecture: str) -> None:
     known = ("xielu",) if architecture == "apertus" else ("silu", "swish")
     key, known = ("mlp_hidden_act", ("relu2",)) if architecture == "nemotron_h" else ("hidden_act", known)
     if not architecture.startswith("gemma") and config.get(key, known[0]) not in known:
         raise UnsupportedModelError(f"config.json: a {architecture} with the activation {config[key]!r}")
+    for key, only in _ONLY.get(architecture, {}).items():
+        if config.get(key) not in (None, only):
+            raise UnsupportedModelError(f"config.json: a {architecture} with {key} {config[key]!r:.40}")
 
 
 def _as_gemma4(decoder: DecoderConfig, fields: Fields) -> DecoderConfig:

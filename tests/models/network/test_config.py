@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.models.checkpoint.normalize import normalized
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests import mlx_lm_models
@@ -77,6 +78,9 @@ def test_a_count_must_be_a_positive_integer(key: str, value: object) -> None:
         ("deepseek-v3", {"first_k_dense_replace": [1]}, "first_k_dense_replace"),
         ("granite-hybrid", {"time_step_limit": [0.0, 10**400]}, "time_step_limit"),
         ("granite-hybrid", {"time_step_limit": [float("nan"), 1.0]}, "time_step_limit"),
+        ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope"),
+        ("apertus", {"post_norm": True}, "post_norm"),
+        ("apertus", {"qk_norm": "no"}, "qk_norm"),
     ],
 )
 def test_wrong_values_of_newer_families_are_named(name: str, changes: dict[str, Any], complaint: str) -> None:
@@ -84,6 +88,19 @@ def test_wrong_values_of_newer_families_are_named(name: str, changes: dict[str, 
     assert decoder_config(config) is not None
     with pytest.raises(CheckpointError, match=complaint):
         decoder_config({**config, **changes})
+
+
+def test_wrong_types_of_newer_keys_are_named() -> None:
+    wrong = {"moe_layers": {}, "attn_temperature_tuning": "on", "attention_chunk_size": {}, "moe_renormalize": "no"}
+    for key, value in wrong.items():
+        with pytest.raises(CheckpointError, match=key):
+            normalized({"model_type": "llama4_text", key: value})
+
+
+def test_flags_that_are_null_or_numbers() -> None:
+    config = mlx_lm_models.config_of("llama4-dense")
+    decoders = [decoder_config({**config, "use_qk_norm": value}) for value in (None, 0, 1)]
+    assert [bool(decoder and decoder.family.qk_norm) for decoder in decoders] == [False, False, True]
 
 
 @pytest.mark.parametrize("value", [0, -1e-5, float("inf"), float("nan"), "1e-5", True, [1e-5]])
