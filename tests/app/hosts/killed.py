@@ -26,6 +26,7 @@ class Run:
         self._phase = phase
         self.driver = subprocess.Popen(
             [sys.executable, "-m", "tests.app.hosts.driver", str(model), "localhost,localhost", split, phase],
+            stdin=subprocess.PIPE,  # `ended` closes it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
