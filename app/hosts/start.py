@@ -27,7 +27,7 @@ from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import native
-from headrace.runtime.ranks.leader import Leader, listen
+from headrace.runtime.ranks.leader import GREETING_S, Leader, listen
 from headrace.runtime.ranks.link import RankLostError, accept
 from headrace.runtime.ranks.split import Split
 
@@ -94,10 +94,6 @@ class Ranks:
             probe.settimeout(max(0.01, until - time.monotonic()))
             try:
                 connection, _ = probe.accept()
-                with connection:
-                    rank = accept(connection, self._key, _CONNECT_S)
-                    self.links[rank] = measure_link(connection)
-                    waiting.pop(rank, None)
             except TimeoutError:
                 process = next(iter(waiting.values()))
                 at = "{}:{}".format(*probe.getsockname()[:2])
@@ -107,8 +103,11 @@ class Ranks:
                     raise error from None
                 self.reports[process.host.rank]["link_error"] = str(error), error.hint
                 waiting.pop(process.host.rank)
-            except (OSError, ValueError, RankLostError):
-                continue  # somebody else's connection
+                continue
+            with connection, suppress(OSError, ValueError, RankLostError):  # somebody else's connection
+                rank = accept(connection, self._key, GREETING_S)
+                self.links[rank] = measure_link(connection)
+                waiting.pop(rank, None)
 
     @property
     def backend(self) -> str:

@@ -128,6 +128,20 @@ def test_a_rank_that_reaches_no_port_is_named(tmp_path: Path, monkeypatch: pytes
         started(two(script(tmp_path, "python", f"read order; echo '{report}'; cat > /dev/null")), None)
 
 
+def test_a_silent_stranger_at_the_probe_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers, listen = [], start.listen
+
+    def listen_with_stranger(host: str) -> socket.socket:
+        strangers.append(socket.create_connection((made := listen(host)).getsockname()))
+        return made
+
+    monkeypatch.setattr(start, "listen", listen_with_stranger)
+    monkeypatch.setattr(start, "GREETING_S", 0.2)
+    assert len(started(two(), None)) == 2
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_another_copy_of_the_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a stand-in for ssh, whose other machine has another home."""
     for home, seed in (("home", 0), ("there", 1)):
