@@ -5,10 +5,12 @@ The first host is this machine, rank 0. MLX's own reader parses both forms.
 
 import ipaddress
 import json
+import re
 import socket
 import subprocess
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from headrace.runtime.errors import UsageError
 RING, JACCL, JACCL_RING, NCCL = "ring", "jaccl", "jaccl-ring", "nccl"
 _BACKENDS = (RING, JACCL, JACCL_RING, NCCL)
 _FORM = 'a hostfile looks like [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
+_KEYS, _ROW_KEYS = {"hosts", "backend", "envs"}, {"ssh", "ips", "rdma", "python"}
+_ENV = re.compile(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f\ud800-\udfff]*\Z", re.ASCII)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 64
 
@@ -72,16 +76,15 @@ def read_hosts(text: str) -> Hosts:
     """Return the hosts of a file, or of names with commas. Raises UsageError that names the fault."""
     from mlx._distributed_utils.common import Hostfile
 
-    path = Path(text).expanduser()
-    file = "," not in text and path.is_file()
-    if not file and "," not in text:
+    path = _file(text)
+    if path is None and "," not in text:
         raise UsageError(f"--hosts: no such hostfile: {text}", "or names with commas: localhost,mac2")
     try:
-        pythons = _pythons(path) if file else []  # first: MLX's reader leaves broken files open
+        pythons = _pythons(path) if path else []  # first: MLX's reader leaves broken files open
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # MLX leaves the file to the collector
-            read = Hostfile.from_file(path) if file else Hostfile.from_list(text.replace(" ", ""))
-    except (ValueError, OSError) as error:
+            read = Hostfile.from_file(path) if path else Hostfile.from_list(text.replace(" ", ""))
+    except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"--hosts: {error}", _FORM) from error
     backend = read.backend or RING
     if backend not in _BACKENDS:
@@ -94,8 +97,10 @@ def read_hosts(text: str) -> Hosts:
     ]
     _check_rdma(backend, hosts)
     envs = read.envs
-    if not isinstance(envs, list) or not all(isinstance(one, str) and "=" in one for one in envs):
-        raise UsageError("--hosts: envs must be a list of NAME=VALUE", _FORM)
+    if not isinstance(envs, list) or not all(isinstance(one, str) and _ENV.match(one) for one in envs):
+        raise UsageError("--hosts: envs must be a list of NAME=VALUE in printable characters", _FORM)
+    if backend == RING and (ip := next((ip for host in hosts for ip in host.ips if ":" in ip), None)):
+        raise UsageError(f"--hosts: MLX's ring takes no IPv6 address such as {ip}", "name an IPv4 address")
     if not is_here(hosts[0].ssh):
         raise UsageError(
             f"--hosts: the first host must be this machine, not {hosts[0].ssh}", "put localhost or its own name first"
@@ -113,14 +118,27 @@ def is_here(name: str) -> bool:
     return any(address.address == name for found in psutil.net_if_addrs().values() for address in found)
 
 
+def _file(text: str) -> Path | None:
+    """Return the hostfile of this name, if there is one."""
+    with suppress(OSError, RuntimeError):  # a name that is too long; a ~ of no user
+        path = Path(text).expanduser()
+        return path if path.is_file() else None
+    return None
+
+
 def _pythons(path: Path) -> list[str | None]:
     """Return the interpreters that a hostfile names, which MLX ignores."""
     data = json.loads(path.read_text(encoding="utf-8"))
     rows = data.get("hosts") if isinstance(data, dict) else data
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "ssh" in row for row in rows):
         raise ValueError(f"{path} has no list of hosts")
+    unknown = {key for row in rows for key in row} - _ROW_KEYS | (
+        set(data) - _KEYS if isinstance(data, dict) else set()
+    )
+    if unknown:
+        raise ValueError(f"{path} has an unknown key: {min(unknown)!r:.60}")
     found = [row.get("python") for row in rows]
-    if not all(one is None or (isinstance(one, str) and one) for one in found):
+    if not all(one is None or (isinstance(one, str) and one and one.isprintable()) for one in found):
         raise ValueError("python must be the path of an interpreter")
     return found
 
@@ -129,10 +147,22 @@ def _checked(host: Host) -> Host:
     if not isinstance(host.ssh, str) or not host.ssh.strip() or host.ssh.startswith("-") or not host.ssh.isprintable():
         raise UsageError(f"--hosts: {host.ssh!r:.60} is no host", _FORM)
     try:
-        ips = tuple(str(ipaddress.ip_address(one)) for one in host.ips)
+        if not isinstance(host.ips, list) or not isinstance(host.rdma, list):
+            raise ValueError("no list")
+        ips = tuple(_address(one) for one in host.ips)
     except (ValueError, TypeError):
-        raise UsageError(f"--hosts: the ips of {host.ssh} are no list of addresses: {host.ips!r:.80}", _FORM) from None
+        raise UsageError(
+            f"--hosts: {host.ssh} has no lists of addresses and devices: {host.ips!r:.80}", _FORM
+        ) from None
     return replace(host, ips=ips, rdma=tuple(host.rdma))
+
+
+def _address(text: Any) -> str:
+    """Return an address as others connect to it. Raises ValueError and TypeError."""
+    address = ipaddress.ip_address(str.strip(text))  # numbers would be addresses, too
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError("an address of no machine")
+    return str(address)
 
 
 def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
@@ -165,7 +195,7 @@ def _resolved(host: Host) -> str:
     name = _ssh_hostname(host.ssh)
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):
         if host.rank == 0:
             return "127.0.0.1"
         raise UsageError(

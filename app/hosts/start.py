@@ -24,7 +24,7 @@ from headrace.app.hosts.processes import RankProcess, end_all
 from headrace.app.hosts.split_choice import chosen_split
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config import environment
-from headrace.runtime.errors import EngineError, HeadraceError
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import native
 from headrace.runtime.ranks.leader import GREETING_S, Leader, listen
@@ -50,7 +50,7 @@ class Ranks:
         self.links: dict[int, Measured] = {}
         self.split: Split | None = None
         self._say, self._key = say, secrets.token_bytes(32)
-        self._listener = listen(hosts.hosts[0].address)
+        self._listener = _listener(hosts.hosts[0])
         self.leader = Leader(self._listener, self._key, hosts.names, self._lost)
         self._closing = threading.Lock()
         self._closed = False
@@ -268,7 +268,14 @@ def free_port(host: Host) -> int:
     """Return a port that is free here, or for another machine a random one."""
     if not host.local:
         return secrets.SystemRandom().randrange(*_PORTS)
-    with socket.create_server(
-        (host.address, 0), family=socket.AF_INET6 if ":" in host.address else socket.AF_INET
-    ) as one:
+    with _listener(host) as one:
         return int(one.getsockname()[1])
+
+
+def _listener(host: Host) -> socket.socket:
+    try:
+        return listen(host.address)
+    except OSError as error:
+        raise UsageError(
+            f"--hosts: {host.name} cannot listen on {host.address}: {error.strerror or error}", "name its own address"
+        ) from error

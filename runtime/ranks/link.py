@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -19,6 +20,7 @@ from headrace.runtime.errors import EngineError
 
 SILENCE_S = 5.0  # without a heartbeat a peer is lost
 BEAT_S = 1.0
+_LEAST_S = 0.01
 _HANDSHAKE_BYTES, _RECORD_BYTES = 1 << 10, 1 << 28
 Record = dict[str, Any]
 
@@ -110,9 +112,10 @@ def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> 
     except OSError as error:
         raise RankLostError(f"{at} cannot be reached: {error}") from error
     try:
-        greeting, nonce = receive_frame(connection, _HANDSHAKE_BYTES), secrets.token_hex(32)
+        until = time.monotonic() + timeout
+        greeting, nonce = receive_frame(connection, _HANDSHAKE_BYTES, until), secrets.token_hex(32)
         send_frame(connection, {"rank": rank, "nonce": nonce, "proof": _proof(key, f"{greeting['nonce']} {rank}")})
-        answer = receive_frame(connection, _HANDSHAKE_BYTES)
+        answer = receive_frame(connection, _HANDSHAKE_BYTES, until)
         if not _proves(answer, key, f"{nonce} 0"):
             raise ValueError("it has another key")
     except (OSError, ValueError, KeyError) as error:
@@ -122,11 +125,15 @@ def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> 
 
 
 def accept(connection: socket.socket, key: bytes, timeout: float) -> int:
-    """Return the rank that connected. Raises RankLostError without the key, and OSError."""
+    """Return the rank that connected. Raises RankLostError without the key, and OSError.
+
+    timeout: seconds for all of it, so that a stranger who sends byte by byte holds nothing up.
+    """
     connection.settimeout(timeout)
+    until = time.monotonic() + timeout
     nonce = secrets.token_hex(32)
     send_frame(connection, {"nonce": nonce})
-    answer = receive_frame(connection, _HANDSHAKE_BYTES)
+    answer = receive_frame(connection, _HANDSHAKE_BYTES, until)
     rank = answer.get("rank")
     if not isinstance(rank, int) or not _proves(answer, key, f"{nonce} {rank}"):
         raise RankLostError("a connection without the run's key was refused")
@@ -140,13 +147,13 @@ def send_frame(connection: socket.socket, record: Record) -> None:
     connection.sendall(struct.pack("!I", len(data)) + data)
 
 
-def receive_frame(connection: socket.socket, most: int) -> Record:
-    """Return one record. Raises ValueError for anything else, OSError at the end."""
-    [size] = struct.unpack("!I", _receive(connection, 4))
+def receive_frame(connection: socket.socket, most: int, until: float | None = None) -> Record:
+    """Return one record. until: monotonic clock. Raises ValueError for anything else, OSError at the end."""
+    [size] = struct.unpack("!I", _receive(connection, 4, until))
     if size > most:
         raise ValueError(f"a message of {size} bytes")
     try:
-        record = json.loads(_receive(connection, size))
+        record = json.loads(_receive(connection, size, until))
     except RecursionError:
         raise ValueError("a message of too many levels") from None
     if not isinstance(record, dict):
@@ -154,9 +161,13 @@ def receive_frame(connection: socket.socket, most: int) -> Record:
     return record
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int, until: float | None) -> bytes:
     held = bytearray()
     while len(held) < size:
+        if until is not None:
+            connection.settimeout(max(_LEAST_S, until - time.monotonic()))
+            if time.monotonic() > until:
+                raise TimeoutError("too slow")
         part = connection.recv(size - len(held))
         if not part:
             raise ConnectionError("closed")

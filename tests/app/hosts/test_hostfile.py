@@ -12,6 +12,7 @@ from headrace.app.hosts.hostfile import read_hosts
 from headrace.runtime.errors import UsageError
 
 TWO = [{"ssh": "localhost", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.2"]}]
+LONG = ["a" * 5000, "~no-such/x", f"localhost,{'b' * 70}"]
 RDMA = [[None, "rdma_en2"], ["rdma_en3", None]]
 
 
@@ -41,6 +42,11 @@ def test_a_hostfile(tmp_path: Path) -> None:
     assert hosts.hosts[1].rdma == ("rdma_en3", None)
 
 
+def test_a_hostfile_with_a_comma_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a,b.json").write_text(json.dumps(TWO))
+    assert len(read_hosts(str(tmp_path / "a,b.json")).hosts) == 2
+
+
 def test_others_reach_rank_0_by_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostfile, "_own_address", lambda other: f"own of {other}")
     hosts = read_hosts("localhost,192.0.2.7,localhost")
@@ -68,6 +74,20 @@ def test_others_reach_rank_0_by_its_own_address(monkeypatch: pytest.MonkeyPatch)
         {"hosts": TWO, "backend": "jaccl"},
         {"hosts": TWO, "envs": ["A"]},
         {"hosts": TWO, "envs": 5},
+        {"hosts": TWO, "envs": ["=1"]},
+        {"hosts": TWO, "envs": ["A B=1"]},
+        {"hosts": TWO, "envs": ["A=\0"]},
+        {"hosts": TWO, "envs": ["A=\ud800"]},
+        {"hosts": TWO, "bakend": "ring"},
+        "[" * 100_000,
+        [TWO[0], {"ssh": "b", "ip": ["127.0.0.1"]}],
+        [TWO[0], {"ssh": "b", "ips": [5]}],
+        [TWO[0], {"ssh": "b", "ips": {"127.0.0.1": 1}}],
+        [TWO[0], {"ssh": "b", "ips": ["0.0.0.0"]}],
+        [TWO[0], {"ssh": "b", "ips": ["224.0.0.1"]}],
+        [TWO[0], {"ssh": "localhost", "ips": ["::1"]}],
+        [TWO[0], {"ssh": "b", "ips": ["127.0.0.1"], "rdma": None}],
+        [TWO[0], {"ssh": "b", "ips": ["127.0.0.1"], "python": "\0"}],
     ],
 )
 def test_refused(tmp_path: Path, content: Any) -> None:
@@ -75,7 +95,18 @@ def test_refused(tmp_path: Path, content: Any) -> None:
         read_hosts(written(tmp_path, content))
 
 
-@pytest.mark.parametrize("text", ["nofile.json", "localhost", "localhost,", "localhost,no.such.host.invalid"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nofile.json",
+        "localhost",
+        "localhost,",
+        "localhost,no.such.host.invalid",
+        "a" * 5000,
+        "~no-such/x",
+        f"localhost,{'b' * 70}",
+    ],
+)
 def test_refused_names(text: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         read_hosts(text)

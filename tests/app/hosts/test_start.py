@@ -24,7 +24,7 @@ from headrace.app.hosts.probe import Measured, answer_probe, measure_link
 from headrace.app.hosts.split_choice import chosen_split, link_between, targets_of
 from headrace.app.hosts.start import Ranks, described_model
 from headrace.models.registry.resolve import ResolvedModel, resolve
-from headrace.runtime.errors import EngineError
+from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
@@ -140,6 +140,11 @@ def test_a_silent_stranger_at_the_probe_is_ignored(monkeypatch: pytest.MonkeyPat
     assert len(started(two(), None)) == 2
     for stranger in strangers:
         stranger.close()
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"rank 0 \(localhost\) cannot listen on 192.0.2.77"):
+        Ranks(Hosts((Host(0, "localhost", ("192.0.2.77",)), *two().hosts[1:])), lambda _error: None)
 
 
 def test_another_copy_of_the_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import Queue
 
 import pytest
@@ -87,6 +88,22 @@ def test_strangers_are_ignored(pair: Pair, sent: bytes) -> None:
         stranger.sendall(sent)
         stranger.shutdown(socket.SHUT_WR)
         connected(pair).link.close()
+
+
+def test_a_stranger_who_sends_byte_by_byte_holds_nothing_up() -> None:
+    here, there = socket.socketpair()
+    ended = threading.Event()
+
+    def drip() -> None:
+        with suppress(OSError):
+            there.sendall(struct.pack("!I", 1000))
+            while not ended.wait(0.02):
+                there.sendall(b" ")
+
+    threading.Thread(target=drip, daemon=True).start()
+    with here, there, pytest.raises(TimeoutError):
+        link.accept(here, KEY, 0.2)
+    ended.set()
 
 
 @pytest.mark.parametrize("claimed", [0, 2, -1, "1", None])
