@@ -26,4 +26,5 @@ def step_figures(document: Document, entry: Document) -> StepFigures:
         step_flops=(entry["arithmetic_intensity"] or 0.0) * step_bytes,
         compute_flops=(device.get("measured_compute_gflop_s") or 0.0) * 1e9 or None,
         slowed_by=slowed_by,
+        ranks=len((document.get("hosts") or {}).get("ranks", [1])),
     )

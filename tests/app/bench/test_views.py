@@ -337,3 +337,4 @@ def test_the_sentence_has_the_speed_and_mbu_of_the_first_decode_test() -> None:
     busy = entry | {"mbu": None, "busy": True, "repetitions": [{"other_cpus": 1.5}]}
     assert step_figures(found, busy).slowed_by == "other programs used 1.5 cores"
     assert formats.explanation_line(found | {"results": []}) == ""
+    assert "on rank 0 of 2" in formats.explanation_line(found | {"hosts": {"ranks": ["a", "b"]}})
