@@ -192,6 +192,7 @@ def _exit_message(code: int, log: str, kill_reason: str) -> str:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:
         return f"the engine crashed ({signal.Signals(-code).name}); {log_path()} may tell why"
-    if code == 1 and (lost := [line for line in log.splitlines() if line.startswith(f"headrace: {LOST_RANK}")]):
-        return lost[-1].removeprefix("headrace: ")
+    _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own
+    if code == 1 and lost:
+        return LOST_RANK + rest.partition("\n")[0]
     return f"the engine ended unexpectedly (exit code {code}); {log_path()} may tell why"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import Delta, Died, Done, Event, LoadProgress
-from headrace.app.engine.link import EngineLink
+from headrace.app.engine.link import EngineLink, _exit_message
 from headrace.app.engine.process import EventSender
 from headrace.app.engine.wire import Unpacker, pack, socket_pair
 from tests.app.scripted_engine import record, summary
@@ -210,3 +210,9 @@ def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
         while done not in seen:
             seen += incoming.feed(ours.recv(1 << 16))
         assert seen == [*deltas, done]
+
+
+def test_a_lost_rank_is_found_in_the_middle_of_another_line() -> None:
+    log = "[ring] Socket 5headrace: rank 1 (mac2) has closed the connection\n  hint: start again\n[ring] Failing\n"
+    assert _exit_message(1, log, "") == "rank 1 (mac2) has closed the connection"
+    assert "exit code 1" in _exit_message(1, "[ring] Failing\n", "")
