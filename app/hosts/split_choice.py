@@ -19,7 +19,7 @@ from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.ranks.split import Split
 
 CONTEXT = 4096
-_MLX_S = 200e-6  # that MLX adds to a message, over loopback
+_MLX_S = 40e-6  # that MLX adds to a message, over loopback on two idle cores; several times that on busy ones
 _UNKNOWN = 50e9  # bytes per second of a machine that has measured none
 
 
