@@ -257,10 +257,10 @@ class Bindings(_Kernels):
                 keys = [chance.getrandbits(64) for _ in range(len(rules) + (chance.random() < 0.1))]
                 return kernels.sample(logits, rules, keys)
             case 7:
-                shape = [_number(chance, size) for size in (2, 1, 2, 2, 128, 16)]
+                shape = [_number(chance, size) for size in (2, 1, 2, 2, 128, 16)][: chance.choice((6, 6, 4, 0))]
                 if math.prod(shape) in range(_LARGEST, 2**40):  # memory that a sound caller may ask for
                     shape = [16, 16]
-                return kernels.slab(shape[: chance.choice((6, 6, 4, 0))], chance.choice(_DTYPES))
+                return kernels.slab(shape, chance.choice(_DTYPES))
             case 8:
                 buffer = array(chance, (1, 2, chance.choice(_SIZES), 16), chance.choice(_DTYPES[2:5]))
                 return kernels.grow(buffer, chance.choice((*_SIZES, -1)))
