@@ -45,13 +45,14 @@ def launch(
 
     strided: the source reads by strides; else MLX copies inputs that are not contiguous.
     """
-    kernel = _kernel(name, source, tuple(inputs), tuple(outputs), strided)
+    kernel = kernel_of(name, source, tuple(inputs), tuple(outputs), strided)
     shapes, dtypes = zip(*outputs.values(), strict=True)
     return kernel(inputs=list(inputs.values()), output_shapes=list(shapes), output_dtypes=list(dtypes), **options)
 
 
 @lru_cache(maxsize=256)
-def _kernel(name: str, source: str, inputs: tuple[str, ...], outputs: tuple[str, ...], strided: bool) -> Any:
+def kernel_of(name: str, source: str, inputs: tuple[str, ...], outputs: tuple[str, ...], strided: bool) -> Any:
+    """Return MLX's kernel for a source. inputs, outputs: names. strided: see `launch`."""
     return mx.fast.metal_kernel(
         name=name, input_names=inputs, output_names=outputs, source=source, ensure_row_contiguous=not strided
     )

@@ -65,13 +65,7 @@ def generated(
 ) -> str:
     """Return the Metal source of a launch, from MLX."""
     shapes, dtypes = zip(*outputs.values(), strict=True)
-    kernel = mx.fast.metal_kernel(
-        name=name,
-        input_names=list(inputs),
-        output_names=list(outputs),
-        source=source,
-        ensure_row_contiguous=not strided,
-    )
+    kernel = metal.kernel_of(name, source, tuple(inputs), tuple(outputs), strided)
 
     def traced(*arrays: mx.array) -> list[mx.array]:
         found: list[mx.array] = kernel(
