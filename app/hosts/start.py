@@ -133,10 +133,8 @@ class Ranks:
     def lines(self) -> Iterator[str]:
         """Yield a line per rank: its part of the model, and the link to it."""
         assert self.split is not None
-        for host, share in zip(self.hosts.hosts, self.split.shares, strict=True):
-            part = (
-                f"{share / sum(self.split.shares):.0%} of {'each layer' if self.split.kind == 'tensor' else 'layers'}"
-            )
+        for host, share in zip(self.hosts.hosts, self.split.fractions, strict=True):
+            part = f"{share:.0%} of {'each layer' if self.split.kind == 'tensor' else 'layers'}"
             link = self.links.get(host.rank)
             speed = f", link {link.latency_s * 1e6:,.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s" if link else ""
             yield f"{host.name}: {part}{speed}"

@@ -54,7 +54,6 @@ class Follower:
             end(1)
 
         self.link = Link(connect(address, rank, key, timeout), "rank 0", lose)
-        self._ends = (on_lost, end)
         self.link.start()
 
     def take(self) -> Record | None:

@@ -15,6 +15,11 @@ class Split:
     kind: Literal["tensor", "pipeline"]
     shares: tuple[float, ...]
 
+    @property
+    def fractions(self) -> list[float]:
+        """Each rank's part of the whole, 0 to 1."""
+        return [share / sum(self.shares) for share in self.shares]
+
     def ranges(self, units: int) -> list[range]:
         """Return each rank's units of `units`, in order, at least one each. Raises UsageError for fewer than ranks."""
         return divided(units, self.shares)

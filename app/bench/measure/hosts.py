@@ -31,7 +31,7 @@ def hosts_account(
     return {
         "backend": ranks.hosts.backend,
         "split": ranks.split.kind,
-        "shares": [share / sum(ranks.split.shares) for share in ranks.split.shares],
+        "shares": ranks.split.fractions,
         "ranks": ranks.hosts.names,
         "latency_us": max(one.latency_s for one in measured) * 1e6,
         "bandwidth_gb_s": min(one.bytes_per_second for one in measured) / 1e9,
