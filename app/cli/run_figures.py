@@ -36,7 +36,7 @@ class RunReport:
     kernels: dict[str, str]
     versions: dict[str, str]
     energy: TokenEnergy | None = None
-    """Of each token but those of the first step; None if unknown."""
+    """Energy of each token but those of the first step; None if unknown."""
 
     @property
     def summary(self) -> Summary:
