@@ -1,7 +1,8 @@
 """A rank of the decoder in tensor parallelism: parts of each layer, whose results are summed over the ranks.
 
 A layer has two sums (Megatron-LM, arXiv:1909.08053), one if attention and feed-forward are parallel, three if experts
-and a dense feed-forward have norms of their own. The residual stream has the same bits on every rank.
+and a dense feed-forward have norms of their own, and one more for norms over the heads of all ranks. The residual
+stream has the same bits on every rank.
 Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
 """
 
@@ -12,6 +13,7 @@ import mlx.core as mx
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.projections import Ends, Residual, gated
+from headrace.models.network.shared_norms import SharedNorms
 from headrace.models.network.tensor_part import TensorPart
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight
@@ -30,7 +32,8 @@ class TensorDecoder(Decoder):
         super().__init__(part.config, parameters, ops, dtype, kv)
         self._vocabulary = part.split_vocabulary
         self.vocab_size = part.whole.vocab_size
-        self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._layers]
+        self._norms = SharedNorms(part, group, self._layers)
+        self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._norms.layers]
 
     def follow(self, kv: KVPass) -> list[mx.array]:
         """Run rank 0's pass; return what it evaluates."""
@@ -50,6 +53,14 @@ class TensorDecoder(Decoder):
         return mx.concatenate(
             [part[..., : len(own)] for part, own in zip(parts, self._vocabulary, strict=True)], axis=-1
         )
+
+    def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """See `Decoder`."""
+        return super().layers(x, self._norms.around(kv))
+
+    @property
+    def _arrays(self) -> list[mx.array]:
+        return [*super()._arrays, *self._norms.arrays]
 
     def _own(self, mixture: Mixture | None) -> Mixture | None:
         return mixture if mixture is None or self._first else replace(mixture, residual=False)

@@ -1,7 +1,7 @@
 """A rank's part of a decoder in tensor parallelism: its configuration, and its rows and columns of every tensor.
 
 Attention is divided by query heads with the K/V heads that they read, feed-forwards and each expert by inner size,
-recurrent mixers by key heads or channels, embedding and head by vocabulary. Routers, norms and the other small tensors
+recurrent mixers by heads or channels, embedding and head by vocabulary. Routers, norms and the other small tensors
 are whole on every rank.
 """
 
@@ -17,7 +17,7 @@ from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import MixerSizes
 from headrace.runtime.ranks.split import Split
 
-_HINT = "--parallel pipeline divides it by layers"
+_HINT = "--split pipeline divides it by layers"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(\w+)")
 
 
@@ -63,7 +63,7 @@ class TensorPart:
         if block == "self_attn":
             return self._attention(last, kind, array, layer, name)
         if block == "mixer" and layer.mixer is not None:
-            return self._mixer(last, kind, array, layer.mixer.sizes, name)
+            return self._mixer(last, kind, array, layer.mixer, name)
         size, last = inner.get(module.rpartition(".")[0]), module.rpartition(".")[2]
         if size is None or last not in ("gate_proj", "up_proj", "gate_up_proj", "down_proj"):
             return array
@@ -75,6 +75,7 @@ class TensorPart:
     def _attention(self, last: str, kind: str, array: mx.array, layer: LayerConfig, name: str) -> mx.array | None:
         config, (kv_heads, dim) = self.whole, self.whole.heads_of(layer)
         query, stored, latent = self.heads, _scaled(self.heads, dim), config.latent
+        entries = _scaled(kv_range(query, config.heads, kv_heads), dim) if latent is None else stored
         if kind == "sinks" or last in ("embed_q", "unembed_out"):  # stacks of heads
             return array[query.start : query.stop]
         if latent is not None:
@@ -84,30 +85,31 @@ class TensorPart:
                 own = _scaled(query, latent.value)
                 return self._columns(array, kind, own, config.heads * latent.value, name)
             return _rows(array, kind, [_scaled(query, each[last])]) if last in each else array
-        entries = _scaled(kv_range(query, config.heads, kv_heads), dim)
         if last == "o_proj":
             return self._columns(array, kind, stored, config.heads * dim, name)
         if last == "qkv_proj":
             keys, values = config.heads * dim, (config.heads + kv_heads) * dim
             return _rows(array, kind, [stored, _moved(entries, keys), _moved(entries, values)])
+        if last in ("q_norm", "k_norm"):
+            own = stored if last == "q_norm" else entries
+            return array[own.start : own.stop] if config.family.qk_norm == "heads" else array
         if last == "q_proj":
             return _rows(array, kind, [_scaled(stored, 2 if config.family.gated else 1)])
         return _rows(array, kind, [entries]) if last in ("k_proj", "v_proj") else array
 
-    def _mixer(self, last: str, kind: str, array: mx.array, sizes: MixerSizes, name: str) -> mx.array | None:
-        places = mixer_places(sizes, self._mixer_units(sizes))
+    def _mixer(self, last: str, kind: str, array: mx.array, mixer: MixerConfig, name: str) -> mx.array | None:
+        sizes = mixer.sizes
+        places = mixer_places(sizes, mixer_ranges(mixer, self.split, self.unit)[self.rank])
         if last == "out_proj":
             return self._columns(array, kind, places["inner"][0], sizes.inner, name)
-        if last == "conv1d":
-            return _rows(array, "bias" if array.ndim == 1 else "taps", places["channels"])
+        if last.endswith("conv1d"):
+            return _rows(array, "bias" if array.ndim == 1 else "taps", places[last])
         if last == "norm":
             return array[places["inner"][0].start : places["inner"][0].stop] if array.size == sizes.inner else array
         if kind in ("A_log", "dt_bias", "D"):
-            return array[places["heads"][0].start : places["heads"][0].stop]
+            [own] = places["decays" if kind == "dt_bias" else "heads"]
+            return array.reshape(-1)[own.start : own.stop]
         return _rows(array, kind, places[last]) if last in places else array
-
-    def _mixer_units(self, sizes: MixerSizes) -> range:
-        return mixer_units(sizes, self.split, self.unit)[self.rank]
 
     def _columns(self, array: mx.array, kind: str, own: range, total: int, name: str) -> mx.array | None:
         """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
@@ -121,7 +123,6 @@ class TensorPart:
 
 def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> TensorPart:
     """Return a rank's part. unit: columns of a quantized group. Raises UsageError for models that cannot be divided."""
-    refuse(config)
     heads = head_ranges(config, split, unit)[rank]
     layers = tuple(_layer(config, layer, split, rank, unit, heads) for layer in config.layers)
 
@@ -140,37 +141,27 @@ def tensor_part(config: DecoderConfig, split: Split, rank: int, unit: int) -> Te
     return TensorPart(config, part, split, rank, unit, heads)
 
 
-def refuse(config: DecoderConfig) -> None:
-    """Raise UsageError for architectures whose layers need sums over all heads beyond two per layer."""
-    if config.family.qk_norm == "heads":
-        raise UsageError(f"tensor parallel: {config.architecture} normalizes all heads together", _HINT)
-    for layer in config.layers:
-        if layer.mixer is not None and layer.mixer.apart:
-            raise UsageError(f"tensor parallel: the delta networks of {config.architecture} are not divided", _HINT)
-        if layer.mixer is not None and layer.mixer.sizes.kind == "ssm":
-            groups = layer.mixer.sizes.key_heads
-            if layer.mixer.norm_parts not in (0, groups) or groups == 1:
-                raise UsageError(f"tensor parallel: {config.architecture} normalizes all Mamba heads together", _HINT)
-
-
 def head_ranges(config: DecoderConfig, split: Split, unit: int) -> list[range]:
     """Return each rank's query heads: whole groups of a K/V head, or parts of one group that share its K/V head."""
     value = config.latent.value if config.latent is not None else config.head_dim
     counts = {1 if config.latent is not None else config.heads_of(layer)[0] for layer in config.layers}
-    step, most = 1, max(counts)
-    if most >= len(split.shares):
-        step = config.heads // most
-    while step * value % unit and config.heads % (step * 2) == 0:
-        step *= 2
-    if config.heads % step or config.heads // step < len(split.shares):
-        raise UsageError(
-            f"tensor parallel: {len(split.shares)} ranks cannot share {config.heads} heads with {most} K/V heads", _HINT
-        )
-    ranges = [_scaled(units, step) for units in split.ranges(config.heads // step)]
+    ranges = _grouped(config.heads, max(counts), value, split, unit)
     for kv_heads in counts:
         for heads in ranges:
             kv_range(heads, config.heads, kv_heads)
     return ranges
+
+
+def _grouped(total: int, kv_heads: int, dim: int, split: Split, unit: int) -> list[range]:
+    """Return each rank's heads of `total`, which read `kv_heads`. dim: columns of a head."""
+    step = total // kv_heads if kv_heads >= len(split.shares) else 1
+    while step * dim % unit and total % (step * 2) == 0:
+        step *= 2
+    if total % step or total // step < len(split.shares):
+        raise UsageError(
+            f"tensor parallel: {len(split.shares)} ranks cannot share {total} heads with {kv_heads} K/V heads", _HINT
+        )
+    return [_scaled(units, step) for units in split.ranges(total // step)]
 
 
 def kv_range(heads: range, total: int, kv_heads: int) -> range:
@@ -182,34 +173,39 @@ def kv_range(heads: range, total: int, kv_heads: int) -> range:
     return own
 
 
-def mixer_units(sizes: MixerSizes, split: Split, unit: int) -> list[range]:
-    """Return each rank's key heads of a mixer, or its channels of a short convolution."""
+def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
+    """Return each rank's heads of a mixer, or its channels of a short convolution. Raises UsageError."""
+    sizes = mixer.sizes
     if sizes.kind == "conv":
         return _in_units(sizes.inner, split, unit)
-    values, step = sizes.inner // sizes.key_heads, 1
-    while step * values % unit and sizes.key_heads % (step * 2) == 0:
-        step *= 2
-    if sizes.key_heads // step < len(split.shares):
-        raise UsageError(f"tensor parallel: {len(split.shares)} ranks cannot share {sizes.key_heads} key heads", _HINT)
-    return [_scaled(units, step) for units in split.ranges(sizes.key_heads // step)]
+    ranges, groups = _grouped(sizes.heads, sizes.key_heads, sizes.value_dim, split, unit), sizes.key_heads
+    apart = mixer.by_key_head or (sizes.kind == "ssm" and mixer.norm_parts == groups > 1)
+    if apart and any(own.start * groups % sizes.heads or own.stop * groups % sizes.heads for own in ranges):
+        raise UsageError(f"tensor parallel: {len(split.shares)} ranks cannot share {groups} groups of heads", _HINT)
+    return ranges
 
 
 def mixer_places(sizes: MixerSizes, own: range) -> dict[str, list[range]]:
-    """Return a rank's rows of a mixer's tensors. own: its key heads, or its channels of a short convolution."""
+    """Return a rank's rows of a mixer's tensors. own: its heads, or its channels of a short convolution."""
     if sizes.kind == "conv":
-        return {"inner": [own], "channels": [own], "in_proj": [_moved(own, i * sizes.inner) for i in range(3)]}
+        return {"inner": [own], "conv1d": [own], "in_proj": [_moved(own, i * sizes.inner) for i in range(3)]}
     per_key, keys = sizes.heads // sizes.key_heads, sizes.key_heads * sizes.key_dim
-    heads, key = _scaled(own, per_key), _scaled(own, sizes.key_dim)
-    inner, rows = _scaled(heads, sizes.value_dim), 2 * keys + sizes.inner
-    places = {"inner": [inner], "heads": [heads]}
-    if sizes.kind == "delta":
-        places["channels"] = [key, _moved(key, keys), _moved(inner, 2 * keys)]
-        joined = 2 * sizes.key_dim + 2 * per_key * sizes.value_dim
-        places |= {"in_proj_qkv": places["channels"], "in_proj_z": [inner], "in_proj_b": [heads], "in_proj_a": [heads]}
-        return places | {"in_proj_qkvz": [_scaled(own, joined)], "in_proj_ba": [_scaled(own, 2 * per_key)]}
-    channels = [inner, _moved(key, sizes.inner), _moved(key, sizes.inner + keys)]  # x, B, C
-    steps = _moved(heads, sizes.inner + rows)
-    return places | {"channels": channels, "in_proj": [inner, *(_moved(r, sizes.inner) for r in channels), steps]}
+    groups = kv_range(own, sizes.heads, sizes.key_heads)
+    key, inner, rows = _scaled(groups, sizes.key_dim), _scaled(own, sizes.value_dim), 2 * keys + sizes.inner
+    decays = _scaled(own, sizes.decays // sizes.heads)
+    places = {"inner": [inner], "heads": [own], "decays": [decays]}
+    if sizes.kind == "ssm":
+        channels = [inner, _moved(key, sizes.inner), _moved(key, sizes.inner + keys)]  # x, B, C
+        steps = _moved(own, sizes.inner + rows)
+        return places | {"conv1d": channels, "in_proj": [inner, *(_moved(r, sizes.inner) for r in channels), steps]}
+    places |= {"q_proj": [key], "k_proj": [key], "v_proj": [inner], "g_proj": [inner], "a_proj": [own]}
+    places |= {"b_proj": [own], "g_b_proj": [inner], "f_b_proj": [decays]}
+    places |= {f"{name}_conv1d": places[f"{name}_proj"] for name in "qkv"}
+    joined = 2 * sizes.key_dim + 2 * per_key * sizes.value_dim
+    places |= {"in_proj_qkvz": [_scaled(groups, joined)], "in_proj_ba": [_scaled(groups, 2 * per_key)]}
+    channels = [key, _moved(key, keys), _moved(inner, 2 * keys)]
+    places |= {"in_proj_qkv": channels, "in_proj_z": [inner], "in_proj_b": [own], "in_proj_a": [own]}
+    return places | {"conv1d": channels}
 
 
 def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, unit: int, heads: range) -> LayerConfig:
@@ -220,7 +216,7 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     if experts is not None:
         experts = replace(experts, size=own(experts.size), shared=own(experts.shared))
     if mixer is not None:
-        mixer = _mixer(mixer, mixer_units(mixer.sizes, split, unit)[rank])
+        mixer = _mixer(mixer, mixer_ranges(mixer, split, unit)[rank])
     kv_heads = len(kv_range(heads, config.heads, layer.kv_heads)) if layer.kv_heads else 0
     return replace(layer, experts=experts, mixer=mixer, kv_heads=kv_heads, inner=own(layer.inner))
 
@@ -229,9 +225,9 @@ def _mixer(mixer: MixerConfig, own: range) -> MixerConfig:
     sizes = mixer.sizes
     if sizes.kind == "conv":
         return replace(mixer, sizes=replace(sizes, value_dim=len(own)))
-    part = replace(sizes, heads=sizes.heads // sizes.key_heads * len(own), key_heads=len(own))
-    parts = len(own) if sizes.kind == "ssm" and mixer.norm_parts else mixer.norm_parts
-    return replace(mixer, sizes=part, norm_parts=parts)
+    groups = len(kv_range(own, sizes.heads, sizes.key_heads))
+    part = replace(sizes, heads=len(own), key_heads=groups)
+    return replace(mixer, sizes=part, norm_parts=groups if mixer.norm_parts > 1 else mixer.norm_parts)
 
 
 def _inner_sizes(arrays: dict[str, mx.array]) -> dict[str, int]:

@@ -19,9 +19,6 @@ from tests.rank_process import Ranks, answers
 _LONG = [(5 * i) % 90 for i in range(140)]
 _BATCHES = [[_LONG], [[*_LONG, 7, 8], [1, 2, 3], _LONG[30:60]]]  # the second begins with a cached prefix
 _EIGHT = [[[*_LONG[start : start + 9], *_LONG[:start]] for start in range(0, 40, 5)]]
-_NO_TENSOR = (  # norms over all heads, and delta networks with other projections
-    "olmo2", "olmo3", "minimax", "granite-hybrid", "falcon-h1-normed", "olmo-hybrid", "kimi-linear",
-)  # fmt: skip
 _EXACT = {"HEADRACE_EXACT": "1"}
 _STOCK = {"HEADRACE_KERNELS": "reference"}
 
@@ -89,11 +86,25 @@ def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Pa
     job = job_of(written(name, tmp_path), environment=_EXACT)
     wanted = alone(job)
     assert differences(two.ask(**job, kind="pipeline", shares=[1, 1.2]), wanted) == 0
-    answer = two.ask(**job, kind="tensor", shares=[1, 1])
-    if name.startswith(_NO_TENSOR):
-        assert answer["error"] == "UsageError"
-    else:
-        assert differences(answer, wanted) < 1e-6
+    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "shares", "environment"),
+    [
+        ("olmo2", {"num_key_value_heads": 1, "num_attention_heads": 8}, [3, 1], _EXACT),  # a K/V head of both ranks
+        ("olmo2", {"num_key_value_heads": 1, "num_attention_heads": 8}, [3, 1], _STOCK),
+        ("granite-hybrid", {"mamba_n_groups": 1}, [3, 1], _EXACT),  # a group of both ranks
+        ("falcon-h1-normed", {"mamba_n_groups": 1}, [1, 3], _EXACT),
+        ("olmo-hybrid", {"linear_num_key_heads": 1}, [1, 1], _EXACT),
+    ],
+)
+def test_norms_over_all_heads_and_groups_of_both_ranks(
+    two: Ranks, tmp_path: Path, name: str, changes: dict[str, Any], shares: list[int], environment: dict[str, str]
+) -> None:
+    path = mlx_lm_models.write_mlx_lm_model(tmp_path / name, {**config_of(name), **changes})
+    job = job_of(path, environment=environment)
+    assert differences(two.ask(**job, kind="tensor", shares=shares), alone(job)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
