@@ -175,7 +175,7 @@ def linear(
     eps: float = 0.0,
     residual: mx.array | None = None,
     activation: str = "",
-    coarse: bool = False,
+    rounding: int = 16,
     curve: tuple[float, float, float, float] | None = None,
 ) -> mx.array: ...
 def experts(x: mx.array, norm: mx.array, eps: float, plan: ExpertsPlan) -> mx.array: ...
@@ -199,7 +199,7 @@ def layers(
     plans: list[LayerPlan],
     firsts: Sequence[int] = (),
     prefill: bool = True,
-    coarse: bool = False,
+    rounding: int = 16,
     wanted: int = -1,
 ) -> mx.array: ...
 def rotate_heads(x: mx.array, rope: Rope, offset: int) -> mx.array: ...
@@ -230,7 +230,7 @@ def layers_pass(
     plans: list[LayerPlan],
     states: Sequence[Sequence[mx.array]] = (),
     kept: int = 0,
-    coarse: bool = False,
+    rounding: int = 16,
     wanted: int = -1,
 ) -> list[mx.array]: ...
 def slab(shape: Sequence[int], dtype: mx.Dtype) -> mx.array: ...

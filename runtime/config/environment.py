@@ -51,12 +51,17 @@ def threads() -> int:
     return int(text)
 
 
+def kernels() -> str:
+    """Return the kernels that were asked for: "reference", "amx" or "", the usual ones."""
+    text = os.environ.get(KERNELS, "").strip()
+    if text not in ("", "reference", "amx"):
+        raise _invalid(KERNELS, "set `reference` for stock MLX operations or `amx` for Intel's tiles, or unset it")
+    return text
+
+
 def reference_kernels() -> bool:
     """Return whether stock MLX operations replace the native kernels."""
-    text = os.environ.get(KERNELS, "").strip()
-    if text not in ("", "reference"):
-        raise _invalid(KERNELS, "set `reference` for stock MLX operations, or unset it for the fastest")
-    return bool(text)
+    return kernels() == "reference"
 
 
 def exact() -> bool:

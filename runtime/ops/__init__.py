@@ -10,6 +10,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from headrace.runtime.config import environment
+from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import metal, metal_check, native, reference
 from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import KVFormat
@@ -138,7 +139,7 @@ class Ops(Protocol):
 
 
 def select() -> Ops:
-    """Return the fastest operations for MLX's default device."""
+    """Return the fastest operations for MLX's default device. Raises UsageError for kernels that are not here."""
     return _choose()[0]
 
 
@@ -157,6 +158,10 @@ def _choose() -> tuple[Ops, str]:
     if mx.default_device().type != mx.DeviceType.cpu:
         return reference, "stock MLX operations on the GPU"
     status = native.status()
+    if environment.kernels() == "amx" and status.instruction_set != "amx":
+        raise UsageError(
+            "HEADRACE_KERNELS=amx needs AMX tiles of bfloat16, which are not here", "unset HEADRACE_KERNELS"
+        )
     if status.available:
         precision = "float32 throughout" if native.exact() else "activations in 16 bits"
         return native, f"built for this machine: {status.instruction_set}, {status.threads} threads, {precision}"

@@ -65,7 +65,7 @@ def set_threads(threads: int) -> None:
 
 
 def use_instruction_set(name: str) -> bool:
-    """Use "avx512", "avx2", "neon" or "portable"; return False if this processor cannot. For tests."""
+    """Use "avx512", "avx2", "neon", "portable", "amx" or "amx-emulated"; return False if this processor cannot."""
     return kernels.use_instruction_set(name)
 
 
@@ -393,15 +393,15 @@ def fuse(layers: Sequence[LayerWeights], eps: float, activation: str, *, roundin
     """
     plans = [layer_plan(layer, eps, activation) for layer in layers]
     complete = [plan for plan in plans if plan is not None]
-    return None if len(complete) < len(plans) else _Fused(complete, coarse=rounding == 8)
+    return None if len(complete) < len(plans) else _Fused(complete, rounding)
 
 
 class _Fused:
     """Layers as one node of the kernels. See `LayersNode`."""
 
-    def __init__(self, plans: "list[kernels.LayerPlan]", *, coarse: bool) -> None:
+    def __init__(self, plans: "list[kernels.LayerPlan]", rounding: int) -> None:
         self._plans = plans
-        self._coarse = coarse  # a prompt's rows are rounded to 8 bits
+        self._rounding = rounding  # bits of a prompt's rows
 
     def __call__(
         self,
@@ -414,14 +414,16 @@ class _Fused:
         wanted: int,
     ) -> mx.array:
         firsts = firsts if any(firsts) else ()
-        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill", self._coarse, wanted)
+        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill", self._rounding, wanted)
 
     def run_pass(
         self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, wanted: int
     ) -> list[mx.array]:
         places = rows.store.places[layers]
-        return kernels.layers_pass(x, native_pass(rows), places, self._plans, states, kept, self._coarse, wanted)
+        return kernels.layers_pass(x, native_pass(rows), places, self._plans, states, kept, self._rounding, wanted)
 
 
 if missing is None and (_wanted := environment.threads()):
     set_threads(_wanted)
+if missing is None and environment.kernels() == "amx":
+    use_instruction_set("amx")  # `runtime.ops.select` refuses it where it is not there

@@ -52,7 +52,7 @@ void add_normed(const LayerPlan& plan, int64_t rows, const float* x, const float
   run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.qkv->view().k, norm, plan.eps, residual, scale, out});
 }
 
-// One layer's memory in a pass: K/V blocks, or the mixer's sequences. coarse: as in LinearCall.
+// One layer's memory in a pass: K/V blocks, or the mixer's sequences. prompts, rounding: as in LinearCall.
 struct LayerMemory {
   const LayerBlocks* blocks = nullptr;
   const std::vector<MixerRows>* sequences = nullptr;
@@ -60,7 +60,8 @@ struct LayerMemory {
   int64_t kept = 0;
   const float* own_input = nullptr;  // of the layer, rows `input_stride` apart
   int64_t input_stride = 0;
-  const uint8_t* coarse = nullptr;
+  const uint8_t* prompts = nullptr;
+  int rounding = 0;
   int64_t wanted = 0;  // first rows that the layer computes; the others only append and advance the state
 };
 
@@ -106,7 +107,8 @@ void run_mixing(const LayerPlan& plan, const LayerMemory& memory, LinearCall qkv
     gate.norm = plan.input_norm;
     gate.eps = plan.eps;
     gate.next = &output;
-    gate.coarse = qkv.coarse;
+    gate.prompts = qkv.prompts;
+    gate.rounding = qkv.rounding;
   }
   qkv.next = gated ? &gate : &output;
   if (plan.attention == nullptr) {
@@ -207,8 +209,9 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
   }
   LinearCall qkv = projection(x, tokens, *plan.qkv, wide);
   // A recurrence adds up what its inputs were moved by, so that those of mixers stay in 16 bits.
-  if (plan.mixer == nullptr) output.coarse = qkv.coarse = memory.coarse;
-  gate_up.coarse = down.coarse = memory.coarse;
+  if (plan.mixer == nullptr) output.prompts = qkv.prompts = memory.prompts;
+  gate_up.prompts = down.prompts = memory.prompts;
+  output.rounding = qkv.rounding = gate_up.rounding = down.rounding = memory.rounding;
   run_mixing(plan, memory, qkv, output, heads);
   if (plan.mixer_in == nullptr && rows == 0) return;
   if (plan.mixer_in == nullptr) {
@@ -250,15 +253,16 @@ int64_t inputs_of(const std::vector<Layer>& layers) {
 }
 
 // Input and output: x; the input may have the layers' own inputs behind its E numbers, and the output has its first rows. Layers with a mixer have further inputs, the states of all sequences, and outputs: their new states, and the
-// mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence. coarse: of each row, or empty.
+// mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence. prompts: see LinearCall, or empty.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept, std::vector<uint8_t> coarse)
+  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept, std::vector<uint8_t> prompts, int rounding)
       : Node(stream),
         layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))),
         counts_(std::move(counts)),
         kept_(kept),
-        coarse_(std::move(coarse)) {}
+        prompts_(std::move(prompts)),
+        rounding_(rounding) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     std::vector<float*> to;
@@ -269,7 +273,7 @@ class Layers : public Node {
       to.push_back(out.data<float>());
     }
     std::vector<Rows> from(inputs.begin(), inputs.end());
-    auto task = [layers = layers_, counts = counts_, kept = kept_, coarse = coarse_, rows, width, wanted, from = std::move(from), to = std::move(to)] {
+    auto task = [layers = layers_, counts = counts_, kept = kept_, prompts = prompts_, rounding = rounding_, rows, width, wanted, from = std::move(from), to = std::move(to)] {
       std::vector<std::vector<char>> copies(from.size());
       const float* x = from[0].read<float>(copies[0]);
       const int64_t stride = width + inputs_of(*layers);
@@ -283,7 +287,7 @@ class Layers : public Node {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
         LayerMemory memory{.blocks = &layer.blocks, .kept = kept, .own_input = own_input, .input_stride = stride,
-                           .coarse = coarse.empty() ? nullptr : coarse.data(), .wanted = after == nullptr ? wanted : rows};
+                           .prompts = prompts.empty() ? nullptr : prompts.data(), .rounding = rounding, .wanted = after == nullptr ? wanted : rows};
         if (layer.plan->own_gate != nullptr) own_input += layer.plan->own_gate->view().n;
         std::vector<MixerRows> sequences;
         if (layer.plan->mixer != nullptr) {
@@ -310,7 +314,8 @@ class Layers : public Node {
   std::shared_ptr<const std::vector<Layer>> layers_;  // shared with the task, which outlives the node
   std::vector<int> counts_;
   int kept_;
-  std::vector<uint8_t> coarse_;
+  std::vector<uint8_t> prompts_;
+  int rounding_;
 };
 
 }  // namespace
@@ -407,10 +412,16 @@ mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<Layer
   return {x.shape(0), wanted < 0 ? x.shape(1) : wanted, static_cast<int>(width)};
 }
 
+// The rounding of a prompt's rows: halves instead of 16 bits where tiles take them.
+int rounding_of_prompts(int wish) {
+  require(wish == 16 || wish == 8, "activations are rounded to 16 or 8 bits");
+  return wish == 16 && best_kernels().multiply_tiles != nullptr ? kHalves : wish;
+}
+
 }  // namespace
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
-                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill, bool coarse,
+                 const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill, int rounding,
                  int wanted) {
   mx::Shape shape = check_rows(x, plans, wanted);
   require(keys.size() == plans.size() && values.size() == plans.size() && (firsts.empty() || firsts.size() == plans.size()),
@@ -421,15 +432,16 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
     stack.push_back({plans[i], contiguous_blocks(keys[i], values[i], plans[i]->attention->call(), x.shape(0), x.shape(1), offset,
                                                  firsts.empty() ? 0 : firsts[i], prefill ? Phase::prefill : Phase::decode)});
   }
-  const auto rows = static_cast<size_t>(coarse && prefill ? int64_t{x.shape(0)} * x.shape(1) : 0);
-  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0, std::vector<uint8_t>(rows, 1));
+  rounding = rounding_of_prompts(rounding);
+  const auto rows = static_cast<size_t>(rounding != 16 && prefill ? int64_t{x.shape(0)} * x.shape(1) : 0);
+  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0, std::vector<uint8_t>(rows, 1), rounding);
   return mx::array(std::move(shape), mx::float32, std::move(node), {x});
 }
 
 std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
-                                   const std::vector<std::vector<mx::array>>& states, int kept, bool coarse, int wanted) {
+                                   const std::vector<std::vector<mx::array>>& states, int kept, int rounding, int wanted) {
   mx::Shape shape = check_rows(x, plans, wanted);
   require(places.size() == plans.size(), "the place of every layer is needed");
   require(x.shape(0) == 1 && x.shape(1) == pass->rows() && kept >= 0 && kept <= pass->rows(), "x must have the rows of the pass");
@@ -454,8 +466,9 @@ std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pas
     if (kept > 0) shapes.push_back({1, kept, static_cast<int>(shape.projected())});
   }
   const std::vector<mx::Dtype> types(shapes.size(), mx::float32);
+  rounding = rounding_of_prompts(rounding);
   auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), pass->counts(), kept,
-                                       coarse ? pass->of_prompts() : std::vector<uint8_t>());
+                                       rounding != 16 ? pass->of_prompts() : std::vector<uint8_t>(), rounding);
   return mx::array::make_arrays(std::move(shapes), types, std::move(node), inputs);
 }
 

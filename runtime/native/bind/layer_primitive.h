@@ -66,12 +66,12 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 
 // x (B, T, E) float32; keys, values: per layer (B, Hkv, capacity, D), written in place, their first rows the positions
 // `firsts` (empty: 0) -> x (B, T, E). With layers that have an input of their own, the input x has those of all layers behind its E
-// numbers. `prefill`: prompt tokens. `coarse`: rows of prompts are rounded to 8 bits for products with the weights of
-// attention and of a dense feed-forward, not to 16. wanted: rows of the result, the first of x; all if negative. Other rows append K/V and
+// numbers. `prefill`: prompt tokens. `rounding`: bits of prompts' rows, 16 or 8, in products with the weights of
+// attention and of a dense feed-forward; for 16 they are in halves where there are tiles. wanted: rows of the result, the first of x; all if negative. Other rows append K/V and
 // advance states.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill,
-                 bool coarse, int wanted = -1);
+                 int rounding, int wanted = -1);
 
 // The same for the rows of a pass, (1, N, E). places: per layer its group and index in the group. states: of each layer with a mixer,
 // one per sequence. Returns x; then for each such layer the new states, and the inputs (1, `kept`, projected) of its first rows, if any
@@ -79,7 +79,7 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
 std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
-                                   const std::vector<std::vector<mx::array>>& states, int kept, bool coarse,
+                                   const std::vector<std::vector<mx::array>>& states, int kept, int rounding,
                                    int wanted = -1);
 
 }  // namespace headrace

@@ -18,8 +18,8 @@ namespace {
 // Inputs: x, then the norm weight and the residual where present.
 class Linear : public Node {
  public:
-  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act, const Curve& curve, bool coarse)
-      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act), curve_(curve), coarse_(coarse) {}
+  Linear(mx::Stream stream, std::shared_ptr<MatrixHandle> w, bool norm, float eps, bool residual, Act act, const Curve& curve, int rounding)
+      : Node(stream), w_(std::move(w)), norm_(norm), eps_(eps), residual_(residual), act_(act), curve_(curve), rounding_(rounding) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -33,13 +33,14 @@ class Linear : public Node {
     call.curve = curve_;
     call.out = out.data<float>();
     std::vector<Rows> rows(inputs.begin(), inputs.end());
-    std::vector<uint8_t> coarse(coarse_ ? static_cast<size_t>(call.rows) : 0, 1);
-    auto task = [call, w = w_, coarse = std::move(coarse), norm = norm_, residual = residual_, rows = std::move(rows)]() mutable {
+    std::vector<uint8_t> rounded(rounding_ == 16 ? 0 : static_cast<size_t>(call.rows), 1);
+    call.rounding = rounding_;
+    auto task = [call, w = w_, rounded = std::move(rounded), norm = norm_, residual = residual_, rows = std::move(rows)]() mutable {
       std::vector<char> copies[3];
       call.x = rows[0].read<float>(copies[0]);
       if (norm) call.norm = rows[1].read<float>(copies[1]);
       if (residual) call.residual = rows.back().read<float>(copies[2]);
-      if (!coarse.empty()) call.coarse = coarse.data();
+      if (!rounded.empty()) call.prompts = rounded.data();
       run_linear(Pool::shared(), best_kernels(), call);
     };
     mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
@@ -54,7 +55,7 @@ class Linear : public Node {
   bool residual_;
   Act act_;
   Curve curve_;
-  bool coarse_;
+  int rounding_;
 };
 
 class RmsNorm : public Node {
@@ -94,12 +95,15 @@ mx::array norm_weight(const mx::array& a, int64_t width) {
 }  // namespace
 
 mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
-                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse,
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation, int rounding,
                  const CurveNumbers& curve) {
   const Matrix& view = w->view();
   const Act act = activation.empty() ? Act::none : activation_of(activation);
   const Curve numbers = curve_of(act, curve);
   require_floats(x, view.k);
+  if (rounding != 16 && rounding != 8 && (rounding != kHalves || best_kernels().multiply_tiles == nullptr)) {
+    throw std::invalid_argument("these kernels round activations to 16 or 8 bits");
+  }
   if (gates(act) && (view.n % 2 != 0 || residual.has_value())) {
     throw std::invalid_argument("a gated unit needs gate and up rows, and takes no residual");
   }
@@ -112,7 +116,7 @@ mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, con
     if (residual->shape() != shape) throw std::invalid_argument("the residual must have the product's shape");
     inputs.push_back(*residual);
   }
-  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act, numbers, coarse);
+  auto node = std::make_shared<Linear>(cpu_stream(), w, norm.has_value(), eps, residual.has_value(), act, numbers, rounding);
   return mx::array(std::move(shape), mx::float32, std::move(node), std::move(inputs));
 }
 

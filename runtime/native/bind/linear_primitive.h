@@ -11,10 +11,11 @@
 
 namespace headrace {
 
-// act(norm(x) @ w.T) (+ residual). x (..., K) float32 -> (..., N), or (..., N / 2) with a gated activation. coarse: x is rounded to 8 bits,
-// not 16, where w rounds.
+// act(norm(x) @ w.T) (+ residual). x (..., K) float32 -> (..., N), or (..., N / 2) with a gated activation. rounding: see
+// Matrix; halves only with tiles, and where w fits them.
+// Throws std::invalid_argument for another.
 mx::array linear(const mx::array& x, const std::shared_ptr<MatrixHandle>& w, const std::optional<mx::array>& norm,
-                 float eps, const std::optional<mx::array>& residual, const std::string& activation, bool coarse = false,
+                 float eps, const std::optional<mx::array>& residual, const std::string& activation, int rounding = 16,
                  const CurveNumbers& curve = std::nullopt);
 
 // RMSNorm over the last axis of a float32 array.

@@ -8,7 +8,11 @@
 namespace headrace {
 
 #if defined(HEADRACE_WITH_AVX512)
-namespace avx512 { const Kernels& kernels(); }
+namespace avx512 {
+const Kernels& kernels();
+const Kernels& amx_kernels();
+const Kernels& emulated_kernels();
+}  // namespace avx512
 #endif
 #if defined(HEADRACE_WITH_AVX2)
 namespace avx2 { const Kernels& kernels(); }
@@ -21,24 +25,29 @@ namespace {
 
 struct Compiled {
   const Kernels* kernels;
-  bool runs;  // on this processor
+  bool (*runs)();  // on this processor
 };
 
-// The fastest kernels of a name, or of any name (nullptr), that run here; nullptr if there are none.
+// The fastest kernels of a name, or of any name (nullptr), that run here; nullptr if there are none. Tiles, last, only by name: their
+// speed was not measured.
 const Kernels* find(const char* name) {
   const Compiled fastest_first[] = {
 #if defined(HEADRACE_WITH_AVX512)
-      {&avx512::kernels(), has_avx512()},
+      {&avx512::kernels(), has_avx512},
 #endif
 #if defined(HEADRACE_WITH_AVX2)
-      {&avx2::kernels(), has_avx2()},
+      {&avx2::kernels(), has_avx2},
 #endif
 #if defined(HEADRACE_WITH_PORTABLE)
-      {&portable::kernels(), true},
+      {&portable::kernels(), [] { return true; }},
+#endif
+#if defined(HEADRACE_WITH_AVX512)
+      {&avx512::amx_kernels(), has_amx},
+      {&avx512::emulated_kernels(), has_avx512},
 #endif
   };
   for (const auto& [kernels, runs] : fastest_first) {
-    if (runs && (name == nullptr || std::strcmp(kernels->name, name) == 0)) return kernels;
+    if (name == nullptr ? kernels->multiply_tiles == nullptr && runs() : std::strcmp(kernels->name, name) == 0 && runs()) return kernels;
   }
   return nullptr;
 }

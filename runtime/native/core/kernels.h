@@ -26,6 +26,8 @@ struct Curve {
   return type == Type::f32 ? 4 : type == Type::f16 || type == Type::bf16 ? 2 : 1;
 }
 
+constexpr int kHalves = 32;  // a Matrix::rounding: activations as two bfloat16 numbers each (isa/halves.h)
+
 // N rows of K weights, row-contiguous or, if rounds(), interleaved (core/interleaved.h). Quantized rows have MLX's affine layout:
 // value i is at bit i * bits of the packed row, w = scale[i / group] * q + offset[i / group]. Without offsets integers are symmetric, with
 // 0 at 2^(bits - 1): w = scale[i / group] * (q - 2^(bits - 1)), only if may_be_symmetric(); other codes have no offsets.
@@ -40,7 +42,7 @@ struct Matrix {
   int group = 0;
   Code code = Code::affine;
   bool exact = false;  // never round activations
-  int rounding = 16;   // bits of rounded activations, 16 or 8
+  int rounding = 16;   // bits of rounded activations, 16 or 8, or kHalves
   Type type = Type::f32;  // of scales and offsets, or of plain data
 
   // Always inlined: compiled for several instruction sets, see isa/simd.h.
@@ -49,6 +51,8 @@ struct Matrix {
   [[gnu::always_inline]] bool rounds() const {
     return !exact && code != Code::fp8 && (bits == 2 || bits == 4 || bits == 8);
   }
+  // Whether Kernels::multiply_tiles takes it.
+  [[gnu::always_inline]] bool fits_tiles() const { return rounds() && k % 32 == 0; }
   [[gnu::always_inline]] bool may_be_symmetric() const {
     return rounds() && code == Code::affine && bits != 2 && type != Type::f32;
   }
@@ -171,6 +175,10 @@ struct Kernels {
   void (*multiply)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row, int64_t rows,
                    float* y, int64_t ldy, const Upcoming& next);
 
+  // The same for rows in halves and a matrix that fits_tiles(); nullptr without tiles.
+  void (*multiply_tiles)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row, int64_t rows,
+                         float* y, int64_t ldy);
+
   // The same for other matrices.
   void (*multiply_floats)(const Matrix& w, const float* prepared, int64_t stride, int64_t batch, int64_t row,
                           int64_t rows, float* y, int64_t ldy);
@@ -256,7 +264,7 @@ bool have_kernels();
 // The kernels in use: the fastest for this processor, or those of use_kernels.
 const Kernels& best_kernels();
 
-// Use the kernels "avx512", "avx2", "neon" or "portable". False if they are not compiled, or this processor cannot run them.
+// Use the kernels "avx512", "avx2", "neon" or "portable", or "amx" or "amx-emulated": those of avx512, and tiles for prompts. False if they are not compiled, or this processor cannot run them.
 bool use_kernels(const char* name);
 
 }  // namespace headrace

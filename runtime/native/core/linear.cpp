@@ -60,18 +60,25 @@ void finish(const Kernels& kernels, const LinearCall& call, int64_t m, int64_t a
   }
 }
 
-// The call's matrix for each of its rows. Rows of 16 bits need no less room than those of 8.
+// The call's matrix for each of its rows.
 struct Roundings {
-  const uint8_t* coarse;
-  Matrix fine, eight;
-  bool all;  // rows are of 8 bits
+  const uint8_t* prompts;
+  Matrix fine, other;
+  bool all;  // rows have the other rounding
 
-  explicit Roundings(const LinearCall& call) : coarse(call.w.rounds() ? call.coarse : nullptr), fine(call.w), eight(call.w) {
-    eight.rounding = 8;
-    all = coarse != nullptr && std::all_of(coarse, coarse + call.rows, [](uint8_t row) { return row != 0; });
+  explicit Roundings(const LinearCall& call) : prompts(call.w.rounds() ? call.prompts : nullptr), fine(call.w), other(call.w) {
+    other.rounding = call.rounding;
+    if (call.rounding == kHalves && !call.w.fits_tiles()) prompts = nullptr;
+    all = prompts != nullptr && std::all_of(prompts, prompts + call.rows, [](uint8_t row) { return row != 0; });
   }
 
-  const Matrix& of(int64_t m) const { return coarse != nullptr && coarse[m] != 0 ? eight : fine; }
+  const Matrix& of(int64_t m) const { return prompts != nullptr && prompts[m] != 0 ? other : fine; }
+  // Floats of a prepared row.
+  int64_t size(const Kernels& kernels) const {
+    if (prompts == nullptr) return kernels.prepared_size(fine);
+    return all ? kernels.prepared_size(other) : std::max(kernels.prepared_size(fine), kernels.prepared_size(other));
+  }
+  int64_t most() const { return most_rows(prompts == nullptr ? fine : other); }
   // Rows [m, end) that are rounded alike, at most `most`.
   int64_t alike(int64_t m, int64_t most) const {
     int64_t count = 1;
@@ -97,9 +104,9 @@ void run_columns(Pool& pool, const Kernels& kernels, const LinearCall& call) {
   const bool gated = gates(call.act);
   const int64_t width = width_of(call);
   const Roundings roundings(call);
-  const int64_t stride = kernels.prepared_size(roundings.all ? roundings.eight : roundings.fine);
+  const int64_t stride = roundings.size(kernels);
   const int64_t batch = call.rows;
-  const int64_t at_once = std::min(batch, most_rows(w));
+  const int64_t at_once = std::min(batch, roundings.most());
   const int64_t step = columns_per_task(pool, call);
 
   // Every thread prepares a single row itself, which is cheaper than waiting.

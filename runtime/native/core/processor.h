@@ -1,6 +1,12 @@
 // Instruction sets of this processor, if the operating system supports their registers.
 #pragma once
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace headrace {
 
 #if defined(__x86_64__)
@@ -10,6 +16,15 @@ inline bool has_avx512() {  // F, BW, DQ, VL and VNNI
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
          __builtin_cpu_supports("fma");
+}
+
+// Tiles of bfloat16 numbers. Asks the system to let the process use them.
+inline bool has_amx() {
+  constexpr unsigned kTile = 1u << 24, kBfloat16 = 1u << 22;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of arch_prctl, and the state it asks for
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kTile) != 0 && (d & kBfloat16) != 0 &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
 inline bool has_avx2() {

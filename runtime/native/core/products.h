@@ -9,14 +9,16 @@ namespace headrace {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Activation rows of one `multiply_rows` call: as many as share a cached band of weights; more in floats, whose weights are unpacked
-// in each call.
-inline int64_t most_rows(const Matrix& w) { return w.rounds() ? 64 : 512; }
+// Activation rows of one `multiply_rows` call: as many as share a cached band of weights; more in floats and halves, for which weights
+// are unpacked in each call.
+inline int64_t most_rows(const Matrix& w) { return w.rounds() && w.rounding != kHalves ? 64 : 512; }
 
 // y[m * ldy + r] for m < batch <= most_rows(w) prepared rows and weight rows [row, row + rows).
 inline void multiply_rows(const Kernels& kernels, const Matrix& w, const float* prepared, int64_t stride, int64_t batch,
                           int64_t row, int64_t rows, float* y, int64_t ldy, const Upcoming& next) {
-  if (w.rounds()) {
+  if (w.rounds() && w.rounding == kHalves) {
+    kernels.multiply_tiles(w, prepared, stride, batch, row, rows, y, ldy);
+  } else if (w.rounds()) {
     kernels.multiply(w, prepared, stride, batch, row, rows, y, ldy, next);
   } else {
     kernels.multiply_floats(w, prepared, stride, batch, row, rows, y, ldy);

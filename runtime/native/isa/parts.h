@@ -9,6 +9,10 @@ namespace headrace::HEADRACE_ISA {
 void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y,
               int64_t ldy, const Upcoming& next);
 
+// tiles.cpp, with AVX-512 only
+void multiply_amx(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y, int64_t ldy);
+void multiply_emulated(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y, int64_t ldy);
+
 // floats.cpp
 void multiply_floats(const Matrix& w, const float* x, int64_t stride, int64_t batch, int64_t row, int64_t rows,
                      float* y, int64_t ldy);

@@ -2,11 +2,15 @@
 #pragma once
 
 #include "rounded.h"
+#if defined(HEADRACE_AVX512)
+#include "halves.h"
+#endif
 
 namespace headrace::HEADRACE_ISA {
 
 inline int64_t prepared_size(const Matrix& w) {
   if (w.rounds()) {
+    if (w.rounding == kHalves) return w.k;  // see halves.h
     return with_words(w, [&](auto format) {
       using F = decltype(format);
       return w.rounding == 8 ? Quads<F>::size(w) : Pairs<F>::size(w);
@@ -28,6 +32,9 @@ inline void prepare(const Matrix& w, const float* x, float* out) {
   if (w.rounds()) {
     with_words(w, [&](auto format) {
       using F = decltype(format);
+#if defined(HEADRACE_AVX512)
+      if (w.rounding == kHalves) return halve_row<F>(w, x, out);
+#endif
       w.rounding == 8 ? round_row_coarsely<F>(w, x, out) : round_row<F>(w, x, out);
     });
     return;

@@ -19,6 +19,7 @@ static constexpr Kernels kTable = {
     .prepared_size = prepared_size,
     .prepare = prepare,
     .multiply = multiply,
+    .multiply_tiles = nullptr,
     .multiply_floats = multiply_floats,
     .unpack_panel = unpack_panel,
     .gemm = gemm,
@@ -50,5 +51,19 @@ static constexpr Kernels kTable = {
 };
 
 const Kernels& kernels() { return kTable; }
+
+#if defined(HEADRACE_AVX512)
+static constexpr Kernels with_tiles(const char* name, decltype(Kernels::multiply_tiles) multiply) {
+  Kernels table = kTable;
+  table.name = name;
+  table.multiply_tiles = multiply;
+  return table;
+}
+
+static constexpr Kernels kAmx = with_tiles("amx", multiply_amx), kEmulated = with_tiles("amx-emulated", multiply_emulated);
+
+const Kernels& amx_kernels() { return kAmx; }
+const Kernels& emulated_kernels() { return kEmulated; }
+#endif
 
 }  // namespace headrace::HEADRACE_ISA

@@ -20,7 +20,7 @@ int main(int count, char** arguments) {
   tests::test_pool(forks);
   tests::test_streaming();
   tests::check(!use_kernels("of another processor"), "unknown kernels", "dispatch");
-  for (const char* name : {"avx512", "avx2", "neon", "portable"}) {
+  for (const char* name : {"avx512", "avx2", "neon", "portable", "amx", "amx-emulated"}) {
     if (!use_kernels(name)) continue;
     const Kernels& kernels = best_kernels();
     tests::check(std::strcmp(kernels.name, name) == 0, "the kernels that were asked for", name);

@@ -1,5 +1,5 @@
 // Projections: every storage format by every number of activation rows, odd sizes, every epilogue, two callers at once;
-// exact, and with activations in 16 bits, in 8, and in both by turns, where that differs.
+// exact, and with activations in 16 bits, in 8, in halves, and in two of them by turns, where that differs.
 #include <algorithm>
 #include <cmath>
 #include <thread>
@@ -14,7 +14,11 @@ namespace {
 
 constexpr double kBound = 2e-6;  // of the sum of absolute products
 
-enum class Rounding { none, fine, coarse, mixed };
+struct Rounding {
+  bool rounds = false;
+  int bits = 16;  // of every row, or, if `mixed`, of some; others have 16
+  bool mixed = false;
+};
 
 struct Epilogue {
   bool norm = false, bias = false, residual = false;
@@ -30,12 +34,12 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
   LinearCall call;
   call.x = x.as<float>();
   call.rows = rows;
-  call.w = kind == Rounding::none ? w.view : w.rounded;
-  std::vector<uint8_t> coarse(static_cast<size_t>(rows), kind == Rounding::coarse);
-  if (kind == Rounding::mixed) {
-    for (size_t m = 0; m < coarse.size(); ++m) coarse[m] = m % 5 < 2;
-  }
-  if (kind == Rounding::coarse || kind == Rounding::mixed) call.coarse = coarse.data();
+  call.w = kind.rounds ? w.rounded : w.view;
+  call.rounding = kind.bits;
+  std::vector<uint8_t> prompts(static_cast<size_t>(rows));
+  for (size_t m = 0; m < prompts.size(); ++m) prompts[m] = kind.bits != 16 && (!kind.mixed || m % 5 < 2);
+  if (kind.bits != 16) call.prompts = prompts.data();
+  const bool halves = kind.bits == kHalves && call.w.fits_tiles();
   call.eps = 1e-5f;
   call.act = epilogue.act;
   call.curve = {0.9f, 1.2f, 0.5f, -1e-6f};
@@ -54,11 +58,14 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
     const double factor = 1 / std::sqrt(squares / static_cast<double>(k) + 1e-5);
     for (int64_t i = 0; i < k; ++i) row[i] = values[m * k + i] * (epilogue.norm ? factor * norms[i] : 1.0);
     if (call.w.rounds()) {
-      const int64_t group = coarse[m] != 0 ? std::min(w.view.group, 32) : w.view.group;
+      const bool eight = kind.bits == 8 && prompts[m] != 0;
+      const int64_t group = eight ? std::min(w.view.group, 32) : w.view.group;
       for (int64_t i = 0; i < k; i += group) {
         double largest = 0;
         for (int64_t j = i; j < i + group; ++j) largest = std::max(largest, std::fabs(row[j]));
-        for (int64_t j = i; j < i + group; ++j) rounding[j] = largest / (coarse[m] != 0 ? 253.9 : 65534);
+        for (int64_t j = i; j < i + group; ++j) rounding[j] = largest / (eight ? 253.9 : 65534);
+        if (!halves || prompts[m] == 0) continue;
+        for (int64_t j = i; j < i + group; ++j) rounding[j] = std::fabs(row[j]) / 32768;  // two rounded factors, one product left out
       }
     }
     for (int64_t r = 0; r < n; ++r) {
@@ -100,9 +107,12 @@ void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, con
 }
 
 void test_projection(const Kernels& kernels, const Weights& w, int64_t rows, const Epilogue& epilogue = {}) {
-  test_projection(kernels, w, rows, epilogue, Rounding::none);
+  test_projection(kernels, w, rows, epilogue, Rounding());
   if (!w.rounded.rounds()) return;
-  for (const Rounding kind : {Rounding::fine, Rounding::coarse, Rounding::mixed}) test_projection(kernels, w, rows, epilogue, kind);
+  for (const int bits : {16, 8, kHalves}) {
+    if (bits == kHalves && kernels.multiply_tiles == nullptr) continue;
+    for (const bool mixed : {false, true}) test_projection(kernels, w, rows, epilogue, {true, bits, mixed});
+  }
 }
 
 // Every row, and rows that no matrix has.

@@ -42,7 +42,7 @@ def _coarse(x: mx.array, weight: Weight) -> mx.array:
     held = native.prepare(weight, mx.float32)
     assert isinstance(held, PreparedWeight)
     assert held.matrix is not None
-    return kernels.linear(x, held.matrix, coarse=True)
+    return kernels.linear(x, held.matrix, rounding=8)
 
 
 _FORMATS = [("affine", bits, group) for bits in (2, 4, 8) for group in (32, 64, 128)]
