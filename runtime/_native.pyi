@@ -158,6 +158,22 @@ class Pass:
         head_dims: Sequence[int] = (),
     ) -> None: ...
 
+class Peer:
+    """The connection to the only other rank: a stream socket, which it closes. rank: of this end, 0 or 1."""
+
+    def __init__(self, socket: int, rank: int) -> None: ...
+    def all_sum(self, x: mx.array) -> mx.array:
+        """Return x plus the other rank's. Raises ValueError for other types than float32, int32 and uint32."""
+
+    def all_gather(self, x: mx.array) -> mx.array:
+        """Return rank 0's x (n, ...) and rank 1's behind it: (2n, ...)."""
+
+    def send(self, x: mx.array) -> mx.array:
+        """Return x, sent once it is evaluated."""
+
+    def receive(self, shape: Sequence[int], dtype: mx.Dtype, stream: mx.Stream) -> mx.array:
+        """Return an array of the other rank, for which `stream` waits."""
+
 class StreamingRead:
     """Filled memory, read by `threads` threads in 1, 2, 4 or 8 `streams` each."""
 

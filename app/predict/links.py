@@ -1,7 +1,8 @@
 """Links between machines (assets/links.toml): latency, bandwidth, and times of collectives over them.
 
-A ring's all_sum of N ranks is 2 (N - 1) messages of 1/N of the array, one after the other (MLX's ring backend). In a
-mesh every rank sends the whole array to all others at once (MLX's JACCL backend).
+A ring's all_sum of N ranks is 2 (N - 1) messages of 1/N of the array, one after the other (MLX's ring backend), or
+N - 1 of the whole array if it is gathered and added (`runtime.ranks.group`). In a mesh every rank sends the whole array
+to all others at once (MLX's JACCL backend).
 """
 
 import tomllib
@@ -14,7 +15,10 @@ from headrace.runtime.config.paths import ASSETS
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """latency: of a message, in seconds. bandwidth: bytes per second. mesh: largest number of ranks in one."""
+    """latency: of a message, in seconds. bandwidth: bytes per second. mesh: largest number of ranks in one.
+
+    gathers: sums of a ring are gathered where that is faster.
+    """
 
     name: str
     title: str
@@ -23,6 +27,7 @@ class Link:
     mesh: int
     thunderbolt5: bool
     source: str
+    gathers: bool = False
 
     def send_s(self, nbytes: float) -> float:
         """Return the time of one message."""
@@ -32,7 +37,8 @@ class Link:
         """Return the time in which all ranks get the sum of their arrays of `nbytes`."""
         if ranks <= self.mesh:
             return self.send_s(nbytes)
-        return 2 * (ranks - 1) * self.send_s(nbytes / ranks)
+        ring_s = 2 * (ranks - 1) * self.send_s(nbytes / ranks)
+        return min(ring_s, (ranks - 1) * self.send_s(nbytes)) if self.gathers else ring_s
 
     def all_gather_s(self, nbytes: float, ranks: int) -> float:
         """Return the time in which all ranks get the parts of an array of `nbytes`."""
@@ -51,6 +57,7 @@ def links() -> dict[str, Link]:
             mesh=row["mesh"],
             thunderbolt5=row["thunderbolt5"],
             source=row["source"],
+            gathers=not row["mesh"],
         )
         for name, row in _file()["links"].items()
     }

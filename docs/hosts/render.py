@@ -8,6 +8,7 @@ A table stands between `<!-- table ID -->` and `<!-- end -->`; its text is repla
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def published() -> Iterator[str]:
 
 def computed(row: Mapping[str, Any]) -> tuple[float, float | None]:
     """Return (tok/s from the shape alone, tok/s with computing scaled to the published speed of one machine)."""
-    targets, read, link = machine_targets(row["machines"]), shape(row["model"], row["bits"]), links()[row["link"]]
-    assumed = assumptions(ENGINE)
+    targets, read, assumed = machine_targets(row["machines"]), shape(row["model"], row["bits"]), assumptions(ENGINE)
+    link = replace(links()[row["link"]], gathers=False)  # as those engines sum
     found = predict_hosts(read, targets, link, assumed, row["depth"], way=row["way"])
     if "alone" not in row:
         return found.speed, None

@@ -2,27 +2,55 @@
 
 Contract: all ranks call the same collectives in the same order. Results are lazy, as of any operation. A collective
 cannot be interrupted: `runtime.ranks.link` ends the process of a rank that waits for a lost one.
+
+MLX's ring sums in 2 (N - 1) messages, one after the other. Small arrays, and those of two ranks, are gathered and added
+in the order of the ranks instead, in N - 1. Two ranks with the native kernels have a connection of their own.
 """
 
+import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 
+from headrace.runtime import ops
 from headrace.runtime.errors import EngineError
+from headrace.runtime.ops.native_plans import kernels
+from headrace.runtime.ranks.leader import listen
+from headrace.runtime.ranks.link import RankLostError, accept, connect
 
 JOIN_S = 8
+_MEET_S = 2.0  # that two ranks get for a connection of their own
+_SMALL = 1 << 16  # bytes: a sum of at most so many takes as long as its messages' latency
+_SUMMED = (mx.float32, mx.int32, mx.uint32)  # types that a peer adds
 _GUARD = 'sleep "$1"; kill -0 "$3" 2>&- && echo "headrace: $2" >&2 && kill -9 "$3"'
 
 
 class Group:
-    """The ranks of one model. raw: MLX's group; None for one rank alone, whose collectives are free."""
+    """The ranks of one model. raw: MLX's group; None for one rank alone, whose collectives are free.
 
-    def __init__(self, raw: mx.distributed.Group | None = None, device: mx.DeviceType = mx.DeviceType.cpu) -> None:
-        self._raw = raw
+    gathers: sums are gathered where that takes fewer messages. peer: the connection to the only other rank, if any.
+    """
+
+    def __init__(
+        self,
+        raw: mx.distributed.Group | None = None,
+        device: mx.DeviceType = mx.DeviceType.cpu,
+        *,
+        gathers: bool = False,
+        peer: "kernels.Peer | None" = None,
+    ) -> None:
+        self._raw, self._gathers, self._peer = raw, gathers, peer
         self.rank: int = 0 if raw is None else raw.rank()
         self.size: int = 1 if raw is None else raw.size()
         # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
@@ -37,25 +65,86 @@ class Group:
         try:
             with _ended_after(JOIN_S, f"{others} did not connect in {JOIN_S} s"):
                 raw = mx.distributed.init(strict=True, backend=backend)
-                return cls(raw, mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu)
+                device = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu
+                return cls(raw, device, gathers=backend == "ring", peer=_peer(raw) if backend == "ring" else None)
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
 
     def all_sum(self, x: mx.array) -> mx.array:
         """Return the sum of all ranks' arrays, with the same bits on each."""
-        return x if self._raw is None else mx.distributed.all_sum(x, group=self._raw)
+        if self._raw is None:
+            return x
+        if self._peer is not None and x.dtype in _SUMMED:
+            return self._peer.all_sum(x)
+        if self._gathers and (self.size == 2 or x.nbytes <= _SMALL):
+            return reduce(add, mx.split(self.all_gather(x), self.size))
+        return mx.distributed.all_sum(x, group=self._raw)
 
     def all_gather(self, x: mx.array) -> mx.array:
         """Return all ranks' arrays (n, ...), one behind the other: (size * n, ...)."""
+        if self._peer is not None:
+            return self._peer.all_gather(x)
         return x if self._raw is None else mx.distributed.all_gather(x, group=self._raw)
 
     def send(self, x: mx.array, rank: int) -> mx.array:
         """Send to another rank once the result is evaluated, which is `x`."""
+        if self._peer is not None:
+            return self._peer.send(x)
         return mx.distributed.send(x, rank, group=self._raw)
 
     def receive(self, shape: tuple[int, ...], dtype: mx.Dtype, rank: int) -> mx.array:
         """Return what another rank sends."""
+        if self._peer is not None and self._receiving is not None:
+            return self._peer.receive(shape, dtype, self._receiving)
         return mx.distributed.recv(shape, dtype, rank, group=self._raw, stream=self._receiving)
+
+
+def _peer(ring: mx.distributed.Group) -> "kernels.Peer | None":
+    """Return a connection to the only other rank; None on both ranks without native kernels or a way to connect."""
+    if ring.size() != 2 or not _all(ring, ops.select() is ops.native):
+        return None
+    connection = None
+    with suppress(OSError, EngineError):
+        connection = _meet(ring)
+    if not _all(ring, connection is not None) or connection is None:
+        return None
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return kernels.Peer(connection.detach(), ring.rank())
+
+
+def _meet(ring: mx.distributed.Group) -> socket.socket | None:
+    """Connect the two ranks, with a key that rank 0 sends over the ring. It listens where its ring does.
+
+    Raises OSError or RankLostError; returns None if rank 0 cannot listen.
+    """
+    address = str(json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())[0][0]).rpartition(":")[0].strip("[]")
+    told, listener = [0] * 33, None
+    if ring.rank() == 0:
+        with suppress(OSError):
+            listener = listen(address)
+            told = [listener.getsockname()[1], *secrets.token_bytes(32)]
+    port, *key = cast(list[int], _sum(ring, told).tolist())
+    if listener is None:
+        return connect((address, port), ring.rank(), bytes(key), _MEET_S) if port else None
+    until = time.monotonic() + _MEET_S
+    with listener:
+        while (left := until - time.monotonic()) > 0:
+            listener.settimeout(left)
+            connection, _ = listener.accept()
+            with suppress(OSError, ValueError, RankLostError):
+                accept(connection, bytes(key), left)
+                return connection
+            connection.close()
+    return None
+
+
+def _all(ring: mx.distributed.Group, flag: bool) -> bool:
+    """Return whether the flag is set on every rank."""
+    return _sum(ring, [int(flag)]).item() == ring.size()
+
+
+def _sum(ring: mx.distributed.Group, numbers: list[int]) -> mx.array:
+    return mx.distributed.all_sum(mx.array(numbers, mx.uint32), group=ring)
 
 
 @contextmanager

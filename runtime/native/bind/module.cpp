@@ -17,6 +17,7 @@
 #include "linear_primitive.h"
 #include "matrix_handle.h"
 #include "mixer_primitive.h"
+#include "peer_primitive.h"
 #include "recurrent_primitive.h"
 #include "sample_primitive.h"
 #include "weight_arena.h"
@@ -132,6 +133,15 @@ NB_MODULE(_native, m) {
            }),
            "counts"_a, "offsets"_a, "prefill"_a, "tables"_a, "slabs"_a, "packings"_a = hr::Packings{},
            "head_dims"_a = std::vector<int>());
+
+  nb::class_<hr::Peer>(m, "Peer")
+      .def(nb::new_([](int socket, int rank) { return std::make_shared<hr::Peer>(socket, rank); }), "socket"_a, "rank"_a)
+      .def("all_sum", &hr::Peer::all_sum, "x"_a)
+      .def("all_gather", &hr::Peer::all_gather, "x"_a)
+      .def("send", &hr::Peer::send, "x"_a)
+      .def("receive", [](hr::Peer& peer, const std::vector<int>& shape, hr::mx::Dtype dtype, hr::mx::Stream stream) {
+        return peer.receive(hr::mx::Shape(shape.begin(), shape.end()), dtype, stream);
+      }, "shape"_a, "dtype"_a, "stream"_a);
 
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
   m.def("embed", &hr::embed, "tokens"_a, "w"_a);

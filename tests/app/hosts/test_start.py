@@ -236,4 +236,4 @@ def test_splits(tmp_path: Path) -> None:
     assert len(split.shares) == 2
     assert [target.bandwidth for target in targets_of(hosts, reports)] == [50e9, 50e9]
     assert [target.bandwidth for target in targets_of(two(), reports)] == [25e9, 25e9]
-    assert link_between(hosts, slow).latency > 5e-3
+    assert link_between(hosts, slow).latency >= 5e-3

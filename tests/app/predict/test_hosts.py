@@ -33,10 +33,14 @@ def computed(targets: list[Target], way: Any, link: Any = IDEAL) -> HostsPredict
 
 
 def test_collectives_by_hand() -> None:
-    """A ring of three sends four parts of a third each; a mesh exchanges once."""
-    link = replace(TB5, latency=1e-3, bandwidth=1e6, mesh=0)
+    """A ring of three sends four parts of a third each, or two wholes; a mesh exchanges once."""
+    link = replace(TB5, latency=1e-3, bandwidth=1e6, mesh=0, gathers=False)
     assert link.all_sum_s(3000, 3) == pytest.approx(4 * (1e-3 + 1e-3))
     assert link.all_gather_s(3000, 3) == pytest.approx(2 * (1e-3 + 1e-3))
+    gathering = replace(link, gathers=True)
+    assert gathering.all_sum_s(300, 3) == pytest.approx(2 * (1e-3 + 3e-4))
+    assert gathering.all_sum_s(9000, 3) == pytest.approx(link.all_sum_s(9000, 3))
+    assert gathering.all_sum_s(9000, 2) == pytest.approx(1e-3 + 9e-3)
     mesh = replace(link, mesh=3)
     assert mesh.all_sum_s(3000, 3) == pytest.approx(1e-3 + 3e-3)
     assert mesh.all_sum_s(3000, 4) == link.all_sum_s(3000, 4)
@@ -72,7 +76,7 @@ def test_waits_of_a_step_by_hand() -> None:
     """Two all_sums a layer and one for the embedding, and a gathering of the logits."""
     link = replace(TB5, latency=1e-3, bandwidth=1e18)
     found = computed(TWO, "tensor", link)
-    assert found.link_share / found.speed == pytest.approx((2 * SHAPE.layers + 1) * 2e-3 + 1e-3, rel=1e-3)
+    assert found.link_share / found.speed == pytest.approx((2 * SHAPE.layers + 2) * 1e-3, rel=1e-3)
     pipeline = computed(TWO, "pipeline", link)
     assert pipeline.link_share / pipeline.speed == pytest.approx(2e-3, rel=1e-3)
 
