@@ -186,13 +186,13 @@ def _open_log() -> int:
 def _exit_message(code: int, log: str, kill_reason: str) -> str:
     if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer
         return f"the engine's memory ran out; {METAL_HINT}"
+    _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own
+    if lost and code in (1, -signal.SIGKILL) and not kill_reason:
+        return LOST_RANK + rest.partition("\n")[0]
     if code == -signal.SIGKILL and kill_reason:
         return f"the engine {kill_reason}, and was killed; {log_path()} may tell why"
     if code == -signal.SIGKILL:
         return "the engine was killed (SIGKILL); if you did not do it, the system was out of memory"
     if code < 0:
         return f"the engine crashed ({signal.Signals(-code).name}); {log_path()} may tell why"
-    _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own
-    if code == 1 and lost:
-        return LOST_RANK + rest.partition("\n")[0]
     return f"the engine ended unexpectedly (exit code {code}); {log_path()} may tell why"

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,13 @@ def rdma_state() -> str | None:
     return f"{state}, {', '.join(devices)}" if devices else state
 
 
-def clock() -> float:
-    """Return seconds since the epoch."""
-    return time.time()
-
-
-def remove_launch_files() -> None:
-    """Remove the temporary files that the launcher wrote for this rank."""
-    for name in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):
-        if file := os.environ.get(name):
-            Path(file).unlink(missing_ok=True)
+def give_files(files: dict[str, str]) -> None:
+    """Set environment variables to paths of open files with these contents; they have no name, so none is left."""
+    for name, content in files.items():
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+            file.write(content)
+            file.seek(0)  # on macOS, a path below /dev/fd shares the offset
+            os.environ[name] = f"/dev/fd/{os.dup(file.fileno())}"
 
 
 def _output(*command: str) -> str:

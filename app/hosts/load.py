@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from headrace.app.hosts.choice import HostsChoice
-from headrace.app.hosts.facts import remove_launch_files
 from headrace.app.hosts.start import Ranks, Say, say_lost, start_ranks
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.load import KVChoice, LoadedModel, load_resolved
@@ -58,6 +57,5 @@ def load_on_hosts(
     except BaseException:
         ranks.close()
         raise
-    remove_launch_files()  # the ranks are connected
     note = f"{ranks.split.kind} parallel on {', '.join(ranks.hosts.names)}"
     return replace(loaded, notes=[*loaded.notes, note], ranks=tuple(ranks.lines())), ranks

@@ -22,6 +22,7 @@ from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError
 
 _MODULE = "headrace.app.hosts.rank"
+_NO_FILE = "mktemp() { echo /dev/null; }; "  # the launcher's script writes the process's id to a file, else left behind
 # $0 is an interpreter; where it does not exist, that of the installed command, on the PATH of the user's own shell.
 _REMOTE = (
     'p=$0; [ -x "$p" ] || { PATH=$("${SHELL:-/bin/bash}" -lc "printenv PATH" 2> /dev/null | tail -n 1):$PATH; '
@@ -29,6 +30,8 @@ _REMOTE = (
     f'exit 127; }}; p=$(head -n 1 "$s" | cut -c 3-); }}; exec "$p" -P -m {_MODULE}'
 )
 CONNECT_S = 4
+SILENCE_S = 5.0  # without a heartbeat a process is lost
+_LOOK_S = 0.2
 _END_S = 2.0
 _KEPT_LINES = 20
 
@@ -36,13 +39,13 @@ _KEPT_LINES = 20
 class RankProcess:
     """One rank's process. Raises HeadraceError if it cannot be started."""
 
-    def __init__(self, host: Host, env: Sequence[str], files: Mapping[str, str]) -> None:
+    def __init__(self, host: Host, env: Sequence[str]) -> None:
         from mlx._distributed_utils.launch import RemoteProcess
 
         self.host = host
         python = host.python or sys.executable
         run = [python, "-P", "-m", _MODULE] if host.local else ["/bin/bash", "-c", _REMOTE, python]
-        script = RemoteProcess.make_launch_script(host.rank, None, None, dict(files), list(env), run, is_local=True)
+        script = _NO_FILE + RemoteProcess.make_launch_script(host.rank, None, None, {}, list(env), run, is_local=True)
         command = ["/bin/bash", "-c", script] if host.local else [*_ssh(host), f"/bin/bash -c {shlex.quote(script)}"]
         try:
             self._process = subprocess.Popen(
@@ -57,7 +60,8 @@ class RankProcess:
         except OSError as error:
             raise EngineError(f"{host.name} cannot be started: {error}", "is ssh installed?") from error
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._lines: SimpleQueue[tuple[str, float] | None] = SimpleQueue()  # with the time of arrival
+        self._reports: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._heard, self._remote_pid = time.monotonic(), 0
         self._readers = [
             threading.Thread(target=target, name=f"{target.__name__.strip('_')} {host.name}", daemon=True)
             for target in (self._read_output, self._read_errors)
@@ -77,20 +81,26 @@ class RankProcess:
             self._process.stdin.flush()
 
     def report(self, until: float) -> dict[str, Any]:
-        """Return the process's report, and how far its clock is ahead. until: monotonic clock. Raises HeadraceError."""
+        """Return the process's report, and how far its clock is ahead. until: monotonic clock.
+
+        Raises HeadraceError for a process that ends, is silent for SILENCE_S, or has not reported until then.
+        """
         while True:
-            try:
-                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
-            except Empty:
-                raise EngineError(f"{self.host.name} has not answered", self._how_to_reach()) from None
-            if line is None:
-                raise self._gone()
-            if line[0].startswith("/"):  # the launcher's file with the process's id, which nothing else removes
-                self.send({"remove": line[0].strip()})
-            with suppress(ValueError):
-                found = json.loads(line[0])
-                if isinstance(found, dict):
-                    return {**found, "clock_offset": found.get("clock", line[1]) - line[1]}
+            with suppress(Empty):
+                if (found := self._reports.get(timeout=_LOOK_S)) is None:
+                    raise self._gone()
+                return found
+            if (how := self.silent()) or time.monotonic() > until:
+                raise EngineError(f"{self.host.name} {how or 'has not reported'}", self._how_to_reach())
+
+    def silent(self) -> str | None:
+        """Return in words that no heartbeat has come; None if one has."""
+        silent = time.monotonic() - self._heard > SILENCE_S
+        return f"has not been heard of for {SILENCE_S:.0f} s" if silent else None
+
+    def lost(self) -> str | None:
+        """Return in words how the process ended, or that it is silent; None if it lives."""
+        return self.ended() or self.silent()
 
     def ended(self, wait_s: float = 0.0) -> str | None:
         """Return how the process ended, in words; None if it runs."""
@@ -110,12 +120,12 @@ class RankProcess:
         with suppress(OSError, ValueError):
             self._process.stdin.close()
 
-    def kill(self, remote_pid: int | None = None) -> None:
-        """Kill the process at once. remote_pid: of the rank on another machine, which may be stopped."""
-        if self._process.poll() is None and not self.host.local and remote_pid is not None:
+    def kill(self) -> None:
+        """Kill the process at once, also on another machine, where it may be stopped."""
+        if self._process.poll() is None and not self.host.local and self._remote_pid:
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    [*_ssh(self.host), f"kill -9 {remote_pid}"], timeout=_END_S, capture_output=True, check=False
+                    [*_ssh(self.host), f"kill -9 {self._remote_pid}"], timeout=_END_S, capture_output=True, check=False
                 )
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -150,10 +160,17 @@ class RankProcess:
         return None if self.host.local else f"try `ssh {self.host.ssh} headrace --version`, which must ask for nothing"
 
     def _read_output(self) -> None:
+        """Take heartbeats, of which the first has the process's id, and the report."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._lines.put((line, time.time()))
-        self._lines.put(None)
+            self._heard = time.monotonic()
+            with suppress(ValueError, RecursionError, TypeError):
+                if "versions" in (found := json.loads(line)):
+                    now = time.time()
+                    self._reports.put({**found, "clock_offset": found.get("clock", now) - now})
+                elif isinstance(found, dict) and isinstance(pid := found.get("pid"), int):
+                    self._remote_pid = pid
+        self._reports.put(None)
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -163,11 +180,8 @@ class RankProcess:
                 print(f"{self.host.name}: {line}", end="", file=sys.stderr, flush=True)
 
 
-def end_all(processes: Sequence[RankProcess], pids: Mapping[int, int], *, grace_s: float = _END_S) -> None:
-    """End processes: those that do not end by themselves within `grace_s` are terminated, then killed.
-
-    pids: of the ranks on their own machines.
-    """
+def end_all(processes: Sequence[RankProcess], *, grace_s: float = _END_S) -> None:
+    """End processes: those that do not end by themselves within `grace_s` are terminated, then killed."""
     for process in processes:
         process.close_input()
     until = time.monotonic() + grace_s
@@ -176,7 +190,7 @@ def end_all(processes: Sequence[RankProcess], pids: Mapping[int, int], *, grace_
         process.terminate()
     until = time.monotonic() + min(grace_s, _END_S / 2)
     for process in [process for process in remaining if not process.wait(until)]:
-        process.kill(pids.get(process.host.rank))
+        process.kill()
     for process in processes:
         process.close()
 

@@ -1,7 +1,7 @@
 """A rank behind rank 0, as a process: `python -P -m headrace.app.hosts.rank`, started by `app.hosts.processes`.
 
 Standard input has an order, then `go`; its end ends the process, however rank 0 has ended. Standard output has one
-report. Both are lines of JSON.
+report, and heartbeats. Both are lines of JSON.
 """
 
 import ctypes
@@ -10,34 +10,32 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.app.hosts.facts import (
-    clock,
-    machine_facts,
-    model_facts,
-    own_versions,
-    rdma_state,
-    remove_launch_files,
-)
-from headrace.runtime.errors import HeadraceError
-
+# Imports that take long come after the first heartbeat.
 _PR_SET_PDEATHSIG = 1
 _TIMEOUT_S = 10.0
+_BEAT_S = 1.0
+_telling = threading.Lock()
 
 
 def main() -> int:
     """Report, answer the probe of the link, and follow rank 0 until it ends. Return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's
     _end_with_parent()
+    threading.Thread(target=_beat, name="beat", daemon=True).start()
     order = json.loads(sys.stdin.readline() or "null")
     if not isinstance(order, dict):
         return 1
     go = threading.Event()
     threading.Thread(target=_watch_input, args=(go,), name="input", daemon=True).start()
+    from headrace.runtime.errors import HeadraceError
+
     report = _report(order)
-    print(json.dumps({**report, "clock": clock()}), flush=True)
+    _tell({**report, "clock": time.time()})
     try:
         if "error" in report or report["versions"] != order["versions"]:
             go.wait()  # rank 0 ends this process
@@ -46,16 +44,31 @@ def main() -> int:
     except HeadraceError as error:
         _say(error)
         return error.exit_code
-    finally:
-        remove_launch_files()
+
+
+def _beat() -> None:
+    """Tell rank 0 this process's id, then that it lives."""
+    _tell({"pid": os.getpid()})
+    while True:
+        time.sleep(_BEAT_S)
+        _tell({})
+
+
+def _tell(record: dict[str, Any]) -> None:
+    with _telling, suppress(OSError):  # rank 0 has ended
+        print(json.dumps(record), flush=True)
 
 
 def _report(order: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"pid": os.getpid(), "versions": own_versions()}
+    from headrace.app.hosts.facts import give_files, machine_facts, model_facts, own_versions, rdma_state
+    from headrace.runtime.errors import HeadraceError
+
+    found: dict[str, Any] = {"versions": own_versions()}
     if found["versions"]["headrace"] != order["versions"]["headrace"]:
         return found  # the rest of the order is another version's
     model = order["model"]
     try:
+        give_files(order["files"])
         found |= {"model": model_facts(model) if model else None, "machine": machine_facts(), "rdma": rdma_state()}
     except (OSError, RuntimeError, ImportError, HeadraceError) as error:
         found["error"] = f"MLX does not work there: {error}"
@@ -98,12 +111,8 @@ def _end_with_parent() -> None:
 def _watch_input(go: threading.Event) -> None:
     """Set `go` when it comes, and end the process at the end of the input."""
     for line in sys.stdin:
-        command = json.loads(line)
-        if file := command.get("remove"):
-            Path(file).unlink(missing_ok=True)
-        if "go" in command:
+        if "go" in json.loads(line):
             go.set()
-    remove_launch_files()
     os._exit(1)
 
 

@@ -9,14 +9,13 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from headrace.app.hosts.choice import HostsChoice
-from headrace.app.hosts.facts import Facts, machine_facts, own_versions, remove_launch_files
+from headrace.app.hosts.facts import Facts, give_files, machine_facts, own_versions
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
 from headrace.app.hosts.model_digest import model_digest
 from headrace.app.hosts.probe import Measured, measure_link
@@ -27,11 +26,12 @@ from headrace.runtime.config import environment
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import native
-from headrace.runtime.ranks.leader import GREETING_S, Leader, listen
-from headrace.runtime.ranks.link import RankLostError, accept
+from headrace.runtime.ranks.leader import Leader, listen
+from headrace.runtime.ranks.link import RankLostError
+from headrace.runtime.ranks.reception import Reception
 from headrace.runtime.ranks.split import Split
 
-START_S = 20.0  # for a process to report; a busy machine may take long to import
+START_S = 60.0  # for a process to report; silence ends the start earlier
 _CONNECT_S = 10.0
 _LOOK_S = 0.5  # between looks at the processes
 _PORTS = (20_000, 60_000)
@@ -65,9 +65,9 @@ class Ranks:
         with listen(self.hosts.hosts[0].address) as probe:
             address = None if examine else list(self._listener.getsockname()[:2])
             order = {"versions": own_versions(), "model": model, "key": self._key.hex(), "address": address}
-            order["probe"] = list(probe.getsockname()[:2])
+            order |= {"probe": list(probe.getsockname()[:2]), "files": files}
             for host in self.hosts.hosts[1:]:
-                process = RankProcess(host, [*env, *threads] if host.local else env, files)
+                process = RankProcess(host, [*env, *threads] if host.local else env)
                 self.processes.append(process)
                 process.send({**order, "rank": host.rank})
             self.reports = [{"versions": own_versions(), "machine": machine_facts(), "model": model}]
@@ -90,24 +90,24 @@ class Ranks:
         """Measure the link to every rank that has no error. Raises HeadraceError that names one without a link."""
         waiting = {p.host.rank: p for p in self.processes if measurable(self.reports[p.host.rank], self.reports[0])}
         until = time.monotonic() + _CONNECT_S
-        while waiting:
-            probe.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                connection, _ = probe.accept()
-            except TimeoutError:
-                process = next(iter(waiting.values()))
+        with closing(Reception(probe, self._key)) as reception:
+            while waiting:
+                if (found := reception.take(_LOOK_S)) is not None:
+                    rank, connection = found
+                    with connection, suppress(OSError):
+                        self.links[rank] = measure_link(connection)
+                        waiting.pop(rank, None)
+                    continue
                 at = "{}:{}".format(*probe.getsockname()[:2])
-                how = process.ended() or f"cannot connect to this machine at {at}"
-                error = EngineError(f"{process.host.name} {how}", "allow it in the firewall, or name another ip")
-                if not examine:
-                    raise error from None
-                self.reports[process.host.rank]["link_error"] = str(error), error.hint
-                waiting.pop(process.host.rank)
-                continue
-            with connection, suppress(OSError, ValueError, RankLostError):  # somebody else's connection
-                rank = accept(connection, self._key, GREETING_S)
-                self.links[rank] = measure_link(connection)
-                waiting.pop(rank, None)
+                late = f"cannot connect to this machine at {at}" if time.monotonic() > until else None
+                for process in list(waiting.values()):
+                    if how := process.lost() or late:
+                        hint = "allow it in the firewall, or name another ip" if how == late else None
+                        error = EngineError(f"{process.host.name} {how}", hint)
+                        if not examine:
+                            raise error
+                        self.reports[process.host.rank]["link_error"] = str(error), error.hint
+                        waiting.pop(process.host.rank)
 
     @property
     def backend(self) -> str:
@@ -125,7 +125,7 @@ class Ranks:
                 return
             except RankLostError as error:
                 for process in self.processes:
-                    if how := process.ended():
+                    if how := process.lost():
                         raise EngineError(f"{process.host.name} {how}") from error
                 if time.monotonic() > until:
                     raise
@@ -147,7 +147,7 @@ class Ranks:
             self._closed = True
             with suppress(Exception):
                 self.leader.close()
-            self._end()
+            end_all(self.processes)
 
     def _lost(self, error: RankLostError) -> None:
         """Report a lost rank with the way it ended, and end the others. The process ends afterwards."""
@@ -156,24 +156,14 @@ class Ranks:
             gone = next((p for p in self.processes if str(error).startswith(p.host.name)), None)
             how = gone.ended(0.5) if gone else None
             self._say(RankLostError(f"{error}{f' (it {how})' if how else ''}", error.hint))
-            self._end(grace_s=0.3)
-
-    def _end(self, grace_s: float = 2.0) -> None:
-        end_all(
-            self.processes, {rank: report.get("pid", 0) for rank, report in enumerate(self.reports)}, grace_s=grace_s
-        )
-        self._listener.close()
-        remove_launch_files()
+            end_all(self.processes, grace_s=0.3)
 
     def _environment(self) -> tuple[list[str], dict[str, str]]:
-        """Return the variables and temporary files of the other ranks, and set those of rank 0."""
+        """Return the variables and files of the other ranks, and set those of rank 0."""
         env, files = self._connections()
         env += self.hosts.envs
         os.environ.update(dict(line.split("=", 1) for line in env) | {"MLX_RANK": "0"})
-        for name, content in files.items():
-            with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".json", delete=False) as file:
-                file.write(content)
-            os.environ[name] = file.name
+        give_files(files)
         return env, files
 
     def _threads(self) -> list[str]:

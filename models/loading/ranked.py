@@ -64,6 +64,7 @@ def load_ranked(
         }
     )
     leader.answers(ANSWER_S)  # each has found the model
+    leader.tell({"join": True})
     place = Place(Group.join(backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(resolved, context=context, kv=kv, force=force, place=place)
     answers, network = leader.answers(None), loaded.network
@@ -94,6 +95,8 @@ def serve_rank(follower: Follower, find: Callable[[dict[str, Any]], Path]) -> No
 def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, Any]], Path]) -> Record | None:
     directory = find(record["model"])
     follower.link.send({"found": True})
+    if follower.take() is None:  # all join at once, since joining holds up everything else
+        return None
     place = Place(Group.join(record["backend"]), Split(record["kind"], tuple(record["shares"])))
     kv = next((kind for kind in FORMATS if kind.name == record["kv"]), None)
     network, context = _load_part(directory, place, record["context"], kv, force=record["force"])

@@ -13,9 +13,9 @@ import secrets
 import signal
 import socket
 import subprocess
-import time
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -27,13 +27,15 @@ from headrace.runtime import ops
 from headrace.runtime.errors import EngineError
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ranks.leader import listen
-from headrace.runtime.ranks.link import RankLostError, accept, connect
+from headrace.runtime.ranks.link import connect
+from headrace.runtime.ranks.reception import Reception
 
-JOIN_S = 8
+JOIN_S = 5
 _MEET_S = 2.0  # that two ranks get for a connection of their own
 _SMALL = 1 << 16  # bytes: a sum of at most so many takes as long as its messages' latency
 _SUMMED = (mx.float32, mx.int32, mx.uint32)  # types that a peer adds
-_GUARD = 'sleep "$1"; kill -0 "$3" 2>&- && echo "headrace: $2" >&2 && kill -9 "$3"'
+# Standard input ends with the guarded process, and ends the guard.
+_GUARD = '(sleep "$1"; echo "headrace: $2" >&2; kill -9 "$3") & cat; kill -9 0'
 
 
 class Group:
@@ -63,7 +65,7 @@ class Group:
         Ends the process, with a line on standard error, if that takes more than JOIN_S. Raises EngineError.
         """
         try:
-            with _ended_after(JOIN_S, f"{others} did not connect in {JOIN_S} s"):
+            with _ended_by_interrupt(), _ended_after(JOIN_S, f"{others} did not connect in {JOIN_S} s"):
                 raw = mx.distributed.init(strict=True, backend=backend)
                 device = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu
                 return cls(raw, device, gathers=backend == "ring", peer=_peer(raw) if backend == "ring" else None)
@@ -126,16 +128,9 @@ def _meet(ring: mx.distributed.Group) -> socket.socket | None:
     port, *key = cast(list[int], _sum(ring, told).tolist())
     if listener is None:
         return connect((address, port), ring.rank(), bytes(key), _MEET_S) if port else None
-    until = time.monotonic() + _MEET_S
-    with listener:
-        while (left := until - time.monotonic()) > 0:
-            listener.settimeout(left)
-            connection, _ = listener.accept()
-            with suppress(OSError, ValueError, RankLostError):
-                accept(connection, bytes(key), left)
-                return connection
-            connection.close()
-    return None
+    with closing(Reception(listener, bytes(key))) as reception:
+        found = reception.take(_MEET_S)
+    return None if found is None else found[1]
 
 
 def _all(ring: mx.distributed.Group, flag: bool) -> bool:
@@ -148,11 +143,25 @@ def _sum(ring: mx.distributed.Group, numbers: list[int]) -> mx.array:
 
 
 @contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Have Ctrl-C end this process at once if it is handled in Python, whose handlers wait for the interpreter lock."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
 def _ended_after(seconds: int, line: str) -> Iterator[None]:
     """End this process unless the block ends in time: MLX connects with the interpreter lock held, so no thread can."""
     guard = subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "sh", str(seconds), line, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -160,4 +169,4 @@ def _ended_after(seconds: int, line: str) -> Iterator[None]:
         yield
     finally:
         os.killpg(guard.pid, signal.SIGKILL)
-        guard.wait()
+        guard.communicate()

@@ -22,11 +22,10 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
-from headrace.runtime.ranks.link import Link, RankLostError, Record, accept
+from headrace.runtime.ranks.link import Link, RankLostError, Record
+from headrace.runtime.ranks.reception import Reception
 
 END_S = 2.0  # that followers get to end by themselves
-GREETING_S = 2.0  # that a connection gets to prove its key
-_LEAST_S = 0.05
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -48,7 +47,7 @@ class Leader:
         on_lost: Callable[[RankLostError], None],
         end: Callable[[int], Any] = os._exit,
     ) -> None:
-        self._listener, self._key, self._end, self._on_lost = listener, key, end, on_lost
+        self._reception, self._end, self._on_lost = Reception(listener, key), end, on_lost
         self.names = list(names)
         self._links: dict[int, Link] = {}
         self._losing = threading.Lock()
@@ -65,26 +64,16 @@ class Leader:
         """Wait for all followers. Raises RankLostError that names one who is missing."""
         until = time.monotonic() + timeout
         while len(self._links) < self.size - 1:
-            self._listener.settimeout(max(_LEAST_S, until - time.monotonic()))
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
+            if (found := self._reception.take(until - time.monotonic())) is None:
                 missing = [name for rank, name in enumerate(self.names) if rank and rank not in self._links]
-                raise RankLostError(f"{missing[0]} has not connected in {timeout:.0f} s") from None
-            rank = self._rank_of(connection, max(_LEAST_S, until - time.monotonic()))
-            if not 0 < rank < self.size or rank in self._links:  # somebody else's connection
+                raise RankLostError(f"{missing[0]} has not connected in {timeout:.0f} s")
+            rank, connection = found
+            if not 0 < rank < self.size or rank in self._links:
                 connection.close()
                 continue
             self._links[rank] = Link(connection, self.names[rank], partial(self.lose, rank))
             self._links[rank].start()
-        self._listener.close()
-
-    def _rank_of(self, connection: socket.socket, timeout: float) -> int:
-        """Return the rank that connected; 0 without the key."""
-        try:
-            return accept(connection, self._key, min(timeout, GREETING_S))
-        except (OSError, ValueError, RankLostError):
-            return 0
+        self._reception.close()
 
     def tell(self, record: Record) -> None:
         """Send a record to every follower."""
@@ -136,6 +125,7 @@ class Leader:
 
     def close(self) -> None:
         """End the followers, after what they still compute."""
+        self._reception.close()
         for link in self._links.values():
             link.expect_end()
             link.send({"end": ""})

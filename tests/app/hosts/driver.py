@@ -2,8 +2,8 @@
 
     python -m tests.app.hosts.driver MODEL HOSTS SPLIT PHASE
 
-It stays in PHASE (load, prefill, decode, idle) until it is killed or another rank is lost. In phase `cut` it cuts the
-control channel itself, while it decodes.
+It stays in PHASE (load, prefill, decode, idle) until it is killed or another rank is lost. Phase `join` begins when the
+ranks are told to join the ring. In phase `cut` it cuts the control channel itself, while it decodes.
 """
 
 import socket
@@ -16,6 +16,7 @@ from headrace.app.hosts.choice import HostsChoice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import say_lost, start_ranks
 from headrace.models.registry.resolve import resolve
+from headrace.runtime.ranks.group import Group
 from tests.tiny_chat import IM_END
 
 
@@ -24,9 +25,12 @@ def main(model: str, hosts: str, split: str, phase: str) -> None:
     if phase == "load":  # ranks are connected, and nothing is read
         _ = start_ranks(choice, resolved, say_lost)
         _wait("load")
+    if phase == "join":
+        join = Group.join
+        Group.join = lambda *names: (print("join", flush=True), join(*names))[1]  # type: ignore[method-assign]
     loaded, ranks = load_on_hosts(choice, resolved)
     answerer = Answerer(loaded)
-    if phase == "idle":
+    if phase in ("idle", "join"):
         _wait("idle")
     prompt = answerer.encode([{"role": "user", "content": "tell " * (700 if phase == "prefill" else 1)}])
     print("prefill", flush=True)

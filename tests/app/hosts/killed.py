@@ -2,12 +2,14 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import IO
 
 import psutil
@@ -16,7 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.test_house import ROOT
 from tests.tiny_chat import write_chat_model
 
-PHASES = ("start", "load", "prefill", "decode", "idle")
+PHASES = ("start", "load", "join", "prefill", "decode", "idle")
 
 
 class Run:
@@ -24,6 +26,7 @@ class Run:
 
     def __init__(self, model: Path, phase: str, split: str = "tensor") -> None:
         self._phase = phase
+        self._folder = tempfile.TemporaryDirectory()  # of the ranks' temporary files
         self.driver = subprocess.Popen(
             [sys.executable, "-m", "tests.app.hosts.driver", str(model), "localhost,localhost", split, phase],
             stdin=subprocess.PIPE,  # `ended` closes it
@@ -31,6 +34,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            env={**os.environ, "TMPDIR": self._folder.name},
         )
         self.follower = psutil.Process()
 
@@ -73,36 +77,50 @@ class Run:
             return False
         return True
 
+    def left_behind(self) -> list[str]:
+        """Return the ranks' temporary files."""
+        return [path.name for path in Path(self._folder.name).iterdir()]
+
     def close(self) -> None:
         self.driver.kill()
         if self.follower.pid != os.getpid():
             with suppress(psutil.NoSuchProcess):
                 self.follower.kill()
         self.driver.communicate(timeout=PATIENCE_S)
+        self._folder.cleanup()
 
 
 def kill_ranks(folder: Path, times: int, seed: int) -> str:
     """Kill or stop either rank in a random phase, after a random time: all end, and the lost one is named."""
-    choose, model, stops = random.Random(seed), write_chat_model(folder / "model"), 0
-    longest = dict.fromkeys(PHASES, 0.0)
+    choose, model = random.Random(seed), write_chat_model(folder / "model")
+    took: dict[tuple[str, str], list[float]] = {}
     for _ in range(times):
-        phase = choose.choice(PHASES)
-        run = Run(model, phase).wait()
+        phase, split = choose.choice(PHASES), choose.choice(("tensor", "pipeline"))
+        what = choose.choice(("rank 0 killed", "rank 1 killed", "rank 1 killed", "rank 1 stopped"))
+        run = Run(model, phase, split).wait()
         try:
-            time.sleep(choose.uniform(0, 0.05))
-            leader, stop = choose.random() < 0.3, choose.random() < 0.2
-            stops += stop
+            time.sleep(choose.uniform(0, 0.3))
             began = time.monotonic()
-            end: Callable[[], None] = run.driver.kill if leader else run.follower.suspend if stop else run.follower.kill
-            with suppress(psutil.NoSuchProcess):
-                end()
-            if not leader:
-                code, errors = run.ended()
-                assert code == 1, errors
-                assert "rank 1 (localhost)" in errors, errors
-            assert run.no_orphan()
-            longest[phase] = max(longest[phase], time.monotonic() - began)
+            _harm(run, what)
+            assert run.no_orphan(), (phase, what)
+            took.setdefault((what, phase), []).append(time.monotonic() - began)
+            assert not run.left_behind(), (phase, what, run.left_behind())
         finally:
             run.close()
-    ends = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in longest.items())
-    return f"{stops} of them stops, all ended after at most so many seconds: {ends}"
+    lines = [
+        f"  {what} in {phase}: {len(each)} times, median {median(each):.1f} s, longest {max(each):.1f} s"
+        for (what, phase), each in sorted(took.items())
+    ]
+    return "all ended, none left a file:\n" + "\n".join(lines)
+
+
+def _harm(run: Run, what: str) -> None:
+    """Kill or stop a rank; if it is not rank 0, check that rank 0 ends and names it."""
+    if what == "rank 0 killed":
+        run.driver.kill()
+        return
+    with suppress(psutil.NoSuchProcess):
+        (run.follower.suspend if what == "rank 1 stopped" else run.follower.kill)()
+    code, errors = run.ended()
+    assert code in (1, -signal.SIGKILL), errors  # the latter while MLX joins the ring
+    assert "rank 1 (localhost)" in errors, errors

@@ -35,10 +35,11 @@ def test_a_killed_follower_ends_the_run(run: Callable[[str], Run], phase: str) -
     it = run(phase)
     it.follower.send_signal(signal.SIGKILL)
     code, errors = it.ended()
-    assert code == 1
+    assert code in (1, -signal.SIGKILL)  # the latter while MLX joins the ring
     assert "rank 1 (localhost)" in errors
-    assert "SIGKILL" in errors
+    assert "SIGKILL" in errors or phase == "join"
     assert it.no_orphan()
+    assert not it.left_behind()
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -46,14 +47,15 @@ def test_a_killed_rank_0_leaves_no_orphan(run: Callable[[str], Run], phase: str)
     it = run(phase)
     it.driver.kill()
     assert it.no_orphan()
+    assert not it.left_behind()
 
 
-@pytest.mark.parametrize("phase", ["decode", "idle"])
+@pytest.mark.parametrize("phase", ["start", "join", "decode"])
 def test_a_stopped_follower_ends_the_run(run: Callable[[str], Run], phase: str) -> None:
     it = run(phase)
     it.follower.suspend()
     code, errors = it.ended()
-    assert code == 1
+    assert code in (1, -signal.SIGKILL)
     assert "rank 1 (localhost)" in errors
     assert it.no_orphan()
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from headrace.app.hosts import examine as examination
-from headrace.app.hosts import start
+from headrace.app.hosts import processes, start
 from headrace.app.hosts.facts import own_versions
 from headrace.app.hosts.hostfile import Host, Hosts
 from headrace.app.hosts.model_digest import model_digest
@@ -26,6 +26,7 @@ from headrace.app.hosts.start import Ranks, described_model
 from headrace.models.registry.resolve import ResolvedModel, resolve
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
+from headrace.runtime.ranks import reception
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
@@ -116,9 +117,18 @@ def test_a_rank_that_cannot_take_part_is_named(tmp_path: Path, text: str, named:
 
 
 def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "START_S", 0.2)
-    with pytest.raises(EngineError, match="has not answered"):
+    monkeypatch.setattr(processes, "SILENCE_S", 0.2)
+    with pytest.raises(EngineError, match="has not been heard of"):
         started(two(script(tmp_path, "python", "exec sleep 60")), None)
+
+
+def test_a_rank_that_starts_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats extend the time to report."""
+    monkeypatch.setattr(processes, "SILENCE_S", 1.0)
+    report = json.dumps({"versions": {"headrace": "0.0.9"}})
+    text = f"read order; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo {{}}; done; echo '{report}'; cat > /dev/null"
+    with pytest.raises(EngineError, match=r"0\.0\.9"):
+        started(two(script(tmp_path, "python", text)), None)
 
 
 def test_a_rank_that_reaches_no_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,15 +138,16 @@ def test_a_rank_that_reaches_no_port_is_named(tmp_path: Path, monkeypatch: pytes
         started(two(script(tmp_path, "python", f"read order; echo '{report}'; cat > /dev/null")), None)
 
 
-def test_a_silent_stranger_at_the_probe_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_at_the_probe_delay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     strangers, listen = [], start.listen
 
-    def listen_with_stranger(host: str) -> socket.socket:
-        strangers.append(socket.create_connection((made := listen(host)).getsockname()))
+    def listen_with_strangers(host: str) -> socket.socket:
+        made = listen(host)
+        strangers.extend(socket.create_connection(made.getsockname()) for _ in range(8))
         return made
 
-    monkeypatch.setattr(start, "listen", listen_with_stranger)
-    monkeypatch.setattr(start, "GREETING_S", 0.2)
+    monkeypatch.setattr(start, "listen", listen_with_strangers)
+    monkeypatch.setattr(reception, "GREETING_S", 10 * PATIENCE_S)
     assert len(started(two(), None)) == 2
     for stranger in strangers:
         stranger.close()

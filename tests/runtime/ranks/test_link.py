@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ranks import link
+from headrace.runtime.ranks import link, reception
 from headrace.runtime.ranks.follower import Follower
 from headrace.runtime.ranks.leader import Leader, listen
 from headrace.runtime.ranks.link import RankLostError, connect
@@ -88,6 +88,14 @@ def test_strangers_are_ignored(pair: Pair, sent: bytes) -> None:
         stranger.sendall(sent)
         stranger.shutdown(socket.SHUT_WR)
         connected(pair).link.close()
+
+
+def test_silent_strangers_delay_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "GREETING_S", 10 * PATIENCE_S)
+    strangers = [socket.create_connection(pair.address) for _ in range(reception.MOST + 8)]
+    connected(pair).link.close()
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_a_stranger_who_sends_byte_by_byte_holds_nothing_up() -> None:
