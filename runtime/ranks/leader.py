@@ -61,7 +61,7 @@ class Leader:
         return len(self.names)
 
     def accept(self, timeout: float) -> None:
-        """Wait for all followers. Raises RankLostError that names one who is missing."""
+        """Wait for all followers. Raises RankLostError that names a missing one."""
         until = time.monotonic() + timeout
         while len(self._links) < self.size - 1:
             if (found := self._reception.take(until - time.monotonic())) is None:

@@ -1,6 +1,6 @@
 """Connections to a listening socket that prove the run's key.
 
-Each connection is greeted on a thread of its own, so strangers who connect and are silent delay no rank.
+Each connection is greeted on a thread of its own, so silent strangers delay no rank.
 """
 
 import socket
