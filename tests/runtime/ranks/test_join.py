@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.rank_process import hostfile
 
 _JOIN = """
-import sys, threading
+import sys
 from headrace.runtime.ranks import group
 group.JOIN_S = int(sys.argv[1])
 print("joining", flush=True)
