@@ -8,7 +8,8 @@
 # The default is address and thread. plain: as released; memory beyond every buffer is out of bounds there too. aarch64:
 # cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user). python: the kernels' Python tests, and a minute
 # of fuzzing them, on a module built for the address and undefined-behaviour sanitizers; PYTHON=... has what the package
-# needs. BUILD=... names the build folder; SETS=best runs this processor's best instruction set only.
+# needs. BUILD=... names the build folder; SETS=best runs this processor's best instruction set
+# only, SETS=amx-emulated or another name that one.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 build=${BUILD:-$root/build/sanitize}
