@@ -8,7 +8,7 @@ second copy.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -24,7 +24,10 @@ from headrace.runtime.ops import Ops, Weight
 
 
 class Parameters:
-    """Tensors of the text part by module path. requantize: quantization of plain matrices. take: of a rank's part."""
+    """Tensors of the text part by module path. requantize: quantization of plain matrices.
+
+    take: returns a rank's part of tensors. read: reads the checkpoint's; parts of files are read one after the other.
+    """
 
     def __init__(
         self,
@@ -32,9 +35,11 @@ class Parameters:
         ops: Ops,
         dtype: mx.Dtype,
         requantize: Quantization | None = None,
-        take: Callable[[dict[str, mx.array]], dict[str, mx.array]] | None = None,
+        take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        read: Callable[[Checkpoint], dict[str, Any]] = read_arrays,
     ) -> None:
-        part, arrays = text_part(checkpoint), read_arrays(checkpoint)
+        part, arrays = text_part(checkpoint), read(checkpoint)
+        self._at_once = read is not read_arrays
         self._quantization = part.quantization
         self._ops = ops
         self._dtype = dtype
@@ -60,7 +65,7 @@ class Parameters:
 
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
-        return self._ops.prepare(self._stored(module, rows, columns), self._dtype, exact=exact)
+        return self._prepared(self._stored(module, rows, columns), exact=exact)
 
     def fused(
         self, modules: Sequence[tuple[str, int]], columns: int, whole: str, order: mx.array | None = None
@@ -79,7 +84,7 @@ class Parameters:
             start += rows
         if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
             parts = [_joined(parts, mx.concatenate)]
-        return [self._ops.prepare(part, self._dtype) for part in parts]
+        return [self._prepared(part) for part in parts]
 
     def gated(self, module: str, heads: int, head_dim: int, columns: int) -> tuple[tuple[str, int], Weight]:
         """Take apart a projection that has D rows and then D gates of each head.
@@ -89,7 +94,7 @@ class Parameters:
         rows = heads * head_dim
         whole = self._stored(module, 2 * rows, columns)
         own = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
-        gate = self._ops.prepare(_reordered(whole, own + head_dim), self._dtype)
+        gate = self._prepared(_reordered(whole, own + head_dim))
         self._taken[module] = _reordered(whole, own)
         return (module, rows), gate
 
@@ -122,7 +127,7 @@ class Parameters:
                 above.data, above.scales, above.biases, above.group_size, above.bits, mode=above.mode
             ).astype(mx.float16)
         embed = Weight(mx.contiguous(plain.swapaxes(1, 2)))
-        return self._ops.prepare(embed, self._dtype), self._ops.prepare(below, self._dtype)
+        return self._prepared(embed), self._prepared(below)
 
     def router(self, module: str, rows: int, columns: int) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
@@ -139,11 +144,11 @@ class Parameters:
         Raises UnsupportedModelError for single ones with different quantization.
         """
         if f"{module}.weight" in self:
-            return self._ops.prepare(self._stored(module, rows, columns, (count,)), self._dtype)
+            return self._prepared(self._stored(module, rows, columns, (count,)))
         parts = [self._stored(each.format(i), rows, columns) for i in range(count)]
         if len({_kind(part) for part in parts}) > 1:
             raise UnsupportedModelError(f"{each.format(0)} and the other experts are quantized differently")
-        return self._ops.prepare(_joined(parts, mx.stack), self._dtype)
+        return self._prepared(_joined(parts, mx.stack))
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
         """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32.
@@ -157,9 +162,9 @@ class Parameters:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a parameter that is one number."""
-        array = self._arrays.pop(name, None)
-        if array is None and default is not None:
+        if name not in self and default is not None:
             return default
+        array = self._pop(name, tuple(self._arrays[name].shape)) if name in self else None
         value: Any = array.astype(mx.float32).item() if array is not None and array.size == 1 else math.nan
         if not math.isfinite(value):
             raise CheckpointError(f"the checkpoint has no number {name}, which its config.json requires")
@@ -173,6 +178,12 @@ class Parameters:
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
+
+    def _prepared(self, weight: Weight, *, exact: bool = False) -> Weight:
+        prepared = self._ops.prepare(weight, self._dtype, exact=exact)
+        if self._at_once:
+            mx.eval(prepared.arrays)  # releases what has been read
+        return prepared
 
     def _stored(self, module: str, rows: int, columns: int, stack: tuple[int, ...] = ()) -> Weight:
         if module in self._taken:
@@ -202,7 +213,7 @@ class Parameters:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its config.json requires")
         if tuple(array.shape) != shape:
             raise CheckpointError(f"tensor {name} has shape {tuple(array.shape)}, config.json implies {shape}")
-        return array
+        return array if isinstance(array, mx.array) else cast(mx.array, array.read())
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:

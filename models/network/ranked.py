@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
@@ -49,7 +50,7 @@ class Place:
         Raises UsageError for models that cannot be divided.
         """
         part = _divided(checkpoint, config, self.split, self.group.rank, requantize)
-        parameters = Parameters(checkpoint, ops, dtype, requantize, take=part.take)
+        parameters = Parameters(checkpoint, ops, dtype, requantize, part.take, _reading(part, checkpoint))
         kv = stored_kv(part.whole, ops, dtype, wanted)
         weights = parameters.nbytes
 
@@ -59,7 +60,7 @@ class Place:
                 made = StageDecoder(part, parameters, ops, dtype, kv, self.group)
             else:
                 made = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
-            for array in made.arrays:  # one after the other: a tensor is read whole before its part is kept
+            for array in made.arrays:  # one after the other, for tensors that are read whole before a part is kept
                 mx.eval(array)
             return made
 
@@ -70,7 +71,7 @@ def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: 
     """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
     for rank in range(len(split.shares)):
         part = _divided(checkpoint, config, split, rank, None)
-        Parameters(checkpoint, reference, mx.float32, take=part.take)
+        Parameters(checkpoint, reference, mx.float32, None, part.take, _reading(part, checkpoint))
 
 
 def _divided(
@@ -82,6 +83,15 @@ def _divided(
     if split.kind == "pipeline":
         return stage(config, split, rank)
     return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization, requantize))
+
+
+def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Checkpoint], dict[str, Any]]:
+    """Return the way to read tensors: as parts of files for tensor parallel, unless multipliers apply to them first."""
+    if isinstance(part, Stage) or text_part(checkpoint).config.get("model_type") == "falcon_h1":
+        return read_arrays
+    from headrace.models.checkpoint.file_parts import file_parts  # late: imports numpy
+
+    return file_parts
 
 
 def _unit(quantization: dict[str, Any] | None, requantize: Quantization | None) -> int:

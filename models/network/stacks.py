@@ -8,10 +8,9 @@ group of 32 (mxfp4), or plain `gate_up_proj` (X, E, 2 F) with alternating column
 """
 
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    import mlx.core as mx
+from headrace.runtime.errors import CheckpointError
 
 _STORED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_blocks|_scales|_bias)?")
 _PARTS = {"_blocks": "weight", "_scales": "scales", "_bias": "bias", None: "weight"}
@@ -33,11 +32,14 @@ def stacks_of(name: str) -> list[str]:
     return [f"{experts}.{module}.{_PARTS[part]}" for module in modules]
 
 
-def with_stacks(arrays: "dict[str, mx.array]") -> "dict[str, mx.array]":
-    """Return the arrays, lazily, with tensors of these layouts as stacks (X, N, ...)."""
+def with_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays, or parts of files, lazily, with tensors of these layouts as stacks (X, N, ...).
+
+    Raises CheckpointError for halves of different sizes.
+    """
     import mlx.core as mx  # late: callers of `stacks_of` need no mlx
 
-    result: dict[str, mx.array] = {}
+    result: dict[str, Any] = {}
     for name, array in arrays.items():
         stacks = stacks_of(name)
         if not stacks:
@@ -45,10 +47,14 @@ def with_stacks(arrays: "dict[str, mx.array]") -> "dict[str, mx.array]":
             continue
         if _HALVES in name or _COLUMNS.fullmatch(name) is not None:
             array = array if _HALVES in name else array.swapaxes(1, 2)
-            result |= zip(stacks, mx.split(array, len(stacks), axis=1), strict=True)
+            rows, rest = divmod(array.shape[1], len(stacks))
+            if rest:
+                raise CheckpointError(f"tensor {name} has no two halves of {array.shape[1]} rows")
+            result |= {stack: array[:, i * rows : (i + 1) * rows] for i, stack in enumerate(stacks)}
             continue
         if name.endswith("_blocks"):
-            array = array.reshape(*array.shape[:2], -1).view(mx.uint32)
+            array = array.reshape(*array.shape[:2], -1)
+            array = array.view(mx.uint32) if isinstance(array, mx.array) else array.words()
         elif not name.endswith(("_scales", "_bias")):
             array = array.swapaxes(1, 2)
         for i, stack in enumerate(stacks):

@@ -7,6 +7,7 @@ are whole on every rank.
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -41,17 +42,20 @@ class TensorPart:
         """Every rank's range of the vocabulary."""
         return _in_units(self.whole.vocab_size, self.split, self.unit)
 
-    def take(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Return this rank's parts of all tensors, lazily. Raises UnsupportedModelError for groups cut in two."""
+    def take(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Return this rank's parts of all tensors, lazily. Raises UnsupportedModelError for groups cut in two.
+
+        arrays: of MLX, or parts of files (`models.checkpoint.file_parts`).
+        """
         inner = _inner_sizes(arrays)
-        taken: dict[str, mx.array] = {}
+        taken: dict[str, Any] = {}
         for name, array in arrays.items():
             part = self._taken(name, array, inner)
             if part is not None:
-                taken[name] = part if part is array else mx.contiguous(part)
+                taken[name] = mx.contiguous(part) if isinstance(part, mx.array) and part is not array else part
         return taken
 
-    def _taken(self, name: str, array: mx.array, inner: dict[str, int]) -> mx.array | None:
+    def _taken(self, name: str, array: Any, inner: dict[str, int]) -> Any:
         module, kind = name.rpartition(".")[::2]
         if module in ("model.embed_tokens", "lm_head"):
             return _rows(array, kind, [self.own(array.shape[0])])
@@ -72,7 +76,7 @@ class TensorPart:
             return self._columns(array, kind, own, size, name)
         return _rows(array, kind, [own] if last != "gate_up_proj" else [own, _moved(own, size)])
 
-    def _attention(self, last: str, kind: str, array: mx.array, layer: LayerConfig, name: str) -> mx.array | None:
+    def _attention(self, last: str, kind: str, array: Any, layer: LayerConfig, name: str) -> Any:
         config, (kv_heads, dim) = self.whole, self.whole.heads_of(layer)
         query, stored, latent = self.heads, _scaled(self.heads, dim), config.latent
         entries = _scaled(kv_range(query, config.heads, kv_heads), dim) if latent is None else stored
@@ -97,7 +101,7 @@ class TensorPart:
             return _rows(array, kind, [_scaled(stored, 2 if config.family.gated else 1)])
         return _rows(array, kind, [entries]) if last in ("k_proj", "v_proj") else array
 
-    def _mixer(self, last: str, kind: str, array: mx.array, mixer: MixerConfig, name: str) -> mx.array | None:
+    def _mixer(self, last: str, kind: str, array: Any, mixer: MixerConfig, name: str) -> Any:
         sizes = mixer.sizes
         places = mixer_places(sizes, mixer_ranges(mixer, self.split, self.unit)[self.rank])
         if last == "out_proj":
@@ -111,7 +115,7 @@ class TensorPart:
             return array.reshape(-1)[own.start : own.stop]
         return _rows(array, kind, places[last]) if last in places else array
 
-    def _columns(self, array: mx.array, kind: str, own: range, total: int, name: str) -> mx.array | None:
+    def _columns(self, array: Any, kind: str, own: range, total: int, name: str) -> Any:
         """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
         if kind == "bias":
             return None if self.rank else array
@@ -230,7 +234,7 @@ def _mixer(mixer: MixerConfig, own: range) -> MixerConfig:
     return replace(mixer, sizes=part, norm_parts=groups if mixer.norm_parts > 1 else mixer.norm_parts)
 
 
-def _inner_sizes(arrays: dict[str, mx.array]) -> dict[str, int]:
+def _inner_sizes(arrays: dict[str, Any]) -> dict[str, int]:
     """Return the inner size of every feed-forward, by the module that has its projections."""
     sizes = {}
     for name, array in arrays.items():
@@ -246,7 +250,7 @@ def _in_units(size: int, split: Split, unit: int) -> list[range]:
     return [*ranges[:-1], range(ranges[-1].start, size)]
 
 
-def _rows(array: mx.array, kind: str, ranges: list[range]) -> mx.array:
+def _rows(array: Any, kind: str, ranges: list[range]) -> Any:
     """Return rows of a matrix or of a stack of them, or numbers of a bias."""
     if kind == "taps":
         parts = [array[own.start : own.stop] for own in ranges]
@@ -255,7 +259,9 @@ def _rows(array: mx.array, kind: str, ranges: list[range]) -> mx.array:
     else:
         parts = [array[..., own.start : own.stop, :] for own in ranges]
     axis = {"taps": 0, "bias": -1}.get(kind, -2)
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+    if len(parts) == 1:
+        return parts[0]
+    return mx.concatenate(parts, axis=axis) if isinstance(array, mx.array) else parts[0].joined(parts[1:], axis)
 
 
 def _scaled(own: range, by: int) -> range:
