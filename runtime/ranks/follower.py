@@ -141,6 +141,7 @@ class _Repeated:
         for held in (self._caches, self._tokens, self._passes):
             held.clear()
         self._backend.clear()
+        self._link.send({"cleared": True})
 
 
 class _KernelClock:

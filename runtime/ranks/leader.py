@@ -22,10 +22,11 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
-from headrace.runtime.ranks.link import Link, RankLostError, Record
+from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, Record
 from headrace.runtime.ranks.reception import Reception
 
 END_S = 2.0  # that followers get to end by themselves
+_DOUBT_S = 0.5
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -50,7 +51,7 @@ class Leader:
         self._reception, self._end, self._on_lost = Reception(listener, key), end, on_lost
         self.names = list(names)
         self._links: dict[int, Link] = {}
-        self._losing = threading.Lock()
+        self._losing, self._lost = threading.Lock(), threading.Event()
         self._log: list[list[Any]] = []
         self.out_of_step = False
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
@@ -85,6 +86,7 @@ class Leader:
         found = []
         for rank, link in sorted(self._links.items()):
             if (answer := link.take(timeout)) is None:
+                self._lost.wait(SILENCE_S)  # its loss ends this process, with the reason
                 raise RankLostError(f"{self.names[rank]} has closed the connection")
             found.append(answer)
         return found
@@ -112,6 +114,8 @@ class Leader:
 
     def lose(self, rank: int, reason: str) -> None:
         """End all ranks because of one."""
+        if reason.startswith(FAILED):
+            self._lost.wait(_DOUBT_S)  # another rank may be gone, which its neighbours notice, too
         if not self._losing.acquire(blocking=False):
             return
         error = RankLostError(f"{self.names[rank]} {reason}", "every rank has ended; start again, or without it")
@@ -121,6 +125,7 @@ class Leader:
                 threading.Thread(target=link.send, args=({"end": str(error)},), daemon=True).start()
         with suppress(Exception):
             self._on_lost(error)
+        self._lost.set()
         self._end(1)
 
     def close(self) -> None:
@@ -244,6 +249,7 @@ class LeaderBackend:
             mx.eval(pending if isinstance(pending, mx.array) else pending.arrays)
         self._leader.log("clear")
         self._leader.flush()
+        self._leader.answers(SILENCE_S)  # a collective fails before the control channel knows of a lost rank
         self._backend.clear()
 
     def store(self, tokens: Sequence[int], store: DiskStore, stop: Callable[[], bool]) -> None:

@@ -20,6 +20,7 @@ from headrace.runtime.errors import EngineError
 
 SILENCE_S = 5.0  # without a heartbeat a peer is lost
 BEAT_S = 1.0
+FAILED = "failed:"
 _LEAST_S = 0.01
 _HANDSHAKE_BYTES, _RECORD_BYTES = 1 << 10, 1 << 28
 Record = dict[str, Any]
@@ -84,7 +85,7 @@ class Link:
                 if "times" in record:
                     self.times = record["times"]
                 elif "error" in record:
-                    self._lose(f"failed: {record['error']}")
+                    self._lose(f"{FAILED} {record['error']}")
                 elif record:  # else a heartbeat
                     self._records.put(record)
         except TimeoutError:
