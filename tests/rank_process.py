@@ -94,6 +94,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lead(size: int) -> None:
+    from headrace.models.checkpoint.quantization import Quantization
     from headrace.models.loading import load
     from headrace.models.loading.ranked import load_ranked
     from headrace.models.registry.resolve import ResolvedModel
@@ -119,7 +120,9 @@ def _lead(size: int) -> None:
                     Split(job["kind"], tuple(job["shares"])),
                     model={"path": job["path"], "environment": job.get("environment", {})},
                     context=job.get("context", 256),
-                    kv=kv_format(job["kv"]) if "kv" in job else None,
+                    requantize=Quantization(*job["requantize"]) if "requantize" in job else None,
+                    kv="auto" if job.get("kv") == "auto" else kv_format(job["kv"]) if "kv" in job else None,
+                    activations=job.get("activations", 16),
                 )
                 answer = answers(loaded.network, loaded.context_limit, job)
                 if job.get("torn"):

@@ -67,7 +67,6 @@ class RunArguments:
             (report and not self.as_json, "--steps and --logprobs need --json"),
             (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
             (self.hosts is None and self.split is not None, "--split needs --hosts"),
-            (self.hosts is not None and self.quantize is not None, "--hosts excludes --quantize"),
             (self.quiet and figures, "--quiet excludes --stats and --explain"),
             (self.go_on and self.resume is not None, "-c is --resume last: give one of them"),
             (

@@ -8,7 +8,6 @@ from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.load import KVChoice, LoadedModel, load_resolved
 from headrace.models.network.activations import ActivationsChoice
 from headrace.models.registry.resolve import ResolvedModel
-from headrace.runtime.errors import UsageError
 
 
 def load_model(
@@ -26,9 +25,9 @@ def load_model(
         return load_resolved(
             resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force
         )
-    if activations == 8 or requantize is not None:
-        raise UsageError("--activations 8 and --quantize are for one machine", "leave them out with --hosts")
-    loaded, _ = load_on_hosts(hosts, resolved, context=context, kv=kv, force=force)
+    loaded, _ = load_on_hosts(
+        hosts, resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force
+    )
     return loaded
 
 
@@ -37,7 +36,9 @@ def load_on_hosts(
     resolved: ResolvedModel,
     *,
     context: int | None = None,
+    requantize: Quantization | None = None,
     kv: KVChoice = None,
+    activations: ActivationsChoice = 16,
     force: bool = False,
     say: Say = say_lost,
 ) -> tuple[LoadedModel, Ranks]:
@@ -52,7 +53,15 @@ def load_on_hosts(
     assert ranks.split is not None
     try:
         loaded = load_ranked(
-            resolved, ranks.leader, ranks.split, backend=ranks.backend, context=context, kv=kv, force=force
+            resolved,
+            ranks.leader,
+            ranks.split,
+            backend=ranks.backend,
+            context=context,
+            requantize=requantize,
+            kv=kv,
+            activations=activations,
+            force=force,
         )
     except BaseException:
         ranks.close()

@@ -135,7 +135,7 @@ def load_model(
     limit_command_buffers(shape.layers)  # before the memory check has MLX make its device
     working = working_memory(shape)
     sized = partial(sized_network, checkpoint, config, requantize, shape, place)
-    stored, (make, weights, layers) = _fitting_kv(sized, limit, working) if kv == "auto" else (kv, sized(kv))
+    stored, (make, weights, layers) = stored_network(sized, kv, limit, working, place)
     if not force:
         limit = fitting_context(weights, layers, working, limit, asked=context is not None)
     # Both read megabytes from disk and release the interpreter lock, so they overlap.
@@ -252,6 +252,17 @@ def _decoder(
 
     kernels = ops.select()
     return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
+
+
+def stored_network(
+    sized: Callable[[KVFormat | None], _Sized], kv: KVChoice, limit: int, working: int, place: "Place | None"
+) -> tuple[KVFormat | None, _Sized]:
+    """Return the K/V format, for "auto" the best in which `limit` tokens fit on every rank, and its `sized`."""
+    if kv != "auto":
+        return kv, sized(kv)
+    chosen, found = _fitting_kv(sized, limit, working)
+    common = chosen if place is None else FORMATS[place.largest(FORMATS.index(chosen))]
+    return (chosen, found) if common is chosen else (common, sized(common))
 
 
 def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:

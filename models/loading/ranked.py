@@ -2,16 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 
+from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.validation import convert_read_errors
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading.decoder_choice import context_length, own_decoder
-from headrace.models.loading.load import KVChoice, LoadedModel, fitting_context, load_resolved, sized_network
+from headrace.models.loading.load import (
+    KVChoice,
+    LoadedModel,
+    fitting_context,
+    load_resolved,
+    sized_network,
+    stored_network,
+)
+from headrace.models.network.activations import ActivationsChoice, with_activations
 from headrace.models.network.ranked import Place, check_division
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import UsageError, expected
@@ -38,7 +48,9 @@ def load_ranked(
     model: dict[str, Any] | None = None,
     backend: str = "ring",
     context: int | None = None,
+    requantize: Quantization | None = None,
     kv: KVChoice = None,
+    activations: ActivationsChoice = 16,
     force: bool = False,
 ) -> LoadedModel:
     """Load this rank's part of a model, and have the followers of `leader` load theirs.
@@ -48,10 +60,10 @@ def load_ranked(
     """
     if len(split.shares) != leader.size:
         raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
-    if kv == "auto":
-        raise UsageError("--kv auto is for one machine", "name a format")
+    if activations == 8 and split.kind == "tensor":
+        raise UsageError("tensor parallel rounds activations to 16 bits", "--split pipeline rounds to 8")
     checkpoint = open_checkpoint(resolved.path)
-    check_division(checkpoint, own_decoder(checkpoint), split)
+    check_division(checkpoint, own_decoder(checkpoint), split, requantize)
     leader.tell(
         {
             "model": model or {},
@@ -59,14 +71,18 @@ def load_ranked(
             "kind": split.kind,
             "shares": split.shares,
             "context": context,
-            "kv": None if kv is None else kv.name,
+            "requantize": None if requantize is None else (requantize.bits, requantize.group_size),
+            "kv": kv.name if isinstance(kv, KVFormat) else kv,
+            "activations": activations,
             "force": force,
         }
     )
     leader.answers(ANSWER_S)  # each has found the model
     leader.tell({"join": True})
     place = Place(Group.join(backend, " or ".join(leader.names[1:])), split)
-    loaded = load_resolved(resolved, context=context, kv=kv, force=force, place=place)
+    loaded = load_resolved(
+        resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force, place=place
+    )
     answers, network = leader.answers(None), loaded.network
     limit = min([loaded.context_limit, *(answer["context"] for answer in answers)])
     fitting = min([_contexts(network, limit), *(answer["fitting"] for answer in answers)])
@@ -98,8 +114,7 @@ def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, A
     if follower.take() is None:  # all join at once, since joining holds up everything else
         return None
     place = Place(Group.join(record["backend"]), Split(record["kind"], tuple(record["shares"])))
-    kv = next((kind for kind in FORMATS if kind.name == record["kv"]), None)
-    network, context = _load_part(directory, place, record["context"], kv, force=record["force"])
+    network, context = _load_part(directory, place, record)
     follower.link.send({"context": context, "fitting": _contexts(network, context)})
     return follow(network, follower)
 
@@ -110,19 +125,21 @@ def _contexts(network: Network | FollowerNetwork, limit: int) -> float:
     return MOST_CONTEXTS if room is None or not each else min(MOST_CONTEXTS, room.usable / each)
 
 
-def _load_part(
-    directory: Path, place: Place, context: int | None, kv: KVFormat | None, *, force: bool
-) -> tuple[FollowerNetwork, int]:
-    """Return this rank's part of the model in `directory`, and the context that fits here."""
+def _load_part(directory: Path, place: Place, how: Record) -> tuple[FollowerNetwork, int]:
+    """Return this rank's part of the model in `directory`, and the context that fits here. how: rank 0's options."""
     checkpoint = open_checkpoint(directory)
-    config, limit = own_decoder(checkpoint), context or context_length(checkpoint)
-    shape = shape_to_run(checkpoint, config)
+    config, asked = own_decoder(checkpoint), how["context"]
+    limit, shape = asked or context_length(checkpoint), shape_to_run(checkpoint, config)
     limit_command_buffers(shape.layers)
-    make, weights, layers = sized_network(checkpoint, config, None, shape, place, kv)
-    if not force:
-        limit = fitting_context(weights, layers, working_memory(shape), limit, asked=context is not None)
+    working, requantize = working_memory(shape), how["requantize"] and Quantization(*how["requantize"])
+    kv: KVChoice = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
+    sized = partial(sized_network, checkpoint, config, requantize, shape, place)
+    kv = "auto" if how["kv"] == "auto" else kv
+    _, (make, weights, layers) = stored_network(sized, kv, limit, working, place)
+    if not how["force"]:
+        limit = fitting_context(weights, layers, working, limit, asked=asked is not None)
     with memory_errors(weights), convert_read_errors(), memory.reading_weights():
-        network = make()
+        network = with_activations(make(), how["activations"])
         mx.eval(network.arrays)
         mx.synchronize()
     return cast(FollowerNetwork, network), limit

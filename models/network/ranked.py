@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -36,6 +36,10 @@ class Place:
     group: Group
     split: Split
 
+    def largest(self, number: int) -> int:
+        """Return the largest of all ranks' numbers; every rank calls it."""
+        return max(cast(list[int], self.group.all_gather(mx.array([number])).tolist()))
+
     def sized(
         self,
         checkpoint: Checkpoint,
@@ -67,10 +71,12 @@ class Place:
         return make, weights, kv_layers(part.config, kv)
 
 
-def check_division(checkpoint: Checkpoint, config: DecoderConfig | None, split: Split) -> None:
+def check_division(
+    checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, requantize: Quantization | None = None
+) -> None:
     """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
     for rank in range(len(split.shares)):
-        part = _divided(checkpoint, config, split, rank, None)
+        part = _divided(checkpoint, config, split, rank, requantize)
         Parameters(checkpoint, reference, mx.float32, None, part.take, _reading(part, checkpoint))
 
 

@@ -254,6 +254,7 @@ def _load_all(
     """Return the models, and the ranks of the one on several machines; `stack` ends them."""
     if options.hosts is None:
         return [_load(name, options) for name in options.models], None
+    from headrace.app.config.activations_option import activations_choice
     from headrace.app.config.kv_option import kv_choice
     from headrace.app.hosts.load import load_on_hosts
     from headrace.models.registry.background_check import BackgroundCheck
@@ -263,7 +264,10 @@ def _load_all(
         resolved = resolve(options.models[0], progress=progress)
     limit = max(test.tokens for test in options.tests)
     kv = kv_choice(options.kv[0])
-    loaded, ranks = load_on_hosts(options.hosts, resolved, context=limit, kv=kv, force=options.force)
+    rounding = activations_choice(options.activations)
+    loaded, ranks = load_on_hosts(
+        options.hosts, resolved, context=limit, kv=kv, activations=rounding, force=options.force
+    )
     stack.callback(ranks.close)
     return [(loaded, BackgroundCheck(resolved))], ranks
 

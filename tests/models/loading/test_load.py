@@ -13,7 +13,7 @@ from headrace.models.cost import shape_sources
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.loading import decoder_choice
 from headrace.models.loading.decoder_choice import context_length, network_kind
-from headrace.models.loading.load import LEAST_CONTEXT, load_model
+from headrace.models.loading.load import LEAST_CONTEXT, load_model, stored_network
 from headrace.models.loading.recommended import generation_defaults
 from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
@@ -207,6 +207,20 @@ def test_auto_is_the_best_format_in_which_the_context_fits(directory: Path, monk
     assert chosen(costs[FLOAT16].kv_bytes(1000), context=1001)[0] == Q8
     with_memory(monkeypatch, None)  # nothing is known about this machine
     assert load_model(directory, name="tiny", kv="auto").kv == usual
+
+
+def test_auto_is_one_format_on_every_rank() -> None:
+    class Smaller:
+        """A place whose other rank has less memory."""
+
+        def largest(self, number: int) -> int:
+            assert number == 0
+            return 1
+
+    sized: Any = lambda kind: (kind, 0, ())  # noqa: E731
+    place: Any = Smaller()
+    assert stored_network(sized, "auto", 64, 0, place) == (Q8, (Q8, 0, ()))
+    assert stored_network(sized, K8V4, 64, 0, place)[0] is K8V4
 
 
 def test_auto_is_unquantized_where_nothing_else_can_be(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

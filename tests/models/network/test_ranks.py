@@ -9,6 +9,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
+from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading import load
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import native
@@ -67,9 +68,12 @@ def job_of(path: Path, **changes: Any) -> dict[str, Any]:
 
 def alone(job: dict[str, Any]) -> dict[str, Any]:
     """Return the answers of one rank."""
-    kv = kv_format(job["kv"]) if "kv" in job else None
+    kv = kv_format(job["kv"]) if job.get("kv", "auto") != "auto" else None
+    made = Quantization(*job["requantize"]) if "requantize" in job else None
     with patch.dict(os.environ, job["environment"]), patch.object(load, "_tokenizer"):
-        loaded = load_model(Path(job["path"]), name="tiny", context=256, kv=kv)
+        loaded = load_model(
+            Path(job["path"]), name="tiny", context=256, kv=kv, requantize=made, activations=job.get("activations", 16)
+        )
         return answers(loaded.network, loaded.context_limit, job)
 
 
@@ -127,6 +131,23 @@ def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str
     answer, wanted = two.ask(**job, kind=kind, shares=[1, 1]), alone(job)
     assert differences(answer, wanted) < 2e-3
     assert (answer["drafted"] > 0) == ("speculate" in changes)
+
+
+def test_weights_are_quantized_on_every_rank(two: Ranks, tmp_path: Path) -> None:
+    plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
+    job = job_of(plain, requantize=[4, 32], kv="auto", environment=_EXACT)
+    wanted = alone(job)
+    assert differences(two.ask(**job, kind="pipeline", shares=[1, 1]), wanted) == 0
+    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 1e-6
+
+
+def test_a_pipeline_rounds_activations_to_8_bits(two: Ranks, tmp_path: Path) -> None:
+    plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
+    job = job_of(tiny.quantize_model(plain, tmp_path / "quantized"), batches=[[_LONG]])
+    wanted = alone({**job, "activations": 8})
+    assert differences(wanted, {**alone(job), "tokens": wanted["tokens"]}) > 0
+    assert differences(two.ask(**job, activations=8, kind="pipeline", shares=[1, 1]), wanted) == 0
+    assert two.ask(**job, activations=8, kind="tensor", shares=[1, 1])["error"] == "UsageError"
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
