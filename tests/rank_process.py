@@ -70,9 +70,11 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
     from headrace.runtime.sampling.params import SamplingParams
 
     engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
-    found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": network.cost.weight_bytes}
+    weights = network.cost.weight_bytes
+    found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": weights, "shared": []}
     if job.get("dropped"):  # as after an error
-        engine.submit(Request([1, 2, 3] * 20, job["tokens"]))
+        for first in (1, 4):
+            engine.submit(Request([first, 2, 3] * 20, job["tokens"]))
         for _ in range(job["dropped"]):
             engine.step()
         engine._drop_all()
@@ -82,15 +84,25 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
             how = SamplingParams(temperature=0.8, seed=number) if job.get("sampled") else SamplingParams(temperature=0)
             guesses = job.get("speculate", "off")
             sequences.append(engine.submit(Request(prompt, job["tokens"], how, speculate=guesses, logprobs=0)))
+            for _ in range(job.get("apart", 0)):
+                collect(engine, steps)
         while engine.has_work:
-            for sequence, event in engine.step():
-                if isinstance(event, Step):
-                    steps.setdefault(sequence, []).append(event)
+            collect(engine, steps)
         for own in (steps[sequence] for sequence in sequences):
             found["tokens"].append([token for step in own for token in step.tokens])
             found["logprobs"].append([each.chosen for step in own for each in step.logprobs or ()])
             found["drafted"] += sum(step.record.proposed for step in own)
+            found["shared"].append(max(step.record.batch for step in own))
     return found
+
+
+def collect(engine: Any, steps: dict[Any, list[Any]]) -> None:
+    """Run a step and append what sequences got."""
+    from headrace.runtime.engine.request import Step
+
+    for sequence, event in engine.step():
+        if isinstance(event, Step):
+            steps.setdefault(sequence, []).append(event)
 
 
 def _lead(size: int) -> None:

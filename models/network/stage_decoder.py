@@ -97,8 +97,9 @@ class StageDecoder(Decoder):
         mx.async_eval(sent)  # also if no row is wanted: the other ranks append
         if not (wanted := _wanted(kv.rows)):
             return x[:, :0, : self.config.hidden_size]
-        shape = (1, wanted, self.config.hidden_size)
-        return self._group.receive(shape, self.dtype, self._group.size - 1)
+        received = self._group.receive((1, wanted, self.config.hidden_size), self.dtype, self._group.size - 1)
+        mx.async_eval(received)  # in the order of passes, whichever is chosen from first
+        return received
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """See `Decoder`. All but the last rank want the output of every row."""

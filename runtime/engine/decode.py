@@ -73,12 +73,16 @@ def _rows(x: mx.array, rows: int | list[int]) -> mx.array:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """Passes in flight. token (N,): the tokens chosen, one for each token fed by chunks that choose."""
+    """Passes in flight. chosen: chunks of a pass that choose, and their tokens (N,), one for each token fed.
+
+    defers: tokens are handed to the device with the next step's passes, see `start`.
+    """
 
     chunks: list[ScheduledChunk]
     batch: int  # sequences of the first pass, which share one read of the weights
     started: float
-    token: mx.array | None = None
+    defers: bool = False
+    chosen: list[tuple[list[ScheduledChunk], mx.array]] = field(default_factory=list)
     built: float = 0.0  # when it was handed to the device
     ahead: bool = False  # built before the batch before it was read
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
@@ -86,6 +90,7 @@ class InFlightBatch:
     appended: list[mx.array] = field(default_factory=list)  # K/V of passes that choose no token
     choosing: list[tuple[list[ScheduledChunk], mx.array]] = field(default_factory=list)  # and their logits, until then
     logits: list[mx.array] = field(default_factory=list)  # (N, 1): of the chosen tokens
+    deferred: list[list[mx.array]] = field(default_factory=list)  # the last passes' tokens, and what is read with them
     hidden: dict[Sequence, mx.array] = field(default_factory=dict)  # (1, T, E): of sequences that draft from them
 
     @property
@@ -114,11 +119,36 @@ class InFlightBatch:
         Does nothing if they are chosen already, or none are to be chosen.
         """
         choosing, self.choosing = self.choosing, []
-        if choosing:
-            chosen = [self._select(chunks, logits) for chunks, logits in choosing]
-            self.token = chosen[0] if len(chosen) == 1 else mx.concatenate(chosen)
-            kept = [array for rows in self.logprobs.values() for values in rows for array in values]
-            mx.async_eval(self.token, *self.logits, *kept, *self.appended, *self.hidden.values())
+        if not choosing:
+            return
+        for chunks, logits in choosing:
+            tokens = self._select(chunks, logits)
+            self.chosen.append((chunks, tokens))
+            rows = [row for chunk in chunks for row in self.logprobs.get(chunk.sequence, ())]
+            self.deferred.append([tokens, self.logits[-1], *(array for values in rows for array in values)])
+        if self.defers:
+            mx.async_eval(*self.appended, *self.hidden.values())
+            return
+        mx.async_eval(*(array for arrays in self.deferred for array in arrays), *self.appended, *self.hidden.values())
+        self.deferred.clear()
+
+    def tokens_of(self, sequences: list[Sequence]) -> mx.array:
+        """Return the tokens (N,) that sequences choose, in their order, after handing them to the device."""
+        wanted = set(sequences)
+        needed = [i for i, (chunks, _) in enumerate(self.chosen) if any(chunk.sequence in wanted for chunk in chunks)]
+        self._submit(len(self.chosen) - 1 - needed[-1])
+        choosing = [chunk.sequence for i in needed for chunk in self.chosen[i][0]]
+        tokens = [self.chosen[i][1] for i in needed]
+        chosen = tokens[0] if len(tokens) == 1 else mx.concatenate(tokens)
+        if sequences == choosing:
+            return chosen
+        rows = {sequence: row for row, sequence in enumerate(choosing)}  # some ended, or have passes of their own
+        return chosen[mx.array([rows[sequence] for sequence in sequences])]
+
+    def _submit(self, left: int) -> None:
+        """Hand deferred tokens to the device, in order, but for those of the last `left` passes."""
+        while len(self.deferred) > left:
+            mx.async_eval(*self.deferred.pop(0))
 
     def _select(self, chunks: list[ScheduledChunk], logits: mx.array) -> mx.array:
         """Return the tokens (N,) that the chunks choose from their logits (N, V)."""
@@ -142,9 +172,10 @@ class InFlightBatch:
 
     def wait(self) -> list[int]:
         """Wait for the device and return the chosen tokens. Raises EngineError if a logit is not finite."""
+        self._submit(0)
         if self.appended:
             mx.eval(self.appended)
-        tokens = [] if self.token is None else cast(list[int], self.token.tolist())
+        tokens = [token for _, chosen in self.chosen for token in cast(list[int], chosen.tolist())]
         if not all(
             math.isfinite(logit) for logits in self.logits for [logit] in cast(list[list[float]], logits.tolist())
         ):
@@ -159,6 +190,8 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     """Build the passes over `chunks` and hand them to the device without waiting. `select` chooses constrained tokens.
 
     Chunks that choose come first; of them first those that are fed the tokens of `before`, the in-flight batch.
+    If other machines compute a part of each pass, this one works on the passes in turn: a pass's tokens are chosen when
+    its sequences' next pass begins, so that the device does not wait for them before the passes behind.
     """
     rows = [
         PassRow(chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows if chunk.chooses else 0)
@@ -166,6 +199,7 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     ]
     passes = kv.make_passes(rows)
     in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
+    in_flight.defers = len(passes) > 1 and getattr(network, "staged", False)
     rest = iter(chunks)
     for kv_pass in passes:
         _begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight)
@@ -241,12 +275,7 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
     if not chained:
         return mx.array(known, mx.uint32)
     assert before is not None
-    assert before.token is not None
-    chosen = before.token
-    choosing = [chunk.sequence for chunk in before.chunks if chunk.chooses]
-    if chained != choosing:  # some ended, or have passes of their own
-        rows = {sequence: row for row, sequence in enumerate(choosing)}
-        chosen = chosen[mx.array([rows[sequence] for sequence in chained])]
+    chosen = before.tokens_of(chained)
     if not known:
         return chosen
     fed_tokens = mx.concatenate([chosen, mx.array(known, mx.uint32)])

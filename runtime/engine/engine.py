@@ -236,7 +236,7 @@ class Engine:
         if self._in_flight is None:
             return
         self._in_flight.select()
-        if self._in_flight.token is None:  # prompts only: no step is built ahead
+        if not self._in_flight.chosen:  # prompts only: no step is built ahead
             before, self._in_flight = self._in_flight, None
             self._commit(before, events)
 

@@ -116,17 +116,20 @@ class _Repeated:
         self._tokens[number] += newer
         self._backend.on_prefill(self._caches[number], self._tokens[number])
 
-    def passes(self, rows: list[list[Any]]) -> None:
+    def passes(self, groups: list[list[list[Any]]]) -> None:
+        rows = [row for group in groups for row in group]
         for number, length, *_ in rows:
             if (own := self._caches[number].length) != length:
                 raise EngineError(f"this rank has {own} entries of a sequence, rank 0 {length}")
         self._passes.clear()
         with suppress(PoolFullError):  # rank 0 has raised it, too
-            self._passes += self._backend.make_passes([PassRow(self._caches[number], *how) for number, _, *how in rows])
+            for group in groups:
+                made = [PassRow(self._caches[number], *how) for number, _, *how in group]
+                self._passes += self._backend.make_passes(made)
+        self._clock.ran(decodes=all(row[3] == "decode" for row in rows))
 
     def run(self) -> None:
         kv = self._passes.popleft()
-        self._clock.ran(decodes=all(row.phase == "decode" for row in kv.rows))
         mx.async_eval(self._network.follow(kv))
 
     def evict(self) -> None:
@@ -145,26 +148,26 @@ class _Repeated:
 
 
 class _KernelClock:
-    """Tells rank 0 the seconds that this rank's kernels compute in a decode pass, about every TOLD_S."""
+    """Tells rank 0 the seconds that this rank's kernels compute in a decode step, about every TOLD_S."""
 
     def __init__(self, link: Link) -> None:
-        self._link, self._passes, self._began = link, 0, time.monotonic()
+        self._link, self._steps, self._began = link, 0, time.monotonic()
         self._measures = ops.select() is ops.native
         self._restart()
 
     def ran(self, *, decodes: bool) -> None:
-        """Count a pass that is about to run. The kernels' clocks show those before it."""
+        """Count a step that is about to run. The kernels' clocks show those before it."""
         if not self._measures:
             return
         if not decodes:
             self._restart()
-        elif self._passes and time.monotonic() - self._began >= TOLD_S:
+        elif self._steps and time.monotonic() - self._began >= TOLD_S:
             busy = sum(wall - waiting for _, wall, waiting, _ in ops.native.region_times().values())
-            self._link.send({"times": busy / self._passes / 1e9})
+            self._link.send({"times": busy / self._steps / 1e9})
             self._restart()
-        self._passes += decodes
+        self._steps += decodes
 
     def _restart(self) -> None:
-        self._passes, self._began = 0, time.monotonic()
+        self._steps, self._began = 0, time.monotonic()
         if self._measures:
             ops.native.measure_regions(True)

@@ -24,6 +24,7 @@ from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
 from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, Record
 from headrace.runtime.ranks.reception import Reception
+from headrace.runtime.ranks.split import divided
 
 END_S = 2.0  # that followers get to end by themselves
 _DOUBT_S = 0.5
@@ -54,6 +55,7 @@ class Leader:
         self._losing, self._lost = threading.Lock(), threading.Event()
         self._log: list[list[Any]] = []
         self.out_of_step = False
+        self.passes = 1  # of the newest step
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
     @property
@@ -147,7 +149,7 @@ class LeaderNetwork:
     """
 
     def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:
-        self._network, self._leader, self._staged = network, leader, staged
+        self._network, self._leader, self.staged = network, leader, staged
         self.kv_memory = kv_memory
 
     def __getattr__(self, name: str) -> Any:
@@ -158,14 +160,15 @@ class LeaderNetwork:
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
         """Return the times of a step of all ranks, as far as they measure any. parts: of this rank."""
         others = self._leader.kernel_seconds()
-        own = parts.weights_s + parts.kv_s + parts.sampling_s
-        return () if None in others else rank_times(step_s, [own, *filter(None, others)], self._staged)
+        own, in_turn = parts.weights_s + parts.kv_s + parts.sampling_s, self.staged and self._leader.passes == 1
+        return () if None in others else rank_times(step_s, [own, *filter(None, others)], in_turn)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
         """Return the network's backend, whose calls the followers repeat."""
         self._leader.log("backend", options.limit, options.max_running, options.keep_prefix)
         marks = any(answer["marks"] for answer in self._leader.ask())
-        return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader, marks))
+        parts = self._leader.size if self.staged and getattr(self._network, "pages", False) else 1
+        return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader, marks, parts))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """See `Network`."""
@@ -186,11 +189,12 @@ class LeaderNetwork:
 class LeaderBackend:
     """A K/V backend whose calls the followers repeat; K/V of several ranks are not kept on disk.
 
-    marks: a follower's caches need marks.
+    marks: a follower's caches need marks. parts: passes of a step with as many rows, so that each rank of a pipeline
+    has one to compute.
     """
 
-    def __init__(self, backend: KVBackend, leader: Leader, marks: bool) -> None:
-        self._backend, self._leader, self._marks = backend, leader, marks
+    def __init__(self, backend: KVBackend, leader: Leader, marks: bool, parts: int = 1) -> None:
+        self._backend, self._leader, self._marks, self._parts = backend, leader, marks, parts
         self._made = 0  # caches
 
     def __getattr__(self, name: str) -> Any:
@@ -216,15 +220,16 @@ class LeaderBackend:
         self._backend.release(held.inner, tokens)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
-        caches = [cast(LeaderCache, row.cache) for row in rows]
-        told = [
-            [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits]
-            for cache, row in zip(caches, rows, strict=True)
-        ]
-        self._leader.log("passes", told)
-        return self._backend.make_passes(
-            [replace(row, cache=cache.inner) for cache, row in zip(caches, rows, strict=True)]
-        )
+        parts = min(self._parts, len(rows))
+        groups = [[rows[i] for i in own] for own in divided(len(rows), [1] * parts)]
+        self._leader.log("passes", [[_told(row) for row in group] for group in groups])
+        passes: list[KVPass] = []
+        for group in groups:
+            passes += self._backend.make_passes(
+                [replace(row, cache=cast(LeaderCache, row.cache).inner) for row in group]
+            )
+        self._leader.passes = len(passes)
+        return passes
 
     def on_prefill(self, cache: KVCache, tokens: Sequence[int]) -> None:
         held = cast(LeaderCache, cache)
@@ -257,6 +262,11 @@ class LeaderBackend:
 
     def load(self, prompt: Sequence[int], store: DiskStore) -> None:
         pass
+
+
+def _told(row: PassRow) -> list[Any]:
+    cache = cast(LeaderCache, row.cache)
+    return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits]
 
 
 class LeaderCache:

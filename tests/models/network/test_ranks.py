@@ -118,12 +118,13 @@ def test_norms_over_all_heads_and_groups_of_both_ranks(
         {"batches": _EIGHT, "sampled": True},
         {"batches": _EIGHT, "kv": "q8"},
         {"batches": [[_LONG], [_LONG[:90]] * 2], "tokens": 40, "speculate": "ngram"},
+        {"batches": [[*_EIGHT[0][:2], _LONG], _EIGHT[0][:2]], "tokens": 12, "apart": 3},
         {"dropped": 1},
         {"dropped": 4},
         {"environment": _STOCK},
         {"environment": _STOCK, "batches": _EIGHT},
     ],
-    ids=["sampled", "q8", "guesses", "error-in-prefill", "error", "stock", "stock-batch"],
+    ids=["sampled", "q8", "guesses", "joining", "error-in-prefill", "error", "stock", "stock-batch"],
 )
 def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
@@ -148,6 +149,16 @@ def test_a_pipeline_rounds_activations_to_8_bits(two: Ranks, tmp_path: Path) -> 
     assert differences(wanted, {**alone(job), "tokens": wanted["tokens"]}) > 0
     assert differences(two.ask(**job, activations=8, kind="pipeline", shares=[1, 1]), wanted) == 0
     assert two.ask(**job, activations=8, kind="tensor", shares=[1, 1])["error"] == "UsageError"
+
+
+def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: Path) -> None:
+    """Sequences decode in as many passes as ranks, chosen from one after the other."""
+    batches = [_EIGHT[0][:1], _EIGHT[0][:2], _EIGHT[0][:3], _EIGHT[0]]
+    job = job_of(written("llama", tmp_path), batches=batches, tokens=12, environment=_EXACT)
+    answer, wanted = two.ask(**job, kind="pipeline", shares=[1, 1]), alone(job)
+    assert differences(answer, wanted) == 0
+    assert answer["shared"] == [1, 1, 1, *[2] * 3, *[4] * 8]
+    assert two.ask(**job, kind="tensor", shares=[1, 1])["shared"] == wanted["shared"] == [1, 2, 2, *[3] * 3, *[8] * 8]
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
