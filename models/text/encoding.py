@@ -8,11 +8,10 @@ answer end the wait. A thread without a waiter ends with the process; until then
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.models.text.tokenizers_library import library_errors, panics_hidden, parts_of, text_growth
 from headrace.runtime.errors import CheckpointError, ContextLimitError, HeadraceError
@@ -28,7 +27,7 @@ _PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2
 _LOOK_S = 0.05  # between looks at the limit
 _MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
 
-_unfinished: list[Future[Any]] = []  # calls without a waiter; at most one uses a processor
+_unfinished: list["_Call"] = []  # calls without a waiter; at most one uses a processor
 
 
 class EncodingStoppedError(HeadraceError):
@@ -57,33 +56,41 @@ def limited(call: Callable[[], T], characters: int) -> T:
     deadline = time.process_time() + _LONGEST_S + _PER_CHARACTER_S * characters
     for earlier in tuple(_unfinished):
         _wait(earlier, deadline, characters)
-    future: Future[T] = Future()
-    Thread(target=_run, args=(call, future), name="tokenizer", daemon=True).start()
+        with suppress(ValueError):  # another thread waited, too
+            _unfinished.remove(earlier)
+    thread = _Call(call)
+    thread.start()
     try:
-        _wait(future, deadline, characters)
+        _wait(thread, deadline, characters)
     except BaseException:
-        _unfinished.append(future)
-        future.add_done_callback(_unfinished.remove)
+        _unfinished.append(thread)
         raise
-    return future.result()
+    if thread.error is not None:
+        raise thread.error
+    return cast(T, thread.result)
 
 
-def _run(call: Callable[[], T], future: "Future[T]") -> None:
-    try:
-        result = call()
-    except BaseException as error:  # panics of the library are no Exceptions
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+class _Call(Thread):
+    """A call in a daemon thread, and its result or error."""
 
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(name="tokenizer", daemon=True)
+        self._call = call
+        self.result: Any = None
+        self.error: BaseException | None = None
 
-def _wait(future: "Future[Any]", deadline: float, characters: int) -> None:
-    while True:
+    def run(self) -> None:
         try:
-            future.exception(_LOOK_S)
+            self.result = self._call()
+        except BaseException as error:  # panics of the library are no Exceptions
+            self.error = error
+
+
+def _wait(thread: _Call, deadline: float, characters: int) -> None:
+    while True:
+        thread.join(_LOOK_S)
+        if not thread.is_alive():
             return
-        except TimeoutError:
-            pass
         if _stop.get()():
             raise EncodingStoppedError("the tokenizer was stopped")
         if time.process_time() > deadline:
