@@ -10,18 +10,16 @@ that loaded its model.
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
 from headrace.app.answer.options import AnswerOptions
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
-from headrace.models.text.structured.calls import calls_grammar
-from headrace.models.text.structured.grammars import Grammars, Thinks
 from headrace.models.text.thinking import Thinking
 from headrace.models.text.tools.stream import ToolStream
-from headrace.models.text.tools.table import FormOfTools, form_of
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import CancelFlag, Event, Failed, Request
@@ -31,6 +29,10 @@ from headrace.runtime.network import Network
 from headrace.runtime.sampling.constraint import Grammar
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
+
+if TYPE_CHECKING:
+    from headrace.models.text.structured.grammars import Grammars, Thinks
+    from headrace.models.text.tools.table import FormOfTools
 
 Messages = Sequence[Mapping[str, Any]]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; calls: see `app.answer.messages`."""
@@ -64,7 +66,6 @@ class Answerer:
             draft=draft,
             pass_costs=PassCostStore(model.network.cost),
         )
-        self._grammars = Grammars(model.tokenizer, model.network.vocab_size)
         self._drafted = draft is not None
         self._own_processes = own_processes
         self._running: dict[EngineSequence, Answer] = {}
@@ -103,7 +104,7 @@ class Answerer:
         """
         options = options.resolved(self.model.generation_defaults)
         tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
-        form = form_of(self.model.tokenizer, tools) if tools is not None else None
+        form = self._form_of(tools) if tools is not None else None
         grammar, unchecked = self._grammar(prompt, options, form)
         request = Request(
             prompt=prompt.ids,
@@ -177,8 +178,19 @@ class Answerer:
         with suppress(UsageError):  # raised again by an answer that needs it
             _ = self._grammars.trie.built
 
+    @cached_property
+    def _grammars(self) -> "Grammars":
+        from headrace.models.text.structured.grammars import Grammars  # late, as the forms: most answers need neither
+
+        return Grammars(self.model.tokenizer, self.model.network.vocab_size)
+
+    def _form_of(self, tools: ToolUse) -> "FormOfTools":
+        from headrace.models.text.tools.table import form_of
+
+        return form_of(self.model.tokenizer, tools)
+
     def _grammar(
-        self, prompt: Prompt, options: AnswerOptions, form: FormOfTools | None
+        self, prompt: Prompt, options: AnswerOptions, form: "FormOfTools | None"
     ) -> tuple[Grammar | None, dict[str, str]]:
         """Return the compiled grammar of an answer, behind the thinking that its prompt leads to.
 
@@ -186,6 +198,8 @@ class Answerer:
         """
         source, calls, unchecked = options.grammar_source(), None, dict[str, str]()
         if form is not None and prompt.tools is not None and not prompt.begun:
+            from headrace.models.text.structured.calls import calls_grammar
+
             calls, unchecked = calls_grammar(self._grammars, prompt.tools, form.form)
         if source is None and calls is None:
             return None, unchecked

@@ -7,9 +7,7 @@ A subcommand's module is imported when it runs, so `headrace --help` needs neith
 import contextlib
 import importlib
 import os
-import platform
 import sys
-import traceback
 
 import click
 from click.shell_completion import CompletionItem
@@ -170,7 +168,7 @@ def cli() -> None:
     """
     for line in environment.check():
         _complain(line, None)
-    on_intel = sys.platform == "darwin" and platform.machine() == "x86_64"
+    on_intel = sys.platform == "darwin" and os.uname().machine == "x86_64"
     if on_intel and click.get_current_context().invoked_subcommand != "doctor":
         raise HeadraceError(
             "this Python is built for Intel, and MLX has no GPU there",
@@ -245,4 +243,6 @@ def _complain(message: str, hint: str | None) -> None:
 def _debug_traceback() -> None:
     with contextlib.suppress(UsageError):  # the error to report may be about HEADRACE_DEBUG itself
         if environment.debug():
+            import traceback
+
             traceback.print_exc()

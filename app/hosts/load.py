@@ -1,13 +1,16 @@
 """Loading of a model for every command that answers: on this machine, or on several that share it."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from headrace.app.hosts.choice import HostsChoice
-from headrace.app.hosts.start import Ranks, Say, say_lost, start_ranks
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.load import KVChoice, LoadedModel, load_resolved
 from headrace.models.network.activations import ActivationsChoice
 from headrace.models.registry.resolve import ResolvedModel
+
+if TYPE_CHECKING:
+    from headrace.app.hosts.start import Ranks, Say
 
 
 def load_model(
@@ -40,16 +43,17 @@ def load_on_hosts(
     kv: KVChoice = None,
     activations: ActivationsChoice = 16,
     force: bool = False,
-    say: Say = say_lost,
-) -> tuple[LoadedModel, Ranks]:
+    say: "Say | None" = None,
+) -> "tuple[LoadedModel, Ranks]":
     """Start the ranks and load each one's part of a model. A lost rank ends this process, after `say`.
 
     Raises UsageError for hosts and options that do not go together, EngineError that names a rank that cannot take
     part, and the errors of `load_ranked`.
     """
+    from headrace.app.hosts.start import say_lost, start_ranks
     from headrace.models.loading.ranked import load_ranked
 
-    ranks = start_ranks(choice, resolved, say)
+    ranks = start_ranks(choice, resolved, say or say_lost)
     assert ranks.split is not None
     try:
         loaded = load_ranked(

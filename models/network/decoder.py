@@ -29,7 +29,6 @@ from headrace.models.network.projections import (
     with_gates,
 )
 from headrace.runtime.kv.backend import KVBackend, KVOptions
-from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import StepCost
@@ -148,6 +147,8 @@ class Decoder:
         """Blocks that attention reads in place, if all layers can; else buffers."""
         if self.pages:
             return PagedBackend(self.kv_shape, self._ops, options)
+        from headrace.runtime.kv.buffers import BufferBackend  # late: the native kernels have blocks
+
         return BufferBackend(
             self.kv_shape,
             self._ops,

@@ -1,6 +1,6 @@
 """The decoder with LongRoPE (arXiv:2402.13753). See `models.network.long_rope`."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -11,11 +11,12 @@ from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
 from headrace.runtime.kv.backend import KVBackend, KVOptions
-from headrace.runtime.kv.buffers import BufferBackend, BufferPass
 from headrace.runtime.kv.cache import KVPass, PassRow
-from headrace.runtime.kv.slot_cache import SlotCache
 from headrace.runtime.ops import Ops
 from headrace.runtime.ops.kv_format import KVFormat
+
+if TYPE_CHECKING:
+    from headrace.runtime.kv.slot_cache import SlotCache
 
 
 def make_decoder(
@@ -48,6 +49,8 @@ class LongRopeDecoder(Decoder):
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """Buffers of sequences alone: those of one pass may need different factors."""
+        from headrace.runtime.kv.buffers import BufferBackend  # late: few models have LongRoPE
+
         return BufferBackend(self.kv_shape, self._ops, options, alone=True)
 
     def with_ops(self, ops: Ops) -> "LongRopeDecoder":
@@ -62,8 +65,10 @@ class LongRopeDecoder(Decoder):
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """x: tokens (1, T) of one row -> (1, T, E), T entries per layer appended."""
+        from headrace.runtime.kv.buffers import BufferPass
+
         [row] = kv.rows
-        cache = cast(SlotCache, row.cache)
+        cache = cast("SlotCache", row.cache)
         long, again = self._history.append(cache, x)
         if again:
             cache.restart()

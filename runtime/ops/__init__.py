@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
-from headrace.runtime.ops import metal, metal_check, native, reference
+from headrace.runtime.ops import metal, native, reference
 from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import BranchNorms, LatentWeights, LayerInput, LayersNode, LayerWeights
@@ -19,7 +19,14 @@ from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
-metal.checks[:] = [metal_check.differing]
+
+def _differing() -> str:
+    from headrace.runtime.ops.metal_check import differing  # late: for Metal alone
+
+    return differing()
+
+
+metal.checks[:] = [_differing]
 
 __all__ = [
     "BLOCK",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pexpect
@@ -306,7 +307,7 @@ def test_a_python_for_intel_macs_is_one_line_before_mlx_is_imported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(commands.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(sys, "argv", ["headrace", "run", "hi"])
     assert run_command_line() == 1
     assert "arm64" in capfd.readouterr().err
