@@ -13,16 +13,16 @@ from headrace.runtime.speculation.dry_run import DryRun
 class Always(Controller):
     """Verifies every draft token."""
 
-    def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0) -> bool:
+    def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0, **_: Any) -> bool:
         return True
 
-    def choose(self, chances: Sequence[Sequence[float]], _costs_s: Sequence[float] = ()) -> list[int]:
+    def choose(self, chances: Sequence[Sequence[float]], _costs_s: Sequence[float] = (), **_: Any) -> list[int]:
         return [len(own) for own in chances]
 
-    def gain(self, _sequences: int, chances: Sequence[float], _cost_s: float = 0.0) -> float:
+    def gain(self, _sequences: int, chances: Sequence[float], _cost_s: float = 0.0, **_: Any) -> float:
         return float(len(chances))
 
-    def excess(self, _sequences: int, _count: int) -> float:
+    def excess(self, _sequences: int, _count: int, **_: Any) -> float:
         return -1e6  # a dry run pays before anything is compared
 
 

@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from headrace.runtime.engine.prefill import feed
 from headrace.runtime.engine.request import TokenLogprobs
-from headrace.runtime.engine.scheduler import ScheduledChunk
+from headrace.runtime.engine.scheduler import ScheduledChunk, mean_context
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.backend import KVBackend
@@ -81,6 +81,7 @@ class InFlightBatch:
     chunks: list[ScheduledChunk]
     batch: int  # sequences of the first pass, which share one read of the weights
     started: float
+    context: int  # mean cache entries of the sequences
     defers: bool = False
     chosen: list[tuple[list[ScheduledChunk], mx.array]] = field(default_factory=list)
     built: float = 0.0  # when it was handed to the device
@@ -126,11 +127,10 @@ class InFlightBatch:
             self.chosen.append((chunks, tokens))
             rows = [row for chunk in chunks for row in self.logprobs.get(chunk.sequence, ())]
             self.deferred.append([tokens, self.logits[-1], *(array for values in rows for array in values)])
-        if self.defers:
-            mx.async_eval(*self.appended, *self.hidden.values())
-            return
-        mx.async_eval(*(array for arrays in self.deferred for array in arrays), *self.appended, *self.hidden.values())
-        self.deferred.clear()
+        tokens_too = [] if self.defers else [array for arrays in self.deferred for array in arrays]
+        mx.async_eval(*tokens_too, *self.appended, *self.hidden.values())
+        if not self.defers:
+            self.deferred.clear()
 
     def tokens_of(self, sequences: list[Sequence]) -> mx.array:
         """Return the tokens (N,) that sequences choose, in their order, after handing them to the device."""
@@ -198,8 +198,8 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
         for chunk in chunks
     ]
     passes = kv.make_passes(rows)
-    in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), ahead=before is not None)
-    in_flight.defers = len(passes) > 1 and getattr(network, "staged", False)
+    in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), mean_context(chunks))
+    in_flight.ahead, in_flight.defers = before is not None, len(passes) > 1 and getattr(network, "staged", False)
     rest = iter(chunks)
     for kv_pass in passes:
         _begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight)

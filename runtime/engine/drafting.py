@@ -15,7 +15,7 @@ from operator import mul
 import mlx.core as mx
 
 from headrace.runtime.engine import sequence as sequences
-from headrace.runtime.engine.scheduler import ScheduledChunk
+from headrace.runtime.engine.scheduler import ScheduledChunk, mean_context
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, MTP_WEIGHT, Acceptance
 from headrace.runtime.speculation.controller import GPU_ROWS, MIN_GAIN, ROWS, Controller
 from headrace.runtime.speculation.dry_run import Pauses
@@ -53,15 +53,17 @@ class Drafting:
         self._vocab_size = vocab_size
         self._costs = costs
         self._kept = 0  # passes with draft tokens at the last save
+        self._context = 0  # mean cache entries of the pass's sequences
         self.spent_s = 0.0  # by networks that proposed draft tokens of the newest pass
 
     def add(self, chunks: list[ScheduledChunk], extend: Extend) -> list[ScheduledChunk]:
         """Return the pass with draft tokens where they pay. extend: adds them to a chunk, as far as there is room."""
         self.spent_s = 0.0
+        self._context = mean_context(chunks)
         if self._pauses.skip() or not all(chunk.chooses for chunk in chunks):
             return chunks
         batch = [chunk.sequence for chunk in chunks]
-        if not self.controller.pays(len(batch), 1.0):
+        if not self.controller.pays(len(batch), 1.0, context=self._context):
             for proposer in (proposer for sequence in batch for proposer in sequence.proposers):
                 proposer.is_wanted = False
             return chunks
@@ -72,7 +74,8 @@ class Drafting:
         self._pauses.looked(quiet=not offered and not any(trial.chances for trial in trials))
         if not offered:
             return chunks
-        counts = self.controller.choose([offer.chances for offer in offers], [_cost_s(offer) for offer in offers])
+        costs_s = [_cost_s(offer) for offer in offers]
+        counts = self.controller.choose([offer.chances for offer in offers], costs_s, context=self._context)
         costs = self._costs_of(counts)
         for offer, count in zip(offers, counts, strict=True):
             if offer.proposer is not None:
@@ -92,11 +95,11 @@ class Drafting:
         self, batch: Sequence[Sequenced], firsts: Sequence[_Firsts]
     ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
-        controller, rows = self.controller, len(batch)
+        pays, rows, context = self.controller.pays, len(batch), self._context
         best: dict[str, tuple[float, float]] = {}  # by source: first chance, and cost
         for proposer, chance in (pair for own in firsts for pair in own):
             best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
-        paying = {source for source, (chance, cost_s) in best.items() if controller.pays(rows, chance, cost_s)}
+        paying = {source for source, (chance, cost_s) in best.items() if pays(rows, chance, cost_s, context=context)}
         if "mtp" in best.keys() - paying:
             self.acceptance.relax()
         offers, trials = [_Offer() for _ in batch], [_Offer() for _ in batch]
@@ -121,7 +124,7 @@ class Drafting:
         return offers, trials
 
     def _gain(self, offer: _Offer, rows: int) -> float:
-        return self.controller.gain(rows, offer.chances, _cost_s(offer))
+        return self.controller.gain(rows, offer.chances, _cost_s(offer), context=self._context)
 
     def _with(
         self, chunk: ScheduledChunk, proposer: Proposer, count: int, cost: float, extend: Extend
@@ -140,7 +143,7 @@ class Drafting:
         """Start dry runs of the draft tokens that would be verified."""
         if not any(trial.chances for trial in trials):
             return
-        counts = self.controller.choose([trial.chances for trial in trials])
+        counts = self.controller.choose([trial.chances for trial in trials], context=self._context)
         for sequence, trial, count, cost in zip(batch, trials, counts, self._costs_of(counts), strict=True):
             proposer = trial.proposer
             if count and proposer is not None and proposer.dry_run is not None and not proposer.dry_run.pending:
@@ -150,7 +153,7 @@ class Drafting:
     def _costs_of(self, counts: Sequence[int]) -> list[float]:
         """Return each sequence's share of the cost of draft tokens, in passes that give it one token each."""
         sequences, total = len(counts), sum(counts)
-        excess = self.controller.excess(sequences, total) if total else 0.0
+        excess = self.controller.excess(sequences, total, context=self._context) if total else 0.0
         return [sequences * excess * count / max(total, 1) for count in counts]
 
     def _propose(self, sequence: Sequenced, proposer: Proposer, count: int) -> tuple[int, ...]:

@@ -377,7 +377,8 @@ class Engine:
         if not in_flight.draft_tokens:
             self._pace.took(rows, fed, seconds)
         if rows and not fed:
-            self._drafting.controller.record(rows, in_flight.draft_tokens, seconds, ahead=in_flight.ahead)
+            drafts, ahead, context = in_flight.draft_tokens, in_flight.ahead, in_flight.context
+            self._drafting.controller.record(rows, drafts, seconds, ahead=ahead, context=context)
         self._landed = now
         parts = self.timer.landed(seconds, max(0.0, in_flight.built - began), decodes=rows > 0 and not fed and follows)
         garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()

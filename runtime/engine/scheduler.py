@@ -47,6 +47,11 @@ class ScheduledChunk:
         return self.chooses or self.sequence.mtp is not None
 
 
+def mean_context(chunks: list[ScheduledChunk]) -> int:
+    """Return the mean cache entries of the sequences, rounded down."""
+    return sum(chunk.sequence.kv.length for chunk in chunks) // max(1, len(chunks))
+
+
 class Scheduler:
     """All sequences between submission and end.
 

@@ -1,10 +1,11 @@
 """The number of draft tokens per pass: expected gain against measured cost on this machine and model.
 
-Let r(B, K) be the duration of a pass of B sequences with K draft tokens, relative to one without. r starts from an
-estimate or a stored value (`runtime.speculation.pass_costs`) and follows the measured passes. It includes the delay of
-the next pass, which cannot be queued ahead. Passes without draft tokens are measured again regularly, since memory
-speed drifts and contexts grow. Only a few numbers of rows are used, so that each is soon measured. About one pass in a
-hundred is slow because of other processes; one outlier moves r less the more passes were measured.
+Let r(B, K, L) be the duration of a pass of B sequences with K draft tokens, relative to one without, where sequences
+have L cache entries on average. r starts from an estimate or a stored value (`runtime.speculation.pass_costs`) and
+follows the measured passes. It includes the delay of the next pass, which cannot be queued ahead. Passes without draft
+tokens are measured again regularly, since memory speed drifts. Only a few numbers of rows and powers of two of L are
+told apart, so that each is soon measured. About one pass in a hundred is slow because of other processes; one outlier
+moves r less the more passes were measured.
 """
 
 import math
@@ -31,21 +32,31 @@ _FAR = 3.0  # clipping of a measurement, relative to r, before the first
 _NEAR = 1.25  # the same after many
 _TICK = 1e-6  # seconds; least duration of a pass, for coarse clocks
 
-Costs = Mapping[tuple[int, int], tuple[float, int]]
-"""(sequences, draft tokens) -> (r, number of passes measured)"""
+_SHORT = 1024  # cache entries that cost a pass little beside the weights
+
+Costs = Mapping[tuple[int, int, int], tuple[float, int]]
+"""(sequences, draft tokens, `size_class` of contexts) -> (r, number of passes measured)"""
+
+
+def size_class(context: int) -> int:
+    """Return the class of contexts of about the same cost: 0 below 1,024 entries, 1 below 2,048, and so on."""
+    return (context // _SHORT).bit_length()
 
 
 class _Curve:
-    """r(B, K) for one B, interpolated and extrapolated from the measured K."""
+    """r(B, K, L) for one B and one class of L, interpolated and extrapolated from the measured K.
 
-    def __init__(self, sequences: int, stored: Costs, candidates: Sequence[int]) -> None:
+    known: draft tokens -> r, and the number of passes measured.
+    """
+
+    def __init__(self, sequences: int, known: Mapping[int, tuple[float, int]], candidates: Sequence[int]) -> None:
         self._sequences = sequences
         counts = [rows - sequences for rows in candidates if 0 < rows - sequences <= MAX_DRAFT_PER_PASS]
         self._prior = {count: _WAIT + _rows_cost(sequences + count) / _rows_cost(sequences) for count in counts}
         self._plain = RunningMedian(_PLAIN)
         self.age = 0  # passes with draft tokens since the newest without
         self.reset()
-        known = {count: stored[sequences, count] for count in counts if (sequences, count) in stored}
+        known = {count: known[count] for count in counts if count in known}
         self._expected = _scaled(self._prior, {count: ratio for count, (ratio, _) in known.items()})
         self._weights = {count: min(passes, _MAX_STORED) for count, (_, passes) in known.items()}
         self._set_ratios(self._expected)
@@ -110,31 +121,32 @@ def _scaled(expected: Mapping[int, float], measured: Mapping[int, float]) -> dic
 class Controller:
     """Draft token counts for one engine's passes.
 
-    stored: `measured` of an earlier engine of the same kind. rows: numbers of rows that passes may have.
+    stored: `measured` of an earlier engine of the same kind. rows: numbers of rows that passes may have. context, of
+    methods: mean cache entries of the sequences.
     """
 
     def __init__(self, stored: Costs | None = None, rows: Sequence[int] = ROWS) -> None:
         self._stored, self._rows = stored or {}, rows
-        self._curves: dict[int, _Curve] = {}
-        self._before: tuple[int, int, float] | None = None  # the newest pass, if it had draft tokens
+        self._curves: dict[tuple[int, int], _Curve] = {}  # by sequences and class of contexts
+        self._before: tuple[_Curve, int, float] | None = None  # the newest pass, if it had draft tokens
         self.passes = 0  # with draft tokens
 
-    def record(self, sequences: int, count: int, seconds: float, *, ahead: bool) -> None:
+    def record(self, sequences: int, count: int, seconds: float, *, ahead: bool, context: int = 0) -> None:
         """Record a decode pass with `count` draft tokens. ahead: it was queued before the one before it was done."""
-        curve = self._curve(sequences)
+        curve = self._curve(sequences, context)
         if self._before is not None:
-            before_sequences, before_count, before_s = self._before
-            after = (sequences, count, ahead) == (before_sequences, 0, False)
-            self._curve(before_sequences).record(before_count, before_s + (curve.delay(seconds) if after else 0.0))
-        self._before = (sequences, count, seconds) if count else None
+            before, before_count, before_s = self._before
+            after = curve is before and not count and not ahead
+            before.record(before_count, before_s + (curve.delay(seconds) if after else 0.0))
+        self._before = (curve, count, seconds) if count else None
         if count:
             self.passes += 1
         elif ahead:
             curve.record_plain(seconds)
 
-    def pays(self, sequences: int, chance: float, cost_s: float = 0.0) -> bool:
+    def pays(self, sequences: int, chance: float, cost_s: float = 0.0, *, context: int = 0) -> bool:
         """Return whether draft tokens of at most this acceptance chance can pay. cost_s: see `Proposer`."""
-        curve = self._curve(sequences)
+        curve = self._curve(sequences, context)
         if curve.plain_s is None or curve.age >= _FRESH:
             return False
         if chance > curve.min_chance + MIN_GAIN * sequences * cost_s / curve.plain_s:
@@ -142,7 +154,9 @@ class Controller:
         curve.refused += chance > _LIKELY
         return curve.refused >= _MAX_REFUSED
 
-    def choose(self, chances: Sequence[Sequence[float]], costs_s: Sequence[float] = ()) -> list[int]:
+    def choose(
+        self, chances: Sequence[Sequence[float]], costs_s: Sequence[float] = (), *, context: int = 0
+    ) -> list[int]:
         """Return the number of draft tokens of each sequence.
 
         chances: for each sequence, the cumulative acceptance chances of its draft tokens in order. costs_s: seconds
@@ -150,7 +164,7 @@ class Controller:
         """
         sequences = len(chances)
         counts = [0] * sequences
-        curve = self._curve(sequences)
+        curve = self._curve(sequences, context)
         if curve.plain_s is None or curve.age >= _FRESH:
             return counts
         # Chances fall within a sequence, so the best of all sequences are a prefix of each.
@@ -173,9 +187,9 @@ class Controller:
             counts[row] += 1
         return counts
 
-    def gain(self, sequences: int, chances: Sequence[float], cost_s: float = 0.0) -> float:
+    def gain(self, sequences: int, chances: Sequence[float], cost_s: float = 0.0, *, context: int = 0) -> float:
         """Return the best gain in tokens per second if each of these sequences has draft tokens of such chances."""
-        curve, tokens, best = self._curve(sequences), 1.0, 0.0
+        curve, tokens, best = self._curve(sequences, context), 1.0, 0.0
         for count, chance in enumerate(chances, 1):
             tokens += chance
             ratio = curve.ratios.get(count * sequences)
@@ -183,22 +197,30 @@ class Controller:
                 best = max(best, tokens / (ratio + sequences * count * cost_s / curve.plain_s))
         return best
 
-    def excess(self, sequences: int, count: int) -> float:
+    def excess(self, sequences: int, count: int, *, context: int = 0) -> float:
         """Return the cost of `count` draft tokens in a pass, relative to a pass without."""
-        ratios = self._curve(sequences).ratios
+        ratios = self._curve(sequences, context).ratios
         return ratios[min((at for at in ratios if at >= count), default=max(ratios))] - 1
 
     @property
     def measured(self) -> Costs:
         """Measured costs of passes with draft tokens."""
         return {
-            (sequences, count): (curve.ratios[count], passes)
-            for sequences, curve in self._curves.items()
+            (sequences, count, size): (curve.ratios[count], passes)
+            for (sequences, size), curve in self._curves.items()
             for count, passes in curve.passes.items()
             if passes
         }
 
-    def _curve(self, sequences: int) -> _Curve:
-        if sequences not in self._curves:
-            self._curves[sequences] = _Curve(sequences, self._stored, self._rows)
-        return self._curves[sequences]
+    def _curve(self, sequences: int, context: int) -> _Curve:
+        """Return the curve of such passes. A new one starts from those of the nearest contexts, as if measured once."""
+        key = sequences, size_class(context)
+        if key not in self._curves:
+            costs = sorted({**self._stored, **self.measured}.items(), key=lambda cost: -abs(cost[0][2] - key[1]))
+            known = {
+                count: (ratio, passes if size == key[1] else 1)
+                for (own, count, size), (ratio, passes) in costs
+                if own == sequences
+            }
+            self._curves[key] = _Curve(sequences, known, self._rows)
+        return self._curves[key]

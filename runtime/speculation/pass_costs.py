@@ -22,7 +22,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.speculation.controller import Costs
 
 MAX_MODELS = 32  # the newest, of all machines
-_MAX_PASSES = 256  # per model
+_MAX_PASSES = 512  # per model
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -76,12 +76,12 @@ def _stored() -> dict[str, dict[str, Any]]:
 
 
 def _read(rows: list[Any]) -> Costs:
-    found: dict[tuple[int, int], tuple[float, int]] = {}
+    found: dict[tuple[int, int, int], tuple[float, int]] = {}
     for row in rows[:_MAX_PASSES]:
-        match row:
-            case [int(sequences), int(count), float() | int() as ratio, int(passes)]:
-                if min(sequences, count, passes) > 0 and math.isfinite(ratio) and ratio >= 1:
-                    found[sequences, count] = float(ratio), passes
+        match row:  # rows of older versions lack the class of contexts
+            case [int(sequences), int(count), int(size), float() | int() as ratio, int(passes)]:
+                if min(sequences, count, size + 1, passes) > 0 and math.isfinite(ratio) and ratio >= 1:
+                    found[sequences, count, size] = float(ratio), passes
     return found
 
 

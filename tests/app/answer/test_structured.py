@@ -45,7 +45,7 @@ def _answerer(model: LoadedModel, controller: type[Controller] = Always) -> Answ
 class Never(Controller):
     """Verifies no draft token."""
 
-    def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0) -> bool:
+    def pays(self, _sequences: int, _chance: float, _cost_s: float = 0.0, **_: Any) -> bool:
         return False
 
 

@@ -255,10 +255,10 @@ def test_rates_of_a_head_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_model(tmp_path / "model", "mimo")
     network = load(tmp_path / "model")
     store = PassCostStore(network.cost)
-    store.save({(1, 1): (1.2, 3)}, [0.25, 0.125])
+    store.save({(1, 1, 0): (1.2, 3)}, [0.25, 0.125])
     engine = Engine(network, context_limit=64, pass_costs=store)
     assert engine._drafting.acceptance.rates[:3] == [0.25, 0.125, MTP_PRIOR[2]]
-    assert store.load() == {(1, 1): (1.2, 3)}
+    assert store.load() == {(1, 1, 0): (1.2, 3)}
 
 
 def test_a_model_without_a_head_refuses_to_draft_with_one(tmp_path: Path) -> None:

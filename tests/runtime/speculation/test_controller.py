@@ -56,7 +56,7 @@ def test_a_pass_with_drafts_includes_the_delay_behind_it() -> None:
         controller.record(1, 0, 0.010, ahead=True)
         controller.record(1, 1, 0.012, ahead=False)
         controller.record(1, 0, next_s, ahead=False)
-        ratios.append(controller.measured[1, 1][0])
+        ratios.append(controller.measured[1, 1, 0][0])
     assert ratios[1] == pytest.approx(ratios[0] + 0.2)  # half of it: there was one such pass, and what was expected
 
 
@@ -66,7 +66,7 @@ def test_one_slow_plain_pass_changes_nothing() -> None:
         controller.record(1, 0, took, ahead=True)
     controller.record(1, 1, 0.012, ahead=False)
     controller.record(1, 0, 0.010, ahead=False)
-    assert controller.measured[1, 1][0] == pytest.approx((1.3 + 1.2) / 2)
+    assert controller.measured[1, 1, 0][0] == pytest.approx((1.3 + 1.2) / 2)
 
 
 def test_proposers_are_rarely_asked_where_none_can_pay() -> None:
@@ -106,6 +106,39 @@ def test_expensive_drafts_are_tried_again() -> None:
         else:
             controller.record(1, 0, 0.01, ahead=True)
     assert tried > 100
+
+
+def test_costs_of_long_contexts_are_their_own() -> None:
+    """Rows that are free beside the weights cost half a pass each beside 8,192 entries."""
+    controller = Controller()
+    chances = [[0.7**place for place in range(1, 16)]]
+    chosen = {}
+    for context, row in ((200, 0.01), (8192, 0.5), (200, 0.01)):
+        for _ in range(60):
+            controller.record(1, 0, 0.01, ahead=True, context=context)
+            (count,) = controller.choose(chances, context=context)
+            if count:
+                controller.record(1, count, seconds(1 + count, row), ahead=False, context=context)
+        chosen[context] = controller.choose(chances, context=context)[0]
+    assert chosen[200] > 5
+    assert chosen[8192] < 4
+
+
+def test_a_longer_context_starts_from_the_costs_of_the_nearest() -> None:
+    controller = Controller({(1, 7, 0): (1.5, 9), (1, 7, 3): (3.0, 9)})
+    assert controller.excess(1, 7, context=100) == pytest.approx(0.5)
+    assert controller.excess(1, 7, context=1500) == pytest.approx(0.5)
+    assert controller.excess(1, 7, context=100_000) == pytest.approx(2.0)
+    assert not controller.pays(1, 1.0, context=100_000)  # a plain pass comes first
+    for context in (100, 1023, 1024, 2047, 2048):
+        controller.record(1, 0, 0.01, ahead=True, context=context)
+        controller.record(1, 7, 0.02, ahead=False, context=context)
+        controller.record(1, 0, 0.01, ahead=True, context=context)
+    assert {key: passes for key, (_, passes) in controller.measured.items()} == {
+        (1, 7, 0): 2,
+        (1, 7, 1): 2,
+        (1, 7, 2): 1,
+    }
 
 
 def test_a_coarse_clock_is_no_error() -> None:

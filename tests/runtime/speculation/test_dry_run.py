@@ -24,10 +24,10 @@ class Recorded(Controller):
         self.drafts: list[int] = []
         self.ahead: list[bool] = []
 
-    def record(self, sequences: int, count: int, _seconds: float, *, ahead: bool) -> None:
+    def record(self, sequences: int, count: int, _seconds: float, *, ahead: bool, context: int = 0) -> None:
         self.drafts.append(count)
         self.ahead.append(ahead)
-        super().record(sequences, count, 0.01 * (1 + 0.05 * count), ahead=ahead)
+        super().record(sequences, count, 0.01 * (1 + 0.05 * count), ahead=ahead, context=context)
 
 
 def test_accepted_draft_tokens_open_a_dry_run_early() -> None:

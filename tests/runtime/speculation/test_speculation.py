@@ -266,7 +266,7 @@ def test_proposers_are_updated_only_where_drafts_may_pay(
     engine, proposer = speculating(network), Scripted(lambda _tokens, _most: [])
     updates: list[int] = []
     monkeypatch.setattr(proposer, "update", lambda tokens: updates.append(len(tokens)))
-    monkeypatch.setattr(engine._drafting.controller, "pays", lambda *_: pays)
+    monkeypatch.setattr(engine._drafting.controller, "pays", lambda *_, **__: pays)
     run(engine, [Request(PROMPT, max_tokens=8)], [proposer])
     assert bool(updates) == pays
 
