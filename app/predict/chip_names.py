@@ -101,7 +101,7 @@ def _target(chip: Chip, cores: int | None, memory_gb: int | None) -> Target:
     gigabytes = memory_gb or chip.max_memory_gb or max(chip.memory_gb, default=None)
     usable = None if gigabytes is None else usable_bytes(gigabytes, apple=apple)
     name = f"{bare(chip.name)}{_variant(chip, cores)}"
-    return Target(name, chip.bandwidth, usable, apple, flops=chip.fp16_flops)
+    return Target(name, chip.bandwidth, usable, apple, flops=chip.with_cores(cores).fp16_flops)
 
 
 def _variant(chip: Chip, cores: int | None) -> str:

@@ -101,6 +101,7 @@ def acceptance_prediction(
             *summarise_assumptions(targets, assumed, shape.kv_format),
             f"each draft token is accepted at a rate of {chance:.0%} if those before it were",
             "a step reads the weights once for all draft tokens, plus their arithmetic; kernels may do worse",
+            *(["FLOP/s of Apple GPUs: nominal, derived from cores and clock"] if any(t.apple for t in targets) else []),
             *(["no gain for chips of unknown FLOP/s: draft tokens need arithmetic"] if _unknown_speed(targets) else []),
             f"sizes from {shape.source}",
         ],

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headrace.app.predict.links import Link, gpu_flops
+from headrace.app.predict.links import Link
 from headrace.app.predict.prediction import Target, step_seconds
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import working_memory
@@ -224,7 +224,7 @@ def _prefill_seconds(
 ) -> float | None:
     """Return the computing time of a prompt; None if a machine's FLOP/s are unknown."""
     _, flops = total(shape.prefill(prompt))
-    peaks = [target.flops or gpu_flops(target.name) for target in targets]
+    peaks = [target.flops for target in targets]
     if not all(peaks):
         return None
     speeds = [_PEAK_SHARE * peak for peak in peaks if peak]

@@ -65,19 +65,7 @@ def links() -> dict[str, Link]:
 
 def has_thunderbolt5(chip: str) -> bool:
     """Return whether Macs with this chip have Thunderbolt 5."""
-    return _listed(chip) is not None
-
-
-def gpu_flops(chip: str) -> float | None:
-    """Return the published peak of the largest GPU of a chip with Thunderbolt 5, in FLOP/s."""
-    tflops = _listed(chip)
-    return tflops * 1e12 if tflops else None
-
-
-def _listed(chip: str) -> float | None:
-    name = chip.split(" (")[0]
-    found: dict[str, float] = _file()["thunderbolt5"]
-    return next((tflops for known, tflops in found.items() if known.removeprefix("Apple ") == name), None)
+    return f"Apple {chip.split(' (')[0]}" in _file()["thunderbolt5"]["chips"]
 
 
 @cache

@@ -164,7 +164,12 @@ def show_chips(chips: list[Document]) -> None:
         Column("memory", [_chip_memory(chip) for chip in chips], leaves=2),
         Column("TFLOP/s fp16", [_chip_flops(chip) for chip in chips], leaves=3),
     )
-    print_notes(["--chip takes any unambiguous part of a name, and (N-core) for a variant"])
+    print_notes(
+        [
+            "--chip takes any unambiguous part of a name, and (N-core) for a variant",
+            "TFLOP/s: nominal; of Apple's largest GPU, derived from its cores and clock",
+        ]
+    )
 
 
 def _chip_memory(chip: Document) -> str:
@@ -173,7 +178,7 @@ def _chip_memory(chip: Document) -> str:
 
 
 def _chip_flops(chip: Document) -> str:
-    return f"{chip['fp16_tflops']:,.0f}" if chip["fp16_tflops"] else ""
+    return f"{chip['fp16_tflops']:.3g}" if chip["fp16_tflops"] else ""
 
 
 def _chip(name: str) -> "Text":

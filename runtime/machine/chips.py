@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from headrace.runtime.config.paths import ASSETS
 
@@ -16,8 +17,9 @@ from headrace.runtime.config.paths import ASSETS
 class Chip:
     """One row of the table: vendor figures of one variant of a chip.
 
-    `bandwidth` is in bytes per second, `fp16_flops` in dense half-precision FLOP/s (None: not stated).
-    `gpu_cores` and `memory_gb` list the variants the row covers; empty means every variant of that name.
+    `bandwidth` is in bytes per second, `fp16_flops` in dense half-precision FLOP/s (None: not stated), on Apple's chips
+    of the largest GPU. `gpu_cores` and `memory_gb` list the variants the row covers; empty means every variant of that
+    name.
     """
 
     name: str
@@ -28,6 +30,12 @@ class Chip:
     max_memory_gb: int | None = None
     fp16_flops: float | None = None
     note: str | None = None
+
+    def with_cores(self, gpu_cores: int | None) -> "Chip":
+        """Return the row with the FLOP/s of so many of its GPU cores."""
+        if self.fp16_flops is None or not gpu_cores or gpu_cores not in self.gpu_cores:
+            return self
+        return replace(self, gpu_cores=(gpu_cores,), fp16_flops=self.fp16_flops * gpu_cores / max(self.gpu_cores))
 
 
 def find(name: str, gpu_cores: int | None = None, memory_bytes: int | None = None) -> Chip | None:
@@ -40,7 +48,7 @@ def find(name: str, gpu_cores: int | None = None, memory_bytes: int | None = Non
     if not named:
         return None
     fitting = [chip for chip in named if _covers(chip, gpu_cores, memory_bytes)]
-    lowest = min(fitting or named, key=lambda chip: chip.bandwidth)
+    lowest = min(fitting or named, key=lambda chip: chip.bandwidth).with_cores(gpu_cores)
     if len(fitting) == 1:
         return lowest
     if not fitting:
@@ -70,13 +78,20 @@ def load(path: Path) -> tuple[Chip, ...]:
             gpu_cores=tuple(row.get("gpu_cores", ())),
             memory_gb=tuple(row.get("memory_gb", ())),
             max_memory_gb=row.get("max_memory_gb"),
-            fp16_flops=float(row["fp16_tflops"]) * 1e12 if "fp16_tflops" in row else None,
+            fp16_flops=_fp16_flops(row),
         )
         for rows in sections.values()
         for row in rows
     )
 
 
+def _fp16_flops(row: dict[str, Any]) -> float | None:
+    if "gpu_mhz" in row:
+        return float(max(row["gpu_cores"]) * row.get("gpu_flop", _FLOP) * row["gpu_mhz"]) * 1e6
+    return float(row["fp16_tflops"]) * 1e12 if "fp16_tflops" in row else None
+
+
+_FLOP = 256  # of an Apple GPU core in a cycle, before the M5
 _VENDOR_WORDS = {"nvidia", "tesla", "geforce", "apple", "r", "tm"}
 
 

@@ -19,6 +19,19 @@ def test_every_row_is_sourced_and_plausible() -> None:
         assert chip.note is None
 
 
+def test_flops_of_apple_gpus_follow_from_their_cores() -> None:
+    """M5: ten cores, 1,024 FLOP a cycle; before it 256."""
+    for name, cores, flops in (
+        ("Apple M5", 10, 10 * 1024 * 1.74e9),
+        ("Apple M5", 8, 8 * 1024 * 1.74e9),
+        ("Apple M4 Max", 40, 40 * 256 * 1.578e9),
+    ):
+        chip = chips.find(name, cores)
+        assert chip is not None
+        assert chip.fp16_flops == pytest.approx(flops)
+    assert all(chip.fp16_flops for chip in chips.table() if chip.name.startswith("Apple"))
+
+
 def test_rows_of_one_name_are_distinct() -> None:
     by_name = defaultdict(list)
     for chip in chips.table():
