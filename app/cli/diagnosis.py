@@ -177,7 +177,12 @@ def _backend(report: Report, host: Machine) -> list[Finding]:
 
 
 def _kernels(report: Report, host: Machine) -> list[Finding]:
-    if host.backend != "cpu" or report.kernels.get("kernels") != "reference":
+    if report.kernels.get("kernels") != "reference":
+        return []
+    if host.backend == "metal" and not environment.reference_kernels():
+        what = f"the Metal kernels are not active: {report.kernels.get('reason', 'no reason given')}"
+        return [Finding("advice", what, "report this line; stock MLX operations give the same answers")]
+    if host.backend != "cpu":
         return []
     what = f"the fast CPU kernels are not active: {report.kernels.get('reason', 'no reason given')}"
     if environment.reference_kernels():

@@ -151,11 +151,20 @@ def select() -> Ops:
 
 
 def describe() -> dict[str, str]:
-    """Return the active kernels and the reason, for `headrace doctor` and benchmark headers."""
+    """Return the active kernels and the reason, for `headrace doctor` and benchmark headers.
+
+    "metal": stock MLX operations, and headrace's Metal kernels in place of some (`runtime.ops.metal`).
+    """
     ops, reason = _choose()
-    if mx.default_device().type != mx.DeviceType.cpu and not environment.reference_kernels():
+    if (
+        mx.default_device().type != mx.DeviceType.cpu
+        and mx.metal.is_available()
+        and not environment.reference_kernels()
+    ):
         own = metal.status()  # not in `select`: it makes MLX's device
-        reason += ", and Metal kernels" if own.available else f"; Metal kernels: {own.reason}"
+        if own.available:
+            return {"kernels": "metal", "reason": "Metal kernels, and stock MLX operations"}
+        reason += f"; no Metal kernels: {own.reason}"
     return {"kernels": ops.name, "reason": reason}
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.network.decoder import Decoder
+from headrace.runtime import ops
 from headrace.runtime.ops import attention, metal, metal_check, reference
 from headrace.runtime.ops.weights import AttentionSpec
 from tests.alone import new_cache
@@ -38,6 +39,26 @@ def test_twins_run_where_a_kernel_differs_or_breaks(monkeypatch: pytest.MonkeyPa
     assert metal.status.__wrapped__() == metal.Status(True)
     monkeypatch.setenv("HEADRACE_KERNELS", "reference")
     assert not metal.status.__wrapped__().available
+
+
+@pytest.mark.parametrize(
+    ("status", "kernels", "reason"),
+    [
+        (metal.Status(True), "metal", "Metal kernels"),
+        (metal.Status(False, "add_norms differs"), "reference", "differs"),
+    ],
+)
+def test_the_kernels_that_run_are_named(
+    monkeypatch: pytest.MonkeyPatch, status: metal.Status, kernels: str, reason: str
+) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu, 0))
+    monkeypatch.setattr(metal, "status", lambda: status)
+    described = ops.describe()
+    assert described["kernels"] == kernels
+    assert reason in described["reason"]
+    monkeypatch.setenv("HEADRACE_KERNELS", "reference")
+    assert ops.describe() == {"kernels": "reference", "reason": "HEADRACE_KERNELS=reference"}
 
 
 @_emulates
