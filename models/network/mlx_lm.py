@@ -4,6 +4,7 @@ mlx-lm has one call for a whole forward pass, so `layers` does stages 1 to 4 of 
 evaluated. mlx-lm is imported only here, since that is slow.
 """
 
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, cast
@@ -35,8 +36,10 @@ class MlxLmNetwork:
     """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
 
     kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
-    kernels: operations for `use_kernels`; None: the class stays stock MLX. head: see `mlx_lm_load.load`.
+    kernels: operations for `use_kernels`; None: the class stays stock MLX. head, divide: see `mlx_lm_load.load`.
     """
+
+    _whole_shares: Mapping[str, float] | None = None  # read shares of parameters before the model was divided
 
     def __init__(
         self,
@@ -47,8 +50,9 @@ class MlxLmNetwork:
         kv: KVFormat | None = None,
         kernels: Ops | None = None,
         head: Head | None = None,
+        divide: Callable[[Any], None] | None = None,
     ) -> None:
-        self._model, stored = load(checkpoint, device, head)
+        self._model, stored = load(checkpoint, device, head, divide)
         if requantize is not None:
             quantize(self._model, requantize)
             stored = stored_arrays(self._model)
@@ -58,7 +62,7 @@ class MlxLmNetwork:
         self.arrays = list(self._parameters().values())
         self.kv_format: KVFormat | None = None  # None: the class's own
         try:
-            measured = measure(self._model, checkpoint.config)
+            measured = measure(self._model, checkpoint.config, self._whole_shares)
         except Exception as error:
             raise refused(checkpoint.config, checkpoint.path.name, error) from error
         self._long_rope = LongRope.of(self._model, checkpoint.config)

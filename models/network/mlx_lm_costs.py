@@ -28,13 +28,16 @@ class Measured:
     cost: StepCost
 
 
-def measure(model: Any, config: Mapping[str, Any]) -> Measured:
-    """Return the cost of a step of `model`. Raises what its class raises for an unexpected config."""
+def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] | None = None) -> Measured:
+    """Return the cost of a step of `model`. Raises what its class raises for an unexpected config.
+
+    shares: read shares of parameters, if they are known.
+    """
     from mlx_lm.models.cache import make_prompt_cache
 
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     kv = layers_kv(model, lambda: list(make_prompt_cache(model)))
-    shares = touched_shares(model, config, vocab_size)
+    shares = touched_shares(model, config, vocab_size) if shares is None else shares
     return Measured(vocab_size, shares, _step_cost(model, config, shares, kv))
 
 

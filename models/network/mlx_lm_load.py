@@ -5,7 +5,7 @@ a class's `sanitize` may split, join and transpose them, and quantized to 8 bits
 represent exactly stay packed, except experts, which classes stack. Groups of 16 become 8 bits too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -34,11 +34,16 @@ _SCALINGS: dict[str, tuple[str, ...]] = dict.fromkeys([*_UNSCALED.split(), "olmo
 _SCALINGS |= {"phi3": ("longrope", "su", "linear", "default"), "deepseek_v2": ("yarn",)}
 
 
-def load(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None = None) -> tuple[Any, Stored]:
+def load(
+    checkpoint: Checkpoint,
+    device: mx.DeviceType,
+    head: Head | None = None,
+    divide: Callable[[Any], None] | None = None,
+) -> tuple[Any, Stored]:
     """Return the model in the compute dtype of `device`, and its layers' arrays as they are stored.
 
-    head: make the model of one layer of this multi-token prediction head. Raises UnsupportedModelError if mlx-lm has no
-    class for it, CheckpointError if its class refuses it.
+    head: make the model of one layer of this multi-token prediction head. divide: leaves a model a rank's part. Raises
+    UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
     _refuse_what_classes_ignore(checkpoint.config)
     try:
@@ -47,6 +52,8 @@ def load(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None = None
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
         fix(model, checkpoint)
         _refuse_ignored_windows(model, checkpoint.config)
+        if divide is not None:
+            divide(model)
         stored = stored_arrays(model)
         if device == mx.DeviceType.cpu:
             model.set_dtype(mx.float32)  # see models/network/dtypes.py

@@ -21,6 +21,7 @@ from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.network.tensor_part import TensorPart, tensor_part
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.cost import LayerKV
+from headrace.runtime.network import Network
 from headrace.runtime.ops import Ops, reference
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ranks.group import Group
@@ -48,11 +49,13 @@ class Place:
         dtype: mx.Dtype,
         requantize: Quantization | None,
         wanted: KVFormat | None,
-    ) -> tuple[Callable[[], Decoder], int, Sequence[LayerKV]]:
+    ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
         """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
 
         Raises UsageError for models that cannot be divided.
         """
+        if config is None:
+            return self._classes(checkpoint, ops, wanted)
         part = _divided(checkpoint, config, self.split, self.group.rank, requantize)
         parameters = Parameters(checkpoint, ops, dtype, requantize, part.take, _reading(part, checkpoint))
         kv = stored_kv(part.whole, ops, dtype, wanted)
@@ -70,20 +73,42 @@ class Place:
 
         return make, weights, kv_layers(part.config, kv)
 
+    def _classes(
+        self, checkpoint: Checkpoint, ops: Ops, kv: KVFormat | None
+    ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
+        """Do the same for mlx-lm's classes."""
+        from headrace.models.network.mlx_lm_ranked import RankedMlxLm  # late: imports mlx-lm
+
+        kernels, device = None if ops is reference else ops, mx.default_device().type
+        network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv, kernels=kernels)
+
+        def make() -> Network:
+            made = network.use_kernels()
+            for array in made.arrays:  # one after the other: each is read whole before a part is kept
+                mx.eval(array)
+            return made
+
+        return make, sum(array.nbytes for array in network.arrays), network.cost.kv
+
 
 def check_division(
     checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, requantize: Quantization | None = None
 ) -> None:
     """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
+    if config is None:
+        from headrace.models.network.mlx_lm_ranked import check_classes  # late: imports mlx-lm
+
+        check_classes(checkpoint, split)
+        return
     for rank in range(len(split.shares)):
         part = _divided(checkpoint, config, split, rank, requantize)
         Parameters(checkpoint, reference, mx.float32, None, part.take, _reading(part, checkpoint))
 
 
 def _divided(
-    checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, rank: int, requantize: Quantization | None
+    checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
 ) -> TensorPart | Stage:
-    if config is None or long_rope(config) is not None:
+    if long_rope(config) is not None:
         named = checkpoint.config.get("model_type")
         raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
     if split.kind == "pipeline":

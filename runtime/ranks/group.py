@@ -58,6 +58,11 @@ class Group:
         # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
         self._receiving = None if raw is None else mx.new_stream(device)
 
+    @property
+    def raw(self) -> mx.distributed.Group | None:
+        """MLX's group."""
+        return self._raw
+
     @classmethod
     def join(cls, backend: str = "ring", others: str = "the other ranks") -> "Group":
         """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. others: their names.

@@ -14,7 +14,7 @@ from headrace.models.loading import load
 from headrace.models.loading.load import load_model
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
-from tests import mlx_lm_models, tiny
+from tests import every_module, mlx_lm_models, tiny
 from tests.rank_process import Ranks, answers
 
 _LONG = [(5 * i) % 90 for i in range(140)]
@@ -109,6 +109,51 @@ def test_norms_over_all_heads_and_groups_of_both_ranks(
     path = mlx_lm_models.write_mlx_lm_model(tmp_path / name, {**config_of(name), **changes})
     job = job_of(path, environment=environment)
     assert differences(two.ask(**job, kind="tensor", shares=shares), alone(job)) < 1e-6
+
+
+# mlx-lm's classes, and the ways in which they cannot be divided.
+_CLASSES = {
+    "exaone_moe": "pipeline", "deepseek_v32": "", "mistral4": "", "bailing_hybrid": "tensor", "kimi_k25": "",
+    "iquestloopcoder": "pipeline", "step3p5": "pipeline", "kimi_k3": "", "minimax_m3_vl": "", "deepseek_v41": "",
+    "glm_moe_dsa": "", "longcat_flash": "pipeline", "qwen3.5": "", "qwen3.5-moe": "", "qwen3-next": "tensor",
+    "lfm2": "tensor pipeline", "plamo2": "tensor pipeline",
+}  # fmt: skip
+_OTHERS = {
+    "longcat_flash": {
+        "attention_method": "MLA", "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+        "num_layers": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_classes_of_mlx_lm_are_divided(two: Ranks, tmp_path: Path, name: str) -> None:
+    own = name in mlx_lm_models.MODELS
+    config = config_of(name) if own else {**every_module.config_of(name), **_OTHERS.get(name, {})}
+    path = mlx_lm_models.write_mlx_lm_model(tmp_path / name, config)
+    few = {"batches": [[_LONG], [[*_LONG, 7, 8], [1, 2, 3]]], "environment": _STOCK if own else {}}
+    wanted = alone(job_of(path, **few))
+    for kind in ("tensor", "pipeline"):
+        answer = two.ask(**job_of(path, **few), kind=kind, shares=[1, 1])
+        if kind in _CLASSES[name]:
+            assert (answer["error"], config["model_type"] in answer["message"]) == ("UsageError", True)
+        else:
+            assert differences(answer, wanted) < 5e-6
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("tensor", [1, 1]), ("pipeline", [3, 1])])
+def test_quantized_classes_with_guesses(two: Ranks, tmp_path: Path, kind: str, shares: list[int]) -> None:
+    wide = {"intermediate_size": 128, "q_lora_rank": 64, "first_k_dense_replace": 4}
+    config = every_module.config_of("kimi_k25")
+    config = {**config, "text_config": {**config["text_config"], **wide}}
+    path = mlx_lm_models.write_mlx_lm_model(tmp_path / "plain", config)
+    quantized = tiny.quantize_model(path, tmp_path / "quantized")
+    job = job_of(quantized, batches=[[_LONG], [_LONG[:90]] * 2], tokens=40, speculate="ngram")
+    answer, wanted = two.ask(**job, kind=kind, shares=shares), alone(job)
+    assert differences(answer, wanted) < 2e-3
+    assert answer["drafted"]
+    unequal = two.ask(**job, kind="tensor", shares=[1, 2])
+    assert "evenly" in unequal["message"]
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
