@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
 
 from headrace.app.hosts.facts import Facts
 from headrace.app.hosts.hostfile import RING, Hosts
 from headrace.app.hosts.probe import Measured
 from headrace.app.predict.document import ENGINE
-from headrace.app.predict.hosts import SPLITS, best, predict_hosts, split_layers, tensor_shares, waits
+from headrace.app.predict.hosts import SPLITS, Way, best, predict_hosts, split_layers, tensor_shares, waits
 from headrace.app.predict.links import Link, links
 from headrace.app.predict.prediction import Target
 from headrace.app.predict.published import assumptions
-from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.cost.step_shape import StepShape
+from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.network.ranked import check_division
+from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import native
 from headrace.runtime.ranks.split import Split
 
@@ -31,18 +33,29 @@ def chosen_split(
 
     asked: tensor, pipeline or auto. reports: of all ranks. measured: links to the others.
     """
-    shape, targets = shape_to_run(open_checkpoint(model)), targets_of(hosts, reports)
-    kind = asked if asked != "auto" else predicted_way(shape, targets, link_between(hosts, measured))
-    shares: Sequence[float] = tensor_shares(shape, targets)
-    if kind == "pipeline":
-        shares = [max(1, count) for count in split_layers(shape, targets, min(CONTEXT, shape.context_length - 1))]
-    return Split(cast(Literal["tensor", "pipeline"], kind), tuple(map(float, shares)))
+    checkpoint = open_checkpoint(model)
+    shape, targets = shape_to_run(checkpoint), targets_of(hosts, reports)
+    layers = [max(1, count) for count in split_layers(shape, targets, min(CONTEXT, shape.context_length - 1))]
+    shares = [1.0] * len(targets) if shape.stock else tensor_shares(shape, targets)  # mlx-lm's classes divide evenly
+    splits = {"tensor": Split("tensor", tuple(shares)), "pipeline": Split("pipeline", tuple(map(float, layers)))}
+    if asked != "auto":
+        return splits[asked]
+    possible = [way for way in SPLITS if _can_divide(checkpoint, splits[way])]
+    return splits[predicted_way(shape, targets, link_between(hosts, measured), possible or SPLITS)]
 
 
-def predicted_way(shape: StepShape, targets: Sequence[Target], link: Link) -> str:
-    """Return the faster way of those that fit."""
+def _can_divide(checkpoint: Checkpoint, split: Split) -> bool:
+    try:
+        check_division(checkpoint, own_decoder(checkpoint), split)
+    except (UsageError, UnsupportedModelError):
+        return False
+    return True
+
+
+def predicted_way(shape: StepShape, targets: Sequence[Target], link: Link, ways: Sequence[Way]) -> str:
+    """Return the fastest of these ways, of those that fit."""
     context = min(CONTEXT, shape.context_length - 1)
-    return best([predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way) for way in SPLITS]).way
+    return best([predict_hosts(shape, targets, link, assumptions(ENGINE), context, way=way) for way in ways]).way
 
 
 def link_seconds(shape: StepShape, split: Split, link: Link) -> float:

@@ -22,6 +22,7 @@ Way = Literal["alone", "tensor", "pipeline"]
 SPLITS: tuple[Way, ...] = ("tensor", "pipeline")
 
 _REPLICATED = ("router", "shared gate", "q_a_proj", "kv_a_proj_with_mqa")  # small, and needed whole by every rank
+_SQUARES = 8  # bytes of a row's sums of squares of queries and keys
 _ELEMENT = 2  # bytes of an element of the hidden states
 _PEAK_SHARE = (
     0.81  # of a GPU's peak in prefill: Llama 3.3 70B on an M3 Ultra, github.com/geerlingguy/beowulf-ai-cluster
@@ -211,12 +212,19 @@ def _part(
 
 
 def _tensor_waits(shape: StepShape, link: Link, ranks: int, rows: int) -> float:
-    """Return a pass's time on the link: all_sums of its rows, for the embedding and two a layer, and the logits."""
+    """Return a pass's time on the link: sums of its rows, for the embedding, two a layer, and norms; the logits."""
     if ranks == 1:
         return 0.0
     vocabulary = next(matrix.rows for matrix in shape.matrices if matrix.output)
     sums = (2 * shape.layers + 1) * link.all_sum_s(rows * _ELEMENT * _hidden(shape), ranks)
-    return sums + link.all_gather_s(_ELEMENT * vocabulary, ranks)
+    norms = shape.joint_norms * link.all_sum_s(rows * _SQUARES, ranks)
+    return sums + norms + link.all_gather_s(_ELEMENT * vocabulary, ranks)
+
+
+def allowed(shape: StepShape, targets: Sequence[Target]) -> list[Way]:
+    """Return the ways of splitting that all machines can run."""
+    native, gpu = shape.splits
+    return [way for way in SPLITS if all(way in (gpu if target.apple else native) for target in targets)]
 
 
 def _prefill_seconds(

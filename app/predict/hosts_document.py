@@ -7,7 +7,7 @@ from headrace.app.output.document import Document
 from headrace.app.output.figures import percent, speed_text
 from headrace.app.output.tables import Column, print_table
 from headrace.app.predict.document import ENGINE, described_model
-from headrace.app.predict.hosts import SPLITS, HostsPrediction, Way, best, predict_hosts
+from headrace.app.predict.hosts import HostsPrediction, Way, allowed, best, predict_hosts
 from headrace.app.predict.links import Link, has_thunderbolt5, links
 from headrace.app.predict.prediction import Target, summarise_assumptions
 from headrace.app.predict.published import assumptions
@@ -35,7 +35,12 @@ def links_between(targets: Sequence[Target], name: str | None) -> list[Link]:
 def hosts_prediction(
     name: str, shape: StepShape, targets: Sequence[Target], over: Sequence[Link], context: int, prompt: int
 ) -> Document:
-    """Predict one model on these machines together, over every kind of link, beside each of them alone."""
+    """Predict one model on these machines together, over every kind of link, beside each of them alone.
+
+    Raises UsageError for a model that no ranks can divide.
+    """
+    if not (ways := allowed(shape, targets)):
+        raise UsageError(f"{name} runs on one machine only", "docs/hosts.md lists models that several can share")
     assumed, first = assumptions(ENGINE), over[0]
     each = list(dict.fromkeys(targets))
     alone = [predict_hosts(shape, [one], first, assumed, context, way="alone", prompt=prompt) for one in each]
@@ -50,7 +55,7 @@ def hosts_prediction(
         ],
         "alone": [asdict(found) for found in alone],
         "links": [
-            _over(link, [_together(shape, targets, link, context, prompt, way) for way in SPLITS], single)
+            _over(link, [_together(shape, targets, link, context, prompt, way) for way in ways], single)
             for link in over
         ],
         "assumptions": [

@@ -19,6 +19,7 @@ from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.mlx_lm_costs import Measured, is_matrix, measure, weights_per_element
 from headrace.models.network.mlx_lm_kv import quantized
 from headrace.models.network.mlx_lm_load import load, of_config, refused
+from headrace.models.network.mlx_lm_ranked import ways
 from headrace.runtime.metrics.cost import LayerKV
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
@@ -62,6 +63,7 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
             *(kind for kind in map(partial(quantized, model), FORMATS[1:]) if not isinstance(kind, str)),
         ],
         stock=True,
+        splits=(ways(model, config),) * 2,
     )
 
 

@@ -10,8 +10,9 @@ All raise UnsupportedModelError for an architecture with unknown matrices, Check
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import kv_layers, state_bytes
 from headrace.models.network.experts_config import ExpertsConfig
+from headrace.models.network.layer_config import joint_norms
 from headrace.models.network.stacks import stacks_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
@@ -48,6 +50,10 @@ _PLAIN = {
     "deepseek_v2": (".mlp.gate", ".embed_q"),
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"), (".mlp.gate",)),
 }
+
+_BOTH = ("tensor", "pipeline")
+# Ways in which mlx-lm divides its classes with recurrent state, by model_type.
+_CLASSES: dict[str, Sequence[str]] = {"qwen3_5": _BOTH, "qwen3_5_moe": _BOTH, "qwen3_next": ("pipeline",)}
 
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
@@ -79,7 +85,8 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
 
     shape = _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
     # mlx-lm's classes run the mixtures.
-    return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True) if config.get("model_type") in _MIXTURES else shape
+    stock = config.get("model_type") in _MIXTURES
+    return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True, splits=((), ())) if stock else shape
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
@@ -189,7 +196,16 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         kv=kv_layers(config, KV),
         state_bytes=state_bytes(config),
         resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
+        splits=_splits(config),
+        joint_norms=sum(map(partial(joint_norms, config.family), config.layers)),
     )
+
+
+def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
+    own: Sequence[str] = () if any(layer.rope and layer.rope.kind == "longrope" for layer in config.layers) else _BOTH
+    recurrent = any(layer.mixer for layer in config.layers)
+    return own, _CLASSES.get(config.architecture, ()) if recurrent else own
 
 
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:

@@ -75,3 +75,10 @@ def sliding_layers(fields: Fields, family: Family, count: int) -> list[bool]:
         first = 0 if all_slide else fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
     return [family.sliding == "all" or (family.sliding == "even" and i % 2 == 0) for i in range(count)]
+
+
+def joint_norms(family: Family, layer: LayerConfig) -> int:
+    """Return the norms over all heads of a layer: of queries and keys together, and of a Mamba mixer."""
+    mixer = layer.mixer
+    mamba = mixer is not None and mixer.sizes.kind == "ssm" and mixer.norm_parts == 1
+    return int(layer.attends and family.qk_norm == "heads") + int(mamba)

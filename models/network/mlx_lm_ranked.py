@@ -4,7 +4,7 @@ A class divides itself evenly. In its pipelines the last rank has the first laye
 All ranks compute the logits of a pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -71,15 +71,23 @@ class RankedMlxLm(MlxLmNetwork):
         return kv.arrays
 
 
+def ways(model: Any, config: Mapping[str, Any]) -> list[str]:
+    """Return the ways in which an mlx-lm model can be divided."""
+    if config.get("model_type") in _UNTESTED or LongRope.of(model, config) is not None:
+        return []
+    stages = getattr(text_model(model), "model", None)
+    return [*["tensor"] * hasattr(model, "shard"), *["pipeline"] * hasattr(stages, "pipeline")]
+
+
 def check_classes(checkpoint: Checkpoint, split: Split) -> None:
     """Raise UsageError if mlx-lm's class cannot be divided so. Reads no weight."""
     kind, model = checkpoint.config.get("model_type"), of_config(checkpoint.config)
-    ways = {"tensor": hasattr(model, "shard"), "pipeline": hasattr(text_model(model).model, "pipeline")}
-    if kind in _UNTESTED or LongRope.of(model, checkpoint.config) is not None or not any(ways.values()):
-        raise UsageError(f"several ranks: mlx-lm's class of {kind} runs on one machine only")
-    if not ways[split.kind]:
-        other = next(way for way, there in ways.items() if there)
-        raise UsageError(f"{split.kind}: mlx-lm's class of {kind} cannot be divided so", f"--split {other} divides it")
+    if split.kind not in (known := ways(model, checkpoint.config)):
+        if not known:
+            raise UsageError(f"several ranks: mlx-lm's class of {kind} runs on one machine only")
+        raise UsageError(
+            f"{split.kind}: mlx-lm's class of {kind} cannot be divided so", f"--split {known[0]} divides it"
+        )
     text = checkpoint.config.get("text_config", checkpoint.config)
     heads = [text.get(key) for key in ("num_attention_heads", "num_key_value_heads") if not text.get("kv_lora_rank")]
     if split.kind == "tensor":

@@ -98,6 +98,8 @@ def check_division(
     if config is None:
         from headrace.models.network.mlx_lm_ranked import check_classes  # late: imports mlx-lm
 
+        if requantize is not None:
+            raise UsageError("several ranks: mlx-lm's classes run a model as it is stored", "leave out --quantize")
         check_classes(checkpoint, split)
         return
     for rank in range(len(split.shares)):

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from headrace.app.cli.predict import predict
 from headrace.app.predict.chip_names import machine_targets
-from headrace.app.predict.hosts import HostsPrediction, predict_hosts, split_layers, tensor_shares
-from headrace.app.predict.hosts_document import links_between
+from headrace.app.predict.hosts import HostsPrediction, allowed, predict_hosts, split_layers, tensor_shares, waits
+from headrace.app.predict.hosts_document import hosts_prediction, links_between
 from headrace.app.predict.links import links
 from headrace.app.predict.prediction import Target
 from headrace.app.predict.prediction import predict as predict_one
@@ -148,3 +148,28 @@ def test_published_figures() -> None:
     assert median(errors) < 0.2
     page = (ROOT / "docs" / "hosts.md").read_text(encoding="utf-8")
     assert render["rendered"](page) == page
+
+
+@pytest.mark.parametrize(
+    ("changes", "machines", "ways"),
+    [
+        ({}, TWO, ["tensor", "pipeline"]),
+        ({"splits": ((), ("pipeline",))}, TWO, ["pipeline"]),
+        ({"splits": (("tensor",), ("pipeline",))}, [TWO[0], replace(TWO[1], apple=False)], []),
+    ],
+)
+def test_only_ways_that_all_machines_run_are_predicted(changes: Any, machines: list[Target], ways: list[str]) -> None:
+    shape = replace(SHAPE, **changes)
+    assert allowed(shape, machines) == ways
+    if ways:
+        document = hosts_prediction("it", shape, machines, [TB5], 1000, 512)
+        assert [one["way"] for one in document["links"][0]["predictions"]] == ways
+    else:
+        with pytest.raises(UsageError, match="one machine"):
+            hosts_prediction("it", shape, machines, [TB5], 1000, 512)
+
+
+def test_norms_over_all_heads_add_sums() -> None:
+    more = replace(SHAPE, joint_norms=SHAPE.layers)
+    slow = replace(TB5, latency=1e-3, bandwidth=1e18)
+    assert waits(more, slow, 2, "tensor") / waits(SHAPE, slow, 2, "tensor") == pytest.approx(1.5, rel=0.02)
