@@ -1,5 +1,7 @@
 """Attention over latents (MLA): weights, and projections to and from them. See `runtime.ops.LatentWeights`."""
 
+from functools import lru_cache
+
 import mlx.core as mx
 
 from headrace.models.network.latent_config import LatentConfig, projections_of
@@ -41,8 +43,8 @@ def read_latent(
     return weights, parameters.fused(stacked, width, "", order)
 
 
-def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int) -> mx.array:
-    """Return queries, keys and values (1, N, (H + 2) * (R + L)) of projected rows."""
+def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int) -> list[mx.array]:
+    """Return queries (1, N, H * (R + L)), keys and values (1, N, R + L) of projected rows."""
     whole = projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
     size, other = latent.latent, latent.embed.columns
     rotated = latent.q.rows // heads - other if latent.q is not None else _rotated(whole, latent, heads)
@@ -52,17 +54,17 @@ def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int
         q = ops.linear(ops.rms_norm(q, latent.q_norm, latent.eps), latent.q)
     rows = whole.shape[1]
     q = q.reshape(rows * heads, rotated + other)
-    inner = ops.expert_linear(mx.contiguous(q[:, rotated:]), _heads(rows, heads), latent.embed, heads)  # (N, H, 1, L)
+    inner = ops.expert_linear(q[:, rotated:], _heads(rows, heads), latent.embed, heads)  # (N, H, 1, L)
     q = mx.concatenate([q[:, :rotated], inner.reshape(rows * heads, size)], axis=-1).reshape(1, rows, -1)
     own = mx.concatenate([key, ops.rms_norm(mx.contiguous(value), latent.norm, latent.eps)], axis=-1)  # (1, N, R + L)
-    return mx.concatenate([q, own, own], axis=-1)
+    return [q, own, own]
 
 
 def values_of(ops: Ops, attended: mx.array, latent: LatentWeights, heads: int) -> mx.array:
     """Return the heads' values (1, N, H * V) of what attention returns, (1, N, H * (R + L))."""
     rows = attended.shape[1]
     inner = attended.reshape(rows * heads, -1)[:, -latent.latent :]
-    return ops.expert_linear(mx.contiguous(inner), _heads(rows, heads), latent.unembed, heads).reshape(1, rows, -1)
+    return ops.expert_linear(inner, _heads(rows, heads), latent.unembed, heads).reshape(1, rows, -1)
 
 
 def _rotated(projected: mx.array, latent: LatentWeights, heads: int) -> int:
@@ -70,6 +72,7 @@ def _rotated(projected: mx.array, latent: LatentWeights, heads: int) -> int:
     return (int(projected.shape[-1]) - latent.latent - heads * latent.embed.columns) // (heads + 1)
 
 
+@lru_cache(maxsize=16)
 def _heads(rows: int, heads: int) -> mx.array:
-    """Return the head of every row of queries (N * H, 1)."""
-    return mx.tile(mx.arange(heads, dtype=mx.int32), rows)[:, None]
+    """Return the head of every row of queries (N * H, 1), the same for all layers."""
+    return mx.array([[head] for head in range(heads)] * rows, mx.uint32)

@@ -243,7 +243,7 @@ def expert_linear(x: mx.array, indices: mx.array, stack: Weight, experts: int) -
     matrix = prepared_matrix(x, stack)
     if matrix is None:
         return reference.expert_linear(x, indices, stack, experts)
-    return kernels.expert_linear(x, indices, matrix, experts)
+    return kernels.expert_linear(mx.contiguous(x), indices, matrix, experts)
 
 
 def attend(
