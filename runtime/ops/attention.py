@@ -5,6 +5,7 @@ kernel is forced, or the queries attend in pieces.
 B = batch, T = new tokens, S = visible entries, H and Hkv = query and key-value heads, D = head size.
 """
 
+import math
 from functools import lru_cache
 
 import mlx.core as mx
@@ -82,9 +83,20 @@ def placed_heads(
 def _grown(q: mx.array, offset: int | mx.array, spec: AttentionSpec) -> mx.array:
     if spec.growth is None:
         return q
-    (beta, length, ahead), begin = spec.growth, offset if isinstance(offset, int) else offset[:, None]
-    factor = 1 + beta * mx.log(1 + mx.floor((mx.arange(q.shape[2]) + begin + ahead) / length))  # (T,) or (B, T)
-    return q * (factor if factor.ndim == 1 else factor[:, None])[..., None].astype(q.dtype)
+    if isinstance(offset, int):
+        known = _growth(spec.growth, offset, q.shape[2], q.dtype)
+        return q if known is None else q * known
+    (beta, length, ahead), begin = spec.growth, offset[:, None]
+    factor = 1 + beta * mx.log(1 + mx.floor((mx.arange(q.shape[2]) + begin + ahead) / length))  # (B, T)
+    return q * factor[:, None, :, None].astype(q.dtype)
+
+
+@lru_cache(maxsize=4)
+def _growth(growth: tuple[float, int, int], first: int, count: int, dtype: mx.Dtype) -> mx.array | None:
+    """Return the factors of positions from `first`, (count, 1): one array for all layers; None if all are 1."""
+    beta, length, ahead = growth
+    steps = [(at + ahead) // length for at in range(first, first + count)]
+    return mx.array([[1 + beta * math.log1p(step)] for step in steps], dtype) if any(steps) else None
 
 
 def _norm_and_rotate(x: mx.array, norm: mx.array | None, offset: int | mx.array, spec: AttentionSpec) -> mx.array:

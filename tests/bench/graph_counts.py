@@ -22,10 +22,6 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.network.config import decoder_config
-from headrace.models.network.decoder import Decoder
-from headrace.models.network.parameters import Parameters
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.buffers import BufferBackend
 from headrace.runtime.kv.cache import PassRow
@@ -38,6 +34,8 @@ from tests.tiny import load_decoder, quantize_model, write_model
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3", "qwen3-moe", "gpt-oss")
 OTHERS: dict[str, Callable[[int], dict[str, Any]]] = {  # as mlx-lm's classes write them; changes by number of layers
+    "apertus": lambda _: {},
+    "ministral3": lambda _: {},
     "glm4": lambda _: {},
     "glm4-moe": lambda _: {"first_k_dense_replace": 0, "moe_intermediate_size": 64, "head_dim": 128},
     "gemma4": lambda layers: _GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)},
@@ -99,10 +97,7 @@ def count_layer(step_of: Any, family: str, folder: Path, mixed: bool = False) ->
 
 def own_step(directory: Path) -> Any:
     """Build a step of headrace's decoder with a few tokens in its cache."""
-    checkpoint = open_checkpoint(directory)
-    config = decoder_config(checkpoint.config)
-    assert config is not None
-    network = Decoder(config, Parameters(checkpoint, reference, DTYPE), reference, DTYPE)
+    network = load_decoder(directory, reference, DTYPE)
     cache = new_cache(network, 64)
 
     def step(tokens: Sequence[int]) -> mx.array:
