@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 class Matrix:
-    """A projection's arrays, evaluated. Raises ValueError for invalid shapes or types."""
+    """A projection's arrays, evaluated now, or `later` by `fill`. Raises ValueError for invalid shapes or types."""
 
     def __init__(
         self,
@@ -17,6 +17,7 @@ class Matrix:
         group_size: int,
         mode: str = "affine",
         exact: bool = False,
+        later: bool = False,
     ) -> None: ...
     @property
     def data(self) -> mx.array: ...
@@ -197,6 +198,7 @@ def linear(
 def experts(x: mx.array, norm: mx.array, eps: float, plan: ExpertsPlan) -> mx.array: ...
 def expert_linear(x: mx.array, indices: mx.array, w: Matrix, experts: int) -> mx.array: ...
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array: ...
+def fill(matrices: Sequence[Matrix]) -> int: ...
 def grow(buffer: mx.array, capacity: int) -> mx.array: ...
 def attend(
     qkv: mx.array,

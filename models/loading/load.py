@@ -4,7 +4,7 @@ Headers are checked first, then memory; only then are weights read.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -213,12 +213,11 @@ def sized_network(
         return place.sized(checkpoint, config, chosen, dtype, requantize, wanted)
     if config is None:
         from headrace.models.network.mlx_lm import MlxLmNetwork
-        from headrace.models.network.mtp import head_tensors
         from headrace.models.network.mtp_network import add_head
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
         weights = sum(array.nbytes for array in network.arrays)
-        if (head := head_tensors(checkpoint)) is None:
+        if (head := _head(checkpoint)) is None:
             return network.use_kernels, weights, network.cost.kv
         return (
             lambda: add_head(network.use_kernels(), head, device, kernels, requantize),
@@ -251,7 +250,8 @@ def _decoder(
     from headrace.models.network.parameters import Parameters
 
     kernels = ops.select()
-    return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
+    with ops.native.read_together() if kernels is ops.native and config.plain else nullcontext():
+        return make_decoder(config, Parameters(checkpoint, kernels, dtype, requantize), kernels, dtype, kv)
 
 
 def stored_network(

@@ -57,6 +57,11 @@ class DecoderConfig:
     input_vocab: int = 0
 
     @property
+    def plain(self) -> bool:
+        """True if only sizes of prepared weights matter to the making of layers."""
+        return not (self.latent or self.input_size or any(layer.experts or layer.mixer for layer in self.layers))
+
+    @property
     def appending(self) -> int:
         """Layers up to the last that has K/V or recurrent state of its own."""
         return max(i for i, layer in enumerate(self.layers) if layer.source is None) + 1

@@ -4,7 +4,9 @@ Signatures and shapes are those of `runtime.ops.reference`. Activations are floa
 an unprepared weight, a head size that is no multiple of 16) run on the reference; `status()` counts them by reason.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +36,8 @@ from headrace.runtime.ops.passes import KVStore, Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
 name = "native"
+_NONE = mx.zeros((0,))  # data of a weight that is read later
+_waiting: "ContextVar[list[PreparedWeight] | None]" = ContextVar("waiting", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +99,47 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     Activations multiplied by 2-, 4- and 8-bit weights are rounded to 16-bit groups with a scale, unless `exact`, or
     HEADRACE_EXACT for all.
     """
-    matrix = None
+    matrix, waiting = None, _waiting.get()
     if dtype == mx.float32:
         try:
             scales, biases = _flat(weight.scales), _flat(weight.biases)
             bias = None if weight.bias is None else weight.bias.reshape(-1)
             data = weight.data.reshape(weight.rows, -1)
             mode, in_float = weight.mode, exact or environment.exact()
-            mx.eval(weight.arrays)  # reads the file without the interpreter lock, which `Matrix` holds
-            matrix = kernels.Matrix(data, scales, biases, bias, weight.bits, weight.group_size, mode, in_float)
+            matrix = kernels.Matrix(
+                data, scales, biases, bias, weight.bits, weight.group_size, mode, in_float, later=waiting is not None
+            )
         except ValueError as error:
             fallbacks[f"weight: {error}"] += 1
+    shape = (weight.rows, weight.columns)
+    if matrix is not None and waiting is not None:
+        later = PreparedWeight(_NONE, None, None, weight.bits, weight.group_size, None, weight.mode, matrix, shape)
+        waiting.append(later)
+        return later
     # The kernels' copies of the arrays, so that those of the file can be freed.
     own = reference.prepare(weight, dtype) if matrix is None else matrix
-    shape = (weight.rows, weight.columns)
     bits, group = (own.bits, own.group_size) if isinstance(own, Weight) else (weight.bits, weight.group_size)
     return PreparedWeight(own.data, own.scales, own.biases, bits, group, own.bias, weight.mode, matrix, shape)
+
+
+@contextmanager
+def read_together() -> Iterator[None]:
+    """Read the weights that are prepared in this block at its end, without the interpreter lock.
+
+    Until then they have sizes alone.
+    """
+    waiting: list[PreparedWeight] = []
+    token = _waiting.set(waiting)
+    try:
+        yield
+    finally:
+        _waiting.reset(token)
+    matrices = [weight.matrix for weight in waiting if weight.matrix is not None]
+    while matrices:
+        del matrices[: kernels.fill(matrices)]
+    for weight in waiting:
+        for name in ("data", "scales", "biases", "bias"):
+            object.__setattr__(weight, name, getattr(weight.matrix, name))
 
 
 def _flat(stack: mx.array | None) -> mx.array | None:

@@ -2,10 +2,13 @@
 #include "matrix_handle.h"
 
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "../core/half.h"
 #include "../core/interleaved.h"
 #include "mlx/ops.h"
+#include "mlx/transforms.h"
 #include "weight_arena.h"
 
 namespace headrace {
@@ -62,9 +65,6 @@ mx::array settled(const mx::array& a) {
 MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                            const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias,
                            int bits, int group, const std::string& mode, bool exact) {
-  const auto moved = [&](const mx::array& a) {
-    return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
-  };
   require(data.ndim() == 2 && data.shape(1) > 0, "a weight has two dimensions, and columns");
   view_.n = data.shape(0);
   view_.exact = exact;
@@ -91,26 +91,44 @@ MatrixHandle::MatrixHandle(const mx::array& data, const std::optional<mx::array>
       require(offsets->shape() == expected, "biases must be (N, K / group)");
       require(scales->dtype() == offsets->dtype(), "scales and biases must share a type");
       view_.type = type_of(scales->dtype());
-      const auto all = view_.type == Type::f16 ? symmetric<Type::f16> : symmetric<Type::bf16>;
-      if (!view_.may_be_symmetric() || !all(settled(*scales), settled(*offsets), bits)) {
-        offsets_ = moved(*offsets);
-        view_.offsets = offsets_->data<void>();
-      }
     } else {
       require(scales->dtype() == mx::uint8, "scales of floats are bytes");
       view_.type = mode == "nvfp4" ? Type::e4m3 : Type::e8m0;
     }
-    scales_ = moved(*scales);
-    view_.scales = scales_->data<void>();
   } else {
     view_.k = data.shape(1);
     view_.type = type_of(data.dtype());
   }
-  data_ = moved(data);
+  require(!bias.has_value() || bias->shape() == mx::Shape{data.shape(0)}, "a bias must be (N,)");
+  sources_ = {data, scales, offsets, bias};
+}
+
+void MatrixHandle::fill() {
+  if (!sources_.has_value()) return;
+  const Sources from = *std::exchange(sources_, std::nullopt);
+  std::vector<mx::array> all{from.data};
+  for (const auto* other : {&from.scales, &from.offsets, &from.bias}) {
+    if (other->has_value()) all.push_back(**other);
+  }
+  mx::eval(std::move(all));
+  const auto moved = [&](const mx::array& a) {
+    return view_.rounds() ? interleaved(settled(a)) : in_huge_pages(settled(a));
+  };
+  if (from.offsets.has_value()) {
+    const auto every = view_.type == Type::f16 ? symmetric<Type::f16> : symmetric<Type::bf16>;
+    if (!view_.may_be_symmetric() || !every(settled(*from.scales), settled(*from.offsets), view_.bits)) {
+      offsets_ = moved(*from.offsets);
+      view_.offsets = offsets_->data<void>();
+    }
+  }
+  if (from.scales.has_value()) {
+    scales_ = moved(*from.scales);
+    view_.scales = scales_->data<void>();
+  }
+  data_ = moved(from.data);
   view_.data = data_->data<void>();
-  if (bias.has_value()) {
-    require(bias->shape() == mx::Shape{data.shape(0)}, "a bias must be (N,)");
-    bias_ = settled(mx::astype(*bias, mx::float32, mx::Device(mx::Device::cpu)));
+  if (from.bias.has_value()) {
+    bias_ = settled(mx::astype(*from.bias, mx::float32, mx::Device(mx::Device::cpu)));
     view_.bias = bias_->data<float>();
   }
 }

@@ -21,22 +21,32 @@ mx::array settled(const mx::array& a);
 // lock, whose holder may wait for that stream.
 class MatrixHandle : public std::enable_shared_from_this<MatrixHandle> {
  public:
-  // Arrays of runtime.ops.weights.Weight. Throws std::invalid_argument for inconsistent or unsupported shapes or types.
+  // Arrays of runtime.ops.weights.Weight, not read before fill(). Throws std::invalid_argument for inconsistent or unsupported shapes or
+  // types.
   MatrixHandle(const mx::array& data, const std::optional<mx::array>& scales,
                const std::optional<mx::array>& offsets, const std::optional<mx::array>& bias, int bits, int group,
                const std::string& mode, bool exact);
+
+  // Evaluates the arrays, on the thread that made them, and moves them. Before any use but of sizes.
+  void fill();
 
   const Matrix& view() const { return view_; }
 
   // The arrays in the kernels' memory, interleaved if the view rounds() (core/interleaved.h), then without offsets if it is symmetric();
   // the caller may free its own.
-  const mx::array& data() const { return *data_; }
+  const mx::array& data() const { return data_.value(); }
   const std::optional<mx::array>& scales() const { return scales_; }
   const std::optional<mx::array>& offsets() const { return offsets_; }
   const std::optional<mx::array>& bias() const { return bias_; }
 
  private:
+  struct Sources {
+    mx::array data;
+    std::optional<mx::array> scales, offsets, bias;
+  };
+
   Matrix view_;
+  std::optional<Sources> sources_;  // until fill()
   std::optional<mx::array> data_, scales_, offsets_, bias_;
 };
 

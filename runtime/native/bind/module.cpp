@@ -7,6 +7,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+
 #include "../core/pool.h"
 #include "../core/streaming.h"
 #include "attend_primitive.h"
@@ -30,6 +32,16 @@ namespace {
 
 using Optional = std::optional<hr::mx::array>;
 
+constexpr auto kPatience = std::chrono::milliseconds(100);  // between looks at Ctrl-C
+
+// Fills matrices in order until some time has passed. Returns their number.
+size_t fill(const std::vector<std::shared_ptr<hr::MatrixHandle>>& matrices) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  size_t filled = 0;
+  while (filled < matrices.size() && (filled == 0 || std::chrono::steady_clock::now() < end)) matrices[filled++]->fill();
+  return filled;
+}
+
 // Kind of work -> (regions, wall, waiting, workers' busy time), nanoseconds.
 nb::dict region_times() {
   constexpr const char* kNames[] = {"weights", "attention", "sampling"};
@@ -49,11 +61,14 @@ NB_MODULE(_native, m) {
 
   nb::class_<hr::MatrixHandle>(m, "Matrix")
       .def(nb::new_([](const hr::mx::array& data, const Optional& scales, const Optional& biases, const Optional& bias,
-                       int bits, int group, const std::string& mode, bool exact) {
-             return std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group, mode, exact);
+                       int bits, int group, const std::string& mode, bool exact, bool later) {
+             auto matrix = std::make_shared<hr::MatrixHandle>(data, scales, biases, bias, bits, group, mode, exact);
+             const nb::gil_scoped_release release;
+             if (!later) matrix->fill();
+             return matrix;
            }),
            "data"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "bits"_a, "group_size"_a,
-           "mode"_a = "affine", "exact"_a = false)
+           "mode"_a = "affine", "exact"_a = false, "later"_a = false)
       .def_prop_ro("data", &hr::MatrixHandle::data)
       .def_prop_ro("scales", &hr::MatrixHandle::scales)
       .def_prop_ro("biases", &hr::MatrixHandle::offsets)
@@ -170,6 +185,7 @@ NB_MODULE(_native, m) {
   m.def("slab", [](const std::vector<int>& shape, hr::mx::Dtype dtype) {
     return hr::zeros_on_lines(hr::mx::Shape(shape.begin(), shape.end()), dtype);
   }, "shape"_a, "dtype"_a);
+  m.def("fill", &fill, "matrices"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 
   m.def("sample", [](const hr::mx::array& logits, const std::vector<std::tuple<float, int64_t, double, float>>& rules,

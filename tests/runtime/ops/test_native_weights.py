@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from typing import cast
 
+import mlx.core as mx
 import pytest
 
-from headrace.runtime.ops import native
+from headrace.runtime.ops import Weight, native
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
@@ -36,3 +38,37 @@ assert mx.get_active_memory() < room, (mx.get_active_memory(), weights)
 
 def test_slabs_are_filled_and_used_again() -> None:
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("bits", [0, 4, 6])
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_read_together_are_those_read_at_once(bits: int, bias: bool) -> None:
+    weight = Weight(mx.random.normal((40, 64)), bias=mx.random.normal((40,)) if bias else None)
+    if bits:
+        weight = Weight(*mx.quantize(weight.data, bits=bits, group_size=32), bits=bits, group_size=32, bias=weight.bias)
+    at_once = native.prepare(weight, mx.float32)
+    with native.read_together():
+        later = native.prepare(weight, mx.float32)
+        assert (later.rows, later.columns, later.nbytes) == (40, 64, 0)
+    x = mx.random.normal((1, 3, 64))
+    assert mx.array_equal(native.linear(x, later), native.linear(x, at_once))
+    assert len(later.arrays) == len(at_once.arrays)
+    for one, other in zip(later.arrays, at_once.arrays, strict=True):
+        assert mx.array_equal(one, other)
+
+
+def test_a_block_that_fails_reads_nothing_and_delays_no_later_weight() -> None:
+    weight = Weight(mx.random.normal((16, 32)))
+    lost: list[Weight] = []
+
+    def fail() -> None:
+        with native.read_together():
+            lost.append(native.prepare(weight, mx.float32))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    matrix = cast(native.PreparedWeight, lost[0]).matrix
+    with pytest.raises(RuntimeError):  # not the pointer of an array that was never read
+        _ = matrix.data
+    assert native.prepare(weight, mx.float32).nbytes == weight.nbytes
