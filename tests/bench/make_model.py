@@ -26,7 +26,7 @@ from tests.bench.shapes import SHAPES, Shape
 
 _END, _MERGE = "<|end|>", ("Ġ", "Ġ")
 _GROUP, _BLOCK = 64, 32  # values that share a scale: MLX's group, Q4_0's block
-_CONTEXT, _ROPE_THETA, _NORM_EPS = 8192, 500000.0, 1e-5
+_CONTEXT, _ROPE_THETA, _NORM_EPS = 65536, 500000.0, 1e-5
 
 
 @dataclass(frozen=True)
