@@ -15,10 +15,13 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kTileRows = 256;      // at most; rounding a block costs as much as 15 rows
+constexpr int64_t kTileRows = 768;      // at most; rounding a block costs as much as 15 rows
+constexpr int64_t kManyRows = 256;      // tiles are not made smaller than this if chunks can be parallel tasks instead
 constexpr int64_t kFewestRows = 16;     // least per tile, a multiple of all vector widths
+constexpr int64_t kFewestLanes = 8;     // of a QueryRows
 constexpr int64_t kChunkEntries = 256;  // merging a chunk costs as much as 4 entries
 constexpr float kLog2e = 1.44269504f;
+static_assert(kTileRows % kMaxRoundedRows == 0 && kMaxRoundedRows % kFewestRows == 0);
 static_assert(kChunkEntries % kBlock == 0 && kBlock % kRoundedEntries == 0);
 
 // Split of one sequence: each K/V head's rows (T * heads of the group) into tiles, their visible entries into chunks.
@@ -36,13 +39,15 @@ struct Split {
     chunks = parts(s.offset + s.count, kChunkEntries) - first;
     const auto uneven = [&](int64_t tasks) { return tasks < 4 * threads && tasks % threads != 0; };
     tiles = parts(rows, kTileRows);
+    while (uneven(heads * tiles) && (tiles + 1) * kManyRows <= rows) ++tiles;
     // Idle threads get chunks, so that no entry is rounded twice; of a short cache, rows.
     if (uneven(heads * tiles) && chunks > 1) {
       side = std::min(chunks, std::max<int64_t>(2, 8 * threads / (heads * tiles)));
       while (side > 2 && side < chunks && heads * tiles * side % threads != 0) --side;
     }
     while (side == 1 && uneven(heads * tiles) && (tiles + 1) * kFewestRows <= rows) ++tiles;
-    tile_rows = parts(parts(rows, tiles), kFewestRows) * kFewestRows;
+    const int64_t each = parts(rows, tiles), whole = each < kManyRows ? kFewestRows : kMaxRoundedRows;
+    tile_rows = parts(each, whole) * whole;
     tiles = parts(rows, tile_rows);
   }
 
@@ -141,14 +146,17 @@ void attend_tile(const Kernels& kernels, const Tile& tile, int64_t chunk, const 
     n = std::min(kRoundedEntries - key % kRoundedEntries, end - key);
     const Entries entries = entries_at(kernels, call, tile.split.sequence, tile.head, key, n, kRoundedEntries);
     kernels.round_entries(entries.kv, entries.begin, n, block);
+    Meeting meetings[kTileRows / kFewestLanes];
+    int64_t meets = 0;
     for (int64_t row = tile.begin, g = 0; row < tile.end; row += groups.lanes, ++g) {
       const int64_t count = std::min(groups.lanes, tile.end - row);
       const int64_t from = tile.position(row), to = tile.position(row + count - 1);
       const int64_t here = std::min(n, to + 1 - key);
       if (here <= 0 || key + n <= first_seen(call, from)) continue;
       const bool hides = key + here > from + 1 || first_seen(call, to) > key;
-      kernels.attend_rounded(block, key, here, call.dim, call.rule, hides, groups[g], count);
+      meetings[meets++] = {groups[g], count, here, hides};
     }
+    kernels.attend_rounded(block, key, call.dim, call.rule, meetings, meets);
   }
 }
 

@@ -122,6 +122,14 @@ struct QueryRows {
   float* acc;        // (D, L) sum of weight * value, not yet divided by `sum`
 };
 
+// The first `count` lanes of a QueryRows and the first `n` entries of a block that they meet, with `hides` from their first positions
+// to their own.
+struct Meeting {
+  QueryRows rows;
+  int64_t count, n;
+  bool hides;
+};
+
 // kRoundedEntries keys and values of one head, rounded for QueryRows.
 struct EntryBlock {
   float* keys;             // (entries, D / 2 padded to 16) pairs
@@ -221,12 +229,12 @@ struct Kernels {
   // kScorePad. Updates top and sum; returns the accumulator's factor.
   float (*softmax_row)(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state);
 
-  // Integer attention over half-precision or unpacked K/V. Round `count` rows of q times `factor` and clear the sums; attend with the
-  // first `count` rows to the first `n` entries of a block at position `first` (with `hides`: from their first positions to their own); merge the
-  // state of other rows and clear it; write the weighted mean out[r] (D). Without softcap `factor` includes log2(e).
+  // Integer attention over half-precision or unpacked K/V. Round `count` rows of q times `factor` and clear the sums; attend
+  // to a block at position `first`; merge the state of other rows and clear it; write the weighted mean out[r] (D). Without softcap
+  // `factor` includes log2(e).
   void (*round_queries)(const float* const* q, int64_t count, int64_t dim, float factor, const QueryRows& rows);
   void (*round_entries)(const HeadCache& kv, int64_t begin, int64_t n, const EntryBlock& block);
-  void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t n, int64_t dim, ScoreRule rule, bool hides, const QueryRows& rows, int64_t count);
+  void (*attend_rounded)(const EntryBlock& block, int64_t first, int64_t dim, ScoreRule rule, const Meeting* meetings, int64_t count);
   void (*merge)(const QueryRows& rows, const QueryRows& other, int64_t dim);
   void (*settle)(const QueryRows& rows, int64_t count, int64_t dim, float* const* out);
 

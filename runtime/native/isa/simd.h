@@ -38,6 +38,20 @@ inline vf exp(vf x) {
   return unless_below(x, -87.0f, times_power_of_two(p, whole));
 }
 
+#if !defined(HEADRACE_AVX512)
+// 2^x for -126 <= x <= 0, and 2^-126 below, to 3e-6 of it. NaN stays NaN: the order of max's operands matters.
+inline vf exp2_roughly(vf x) {
+  const vf bounded = max(set1(-126.0f), x);
+  const vf whole = round_even(bounded);
+  const vf r = sub(bounded, whole);
+  vf p = fma(r, set1(0.00957010195f), set1(0.0559178616f));
+  p = fma(p, r, set1(0.240247448f));
+  p = fma(p, r, set1(0.693121815f));
+  p = fma(p, r, set1(0.999999261f));
+  return times_power_of_two(p, whole);
+}
+#endif
+
 inline vf tanh(vf x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
 
 inline vf load_any(const void* base, Type type, int64_t i) {

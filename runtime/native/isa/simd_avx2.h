@@ -59,6 +59,8 @@ inline vf times_power_of_two(vf x, vf whole) {
   return mul(x, _mm256_castsi256_ps(exponent));
 }
 
+inline vf times_power(vf x, vf power) { return mul(x, power); }
+
 // Eight scales of 8 bits, as in simd_avx512.h.
 template <Type T>
 inline vf scales_of(__m128i raw) {

@@ -48,6 +48,21 @@ inline vf unless_below(vf x, float limit, vf a) {
 inline vf round_even(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf times_power_of_two(vf x, vf whole) { return _mm512_scalef_ps(x, whole); }
 
+// x times a power of two: beside products and sums this takes no time.
+inline vf times_power(vf x, vf power) { return _mm512_scalef_ps(x, _mm512_getexp_ps(power)); }
+// 2^x as in simd.h, to 7e-7 of it: 2^r for |r| <= 1 / 32 is about kSquare * ((r + 1.4428)^2 + 2.0811), times a power of 2^(1 / 16).
+inline vf exp2_roughly(vf x) {
+  const vf bounded = max(set1(-126.0f), x), sixteenths = add(bounded, set1(786432.0f));  // 1.5 * 2^19: no finer fraction is left
+  const vf whole = sub(sixteenths, set1(786432.0f));
+  const vf u = add(sub(bounded, whole), set1(1.44282196f));
+  // kSquare = 0.240219, times 2^(i / 16)
+  const vf table = _mm512_setr_ps(0.240219459f, 0.25085488f, 0.261961192f, 0.273559183f, 0.285670698f, 0.298318416f, 0.31152609f,
+                                  0.325318545f, 0.33972162f, 0.354762375f, 0.370469064f, 0.386871129f, 0.403999358f, 0.421885937f,
+                                  0.440564424f, 0.460069895f);
+  const vf scale = _mm512_permutexvar_ps(_mm512_castps_si512(sixteenths), table);
+  return _mm512_scalef_ps(mul(fma(u, u, set1(2.08112485f)), scale), whole);
+}
+
 // Sixteen scales of 8 bits. E8M0 is the exponent of a float, but for 0, which means 2^-127; E4M3 is a float16 in short.
 template <Type T>
 inline vf scales_of(__m128i raw) {

@@ -78,6 +78,8 @@ inline vf times_power_of_two(vf x, vf whole) {
   return x * (vf)exponent;
 }
 
+inline vf times_power(vf x, vf power) { return mul(x, power); }
+
 template <Type T>
 inline vf load_first_as(const void* base, int64_t i, int64_t n) {
   vf v{};

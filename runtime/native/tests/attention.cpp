@@ -245,10 +245,11 @@ void test_spoiled(const Kernels& kernels, Type type, Phase phase, int64_t spoile
 }
 
 // A query's result has the same bits however many threads share its chunks, and whether it is alone or one of several.
-void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t window, bool chunked = false) {
-  constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 64, kOffset = 1274, kLength = 9, kCapacity = kOffset + kLength;
+void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t window, bool chunked = false, int64_t length = 9) {
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kDim = 64, kOffset = 1274;
+  const int64_t capacity = kOffset + length;
   constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kDim;
-  const auto projected = random_floats(kLength * kRow), numbers = random_floats(kKvHeads * kCapacity * kDim);
+  const auto projected = random_floats(length * kRow), numbers = random_floats(kKvHeads * capacity * kDim);
   const Guarded qkv = guarded(projected);
   Guarded keys = stored(numbers, type), values = stored(numbers, type);
   AttendCall call;
@@ -259,13 +260,13 @@ void test_same_bits(const Kernels& kernels, Phase phase, Type type, int64_t wind
   call.rule = {0.1f, 0};
   call.window = window;
   call.chunked = chunked;
-  Contiguous buffers(call, keys.as<char>(), values.as<char>(), kCapacity);
+  Contiguous buffers(call, keys.as<char>(), values.as<char>(), capacity);
   const auto attended = [&](int threads, bool together) {
     Pool::shared().set_threads(threads);
-    std::vector<float> out(kLength * kHeads * kDim);
-    for (int64_t t = 0; t < kLength; t += together ? kLength : 1) {
+    std::vector<float> out(length * kHeads * kDim);
+    for (int64_t t = 0; t < length; t += together ? length : 1) {
       call.qkv = qkv.as<float>() + t * kRow;
-      buffers.rows(1, together ? kLength : 1, kOffset + t, phase);
+      buffers.rows(1, together ? length : 1, kOffset + t, phase);
       call.out = out.data() + t * kHeads * kDim;
       run_attend(Pool::shared(), kernels, call);
     }
@@ -460,6 +461,9 @@ void test_attention(const Kernels& kernels) {
         if (window > 0) test_same_bits(kernels, phase, type, 1280 - window % 3, true);  // the rows cross its edge
       }
     }
+  }
+  for (const int64_t window : {0, 100}) {  // rows of several groups of lanes
+    test_same_bits(kernels, Phase::prefill, Type::f16, window, false, 40);
   }
   for (const Type type : kTypes) {
     for (const int64_t length : {1, 3}) {
