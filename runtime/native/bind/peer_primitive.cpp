@@ -2,7 +2,6 @@
 #include "peer_primitive.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,7 +22,7 @@
 namespace headrace {
 namespace {
 
-constexpr int kPausing = 50, kYielding = 250;  // looks at the socket, of about a microsecond each
+constexpr int kLooks = 100;  // at the socket, of half a microsecond each, then sleep: busy machines have other work
 
 // Bytes moved by one call of send or recv; 0 if none can be moved now.
 size_t moved(ssize_t result) {
@@ -93,10 +92,8 @@ void Peer::exchange(const char* sent, size_t to_send, char* received, size_t to_
     sent += out, to_send -= out, received += in, to_receive -= in;
     if (out + in > 0) {
       looks = 0;
-    } else if (looks < kPausing) {
+    } else if (looks < kLooks) {
       cpu_pause();
-    } else if (looks < kYielding) {
-      sched_yield();
     } else {
       pollfd ready{socket_, static_cast<short>((to_send > 0 ? POLLOUT : 0) | (to_receive > 0 ? POLLIN : 0)), 0};
       poll(&ready, 1, -1);
