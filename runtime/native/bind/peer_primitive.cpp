@@ -22,7 +22,7 @@
 namespace headrace {
 namespace {
 
-constexpr int kLooks = 100;  // at the socket, of half a microsecond each, then sleep: busy machines have other work
+constexpr int kLooks = 50;  // at the socket, of half a microsecond each, then sleep: busy machines have other work
 
 // Bytes moved by one call of send or recv; 0 if none can be moved now.
 size_t moved(ssize_t result) {
