@@ -92,7 +92,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
             found["tokens"].append([token for step in own for token in step.tokens])
             found["logprobs"].append([each.chosen for step in own for each in step.logprobs or ()])
             found["drafted"] += sum(step.record.proposed for step in own)
-            found["shared"].append(max(step.record.batch for step in own))
+            found["shared"].append(sorted({step.record.batch for step in own}))
     return found
 
 

@@ -199,7 +199,7 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     ]
     passes = kv.make_passes(rows)
     in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), mean_context(chunks))
-    in_flight.ahead, in_flight.defers = before is not None, len(passes) > 1 and getattr(network, "staged", False)
+    in_flight.ahead, in_flight.defers = before is not None, len(passes) > 1 and getattr(network, "takes_turns", False)
     rest = iter(chunks)
     for kv_pass in passes:
         _begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight)

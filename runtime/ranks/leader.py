@@ -26,6 +26,7 @@ from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, 
 from headrace.runtime.ranks.reception import Reception
 from headrace.runtime.ranks.split import divided
 
+PASS_ROWS = 4  # of a pipeline's pass, at least: fewer rows take nearly as long, since each pass reads all weights
 END_S = 2.0  # that followers get to end by themselves
 _DOUBT_S = 0.5
 
@@ -149,7 +150,8 @@ class LeaderNetwork:
     """
 
     def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:
-        self._network, self._leader, self.staged = network, leader, staged
+        self._network, self._leader, self._staged = network, leader, staged
+        self.takes_turns = staged and getattr(network, "pages", False)  # passes of a step are computed in turn
         self.kv_memory = kv_memory
 
     def __getattr__(self, name: str) -> Any:
@@ -160,14 +162,14 @@ class LeaderNetwork:
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
         """Return the times of a step of all ranks, as far as they measure any. parts: of this rank."""
         others = self._leader.kernel_seconds()
-        own, in_turn = parts.weights_s + parts.kv_s + parts.sampling_s, self.staged and self._leader.passes == 1
+        own, in_turn = parts.weights_s + parts.kv_s + parts.sampling_s, self._staged and self._leader.passes == 1
         return () if None in others else rank_times(step_s, [own, *filter(None, others)], in_turn)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
         """Return the network's backend, whose calls the followers repeat."""
         self._leader.log("backend", options.limit, options.max_running, options.keep_prefix)
         marks = any(answer["marks"] for answer in self._leader.ask())
-        parts = self._leader.size if self.staged and getattr(self._network, "pages", False) else 1
+        parts = self._leader.size if self.takes_turns else 1
         return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader, marks, parts))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
@@ -220,7 +222,7 @@ class LeaderBackend:
         self._backend.release(held.inner, tokens)
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
-        parts = min(self._parts, len(rows))
+        parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
         groups = [[rows[i] for i in own] for own in divided(len(rows), [1] * parts)]
         self._leader.log("passes", [[_told(row) for row in group] for group in groups])
         passes: list[KVPass] = []

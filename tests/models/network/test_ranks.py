@@ -197,13 +197,16 @@ def test_a_pipeline_rounds_activations_to_8_bits(two: Ranks, tmp_path: Path) -> 
 
 
 def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: Path) -> None:
-    """Sequences decode in as many passes as ranks, chosen from one after the other."""
-    batches = [_EIGHT[0][:1], _EIGHT[0][:2], _EIGHT[0][:3], _EIGHT[0]]
-    job = job_of(written("llama", tmp_path), batches=batches, tokens=12, environment=_EXACT)
+    """Eight sequences decode in two passes, chosen from one after the other; fewer share one."""
+    job = job_of(written("llama", tmp_path), batches=[_EIGHT[0][:3], _EIGHT[0]], tokens=40, environment=_EXACT)
     answer, wanted = two.ask(**job, kind="pipeline", shares=[1, 1]), alone(job)
     assert differences(answer, wanted) == 0
-    assert answer["shared"] == [1, 1, 1, *[2] * 3, *[4] * 8]
-    assert two.ask(**job, kind="tensor", shares=[1, 1])["shared"] == wanted["shared"] == [1, 2, 2, *[3] * 3, *[8] * 8]
+    for sequence in range(3):
+        assert 3 in answer["shared"][sequence]
+    for sequence in range(3, 11):
+        assert 8 in wanted["shared"][sequence]
+        assert 8 not in answer["shared"][sequence]
+        assert 4 in answer["shared"][sequence]
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [3, 1, 4]), ("pipeline", [1, 3, 1])])
