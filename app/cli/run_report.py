@@ -161,7 +161,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("load", f"{report.load_s:.3f} s"),
         ("TTFT", _seconds(answer.ttft_s)),
         ("  tokenize", _seconds(answer.prompt.tokenize_s)),
-        ("  prefill", f"{_seconds(summary.prefill_s)}, {_rate(summary.prefill_tokens_per_second)}"),
+        ("  prefill", _prefill(report)),
         ("  first step", _seconds(summary.first_step_s)),
         ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
         ("ITL", _itl(summary.itl)),
@@ -190,6 +190,13 @@ def _energy(energy: TokenEnergy) -> str:
     if energy.joules is None or energy.idle_watts is None:
         return f"{format_joules(energy.whole_joules)} per token with idle power ({parts})"
     return f"{format_joules(energy.joules)} per token net of {energy.idle_watts:.1f} W idle ({parts})"
+
+
+def _prefill(report: RunReport) -> str:
+    """Return the prefill's time and speed, and the bits of activations if they are not 16."""
+    summary, bits = report.summary, report.model.activations
+    timed = f"{_seconds(summary.prefill_s)}, {_rate(summary.prefill_tokens_per_second)}"
+    return timed if bits == 16 else f"{timed}, activations in {bits} bits"
 
 
 def _kv(report: RunReport) -> str:

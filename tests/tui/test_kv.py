@@ -21,10 +21,21 @@ def test_a_packed_format_is_at_the_top_and_in_the_decode_view(play) -> None:
     play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="q8")))
 
 
+def test_coarse_activations_are_at_the_top_and_in_the_decode_view(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        assert "activations 8" in it.text().splitlines()[0]
+        await it.press("f2")
+        assert ", activations 8" in it.text()
+
+    play(scenario, ScriptedEngine(card_to_load=replace(CARD, kv="f16", activations=8)))
+
+
 def test_what_is_unquantized_is_not_worth_a_word_at_the_top(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("hello")
         assert "K/V" not in it.text().splitlines()[0]
+        assert "activations" not in it.text()
         await it.press("f2")
         assert "/token as f16" in it.text()
 

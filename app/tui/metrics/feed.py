@@ -75,6 +75,11 @@ def use_model(metrics: LiveMetrics, card: ModelCard, known: MachineFacts) -> Non
     metrics.ready(model, machine if machine.measured_gb_s is not None else known)
 
 
+def _coarse(card: ModelCard) -> str:
+    """Return the bits of prompts' activations, if they are not 16."""
+    return "" if card.activations == 16 else f", activations {card.activations}"
+
+
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
     """Return a loaded model's facts and its machine's."""
     machine, chip = card.machine, card.machine.chip
@@ -88,7 +93,7 @@ def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
         cost=card.cost,
         load_s=card.load_s,
         ranks=card.ranks,
-        kernels=" ".join(dict.fromkeys(card.kernels.values())),
+        kernels=" ".join(dict.fromkeys(card.kernels.values())) + _coarse(card),
     )
     nominal = machine.nominal_bandwidth
     return model, MachineFacts(

@@ -84,6 +84,8 @@ class ChatState:
         name = self.metrics.model.name or conversation.session.model or ""
         card = conversation.engine.card
         packed = f"K/V {card.kv}  " if card and card.kv in PACKED else ""
+        if card and card.activations != 16:
+            packed += f"activations {card.activations}  "
         sampling = tuple(
             f"{packed}{sampling_in_effect(conversation.effective, short=short)}" for short in (False, True)
         )
