@@ -1,10 +1,11 @@
 // Attention of decode rows. Query heads of one K/V head, and rows of a sequence that see the same entries, share a read of the cache.
 //
 // Positions are split into chunks of a block, each with a softmax state; a query's states are joined in order at the end (flash
-// decoding, arXiv:2307.08691), so its bits do not depend on the split. Tasks go over sequences, K/V heads, groups of chunks and sets
-// of rows, in this order, so that all rows of a sequence find a chunk in the cache. The chunks of a group are read side by side: one
-// stream does not reach full memory bandwidth.
+// decoding, arXiv:2307.08691), so its bits do not depend on the split. Tasks go over sequences, K/V heads, chunks and sets of rows, in
+// this order, so that all rows of a sequence find a chunk in the cache. A thread prefetches the next chunk, of whichever head and
+// sequence, while it works on one.
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -14,19 +15,17 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kMostSide = 2;             // most chunks read side by side
-constexpr int64_t kTasksPerThread = 4;       // least, else groups are smaller
 constexpr int64_t kAloneProducts = 1 << 15;  // multiply-adds below which the caller works alone
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One sequence of a call. Tasks are numbered by K/V head, group of chunks, set of rows, part of the K/V head's queries.
+// One sequence of a call. Tasks are numbered by K/V head, chunk, set of rows, part of the K/V head's queries.
 struct Portion {
   const SequenceRows& rows;
   int64_t first;   // first visible chunk
   int64_t chunks;  // number of visible chunks
-  int64_t groups = 0, sets = 0;
-  int64_t tasks_before = 0;
+  int64_t sets = 0;
+  int64_t tasks_before = 0, chunks_before = 0;  // chunks of all K/V heads
   int64_t queries_before = 0, states_before = 0;  // indices of states, see below
 };
 
@@ -34,53 +33,35 @@ struct Portion {
 struct Split {
   int64_t shared, parts, part;  // query heads per K/V head; parts, and heads per part
   int64_t together;             // rows of a set
-  int64_t side;                 // chunks of a group
   int64_t sinks;
-  int64_t tasks = 0, queries = 0, all_states = 0, products = 0;
+  int64_t tasks = 0, chunks = 0, queries = 0, all_states = 0, products = 0;
   std::vector<Portion> portions;
 
   // most: queries per kernel call.
-  Split(const AttendCall& call, int64_t most, int threads)
+  Split(const AttendCall& call, int64_t most)
       : shared(call.heads / call.kv_heads), sinks(call.sinks != nullptr ? 1 : 0) {
     parts = ceil_div(shared, most);
     part = ceil_div(shared, parts);
     together = std::max<int64_t>(1, most / shared);
-    int64_t chunks = 0;
     for (int64_t i = 0; i < call.count; ++i) {
       const SequenceRows& rows = call.sequences[i];
       if (rows.phase != Phase::decode || rows.count == 0 || rows.row >= call.wanted) continue;
       const int64_t first = first_seen(call, rows.offset) / kAttendChunk, end = rows.offset + rows.count;
       portions.push_back({rows, first, ceil_div(end, kAttendChunk) - first});
       portions.back().sets = ceil_div(rows.count, together);
-      chunks += portions.back().sets * portions.back().chunks;
     }
-    side = std::clamp<int64_t>(call.kv_heads * parts * chunks / (kTasksPerThread * threads), 1, kMostSide);
     for (Portion& portion : portions) {
-      portion.groups = ceil_div(portion.chunks, side);
       portion.tasks_before = tasks;
+      portion.chunks_before = chunks;
       portion.queries_before = queries;
       portion.states_before = all_states;
       const int64_t count = portion.rows.count * call.heads, end = portion.rows.offset + portion.rows.count;
-      tasks += call.kv_heads * portion.groups * portion.sets * parts;
+      chunks += call.kv_heads * portion.chunks;
+      tasks += call.kv_heads * portion.chunks * portion.sets * parts;
       queries += count;
       all_states += count * states(portion);
       products += count * std::min(portion.chunks * kAttendChunk, end) * call.dim;
     }
-  }
-
-  // Keys to prefetch after a group, whose next chunk would be `chunk`: of this head, or the `side`-th chunk of the next head or
-  // sequence, since short sequences end before a prefetch arrives.
-  const char* next_keys(const AttendCall& call, const Portion& portion, int64_t kv_head, int64_t chunk, int64_t at) const {
-    const Portion* whose = &portion;
-    if (chunk >= portion.chunks) {
-      chunk = at;
-      if (++kv_head == call.kv_heads) {
-        kv_head = 0;
-        if (++whose == portions.data() + portions.size()) return nullptr;
-      }
-      if (chunk >= whose->chunks) return nullptr;
-    }
-    return static_cast<const char*>(head_block(call, whose->rows, kv_head, (whose->first + chunk) * kAttendChunk).keys);
   }
 
   // States of one query: its head's sink, if any, then its chunks.
@@ -94,10 +75,23 @@ struct Split {
   }
 };
 
+// A thread's prefetch: chunks before `until` are prefetched or read, and `credit` entries read for which none were prefetched.
+struct Ahead {
+  int64_t at = -2, until = 0, credit = 0;
+
+  // Begin to read a chunk. False if it was not prefetched: the first one, or another thread's.
+  bool begin(int64_t chunk) {
+    const bool follows = chunk == at || (chunk == at + 1 && chunk < until);
+    at = chunk;
+    if (!follows) until = chunk + 1, credit = 0;
+    return follows;
+  }
+};
+
 }  // namespace
 
 void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, const float* q) {
-  const Split split(call, call.packed() ? kPackedQueries : kMaxQueries, pool.threads());
+  const Split split(call, call.packed() ? kPackedQueries : kMaxQueries);
   if (split.tasks == 0) return;
   const int64_t dim = call.dim, row_bytes = dim * size_of(call.kv_type);
   // (sequence, query, state): accumulators, then states.
@@ -111,65 +105,85 @@ void attend_decode(Pool& pool, const Kernels& kernels, const AttendCall& call, c
     const int64_t end = std::min(position + 1, from + kAttendChunk);
     return std::pair(std::min(std::max(first_seen(call, position), from), end), end);
   };
-  // Rows [t, t + count) over a group of chunks from `begin` on, with equal visible entries. last: the final read of these chunks.
-  const auto attend = [&](const Portion& portion, int64_t kv_head, int64_t part, int64_t begin, int64_t t, int64_t count, bool last) {
+  // Chunk `number` of a head as row `t` sees it.
+  const auto chunk_of = [&](const Portion& portion, int64_t kv_head, int64_t t, int64_t number) {
+    const int64_t from = (portion.first + number) * kAttendChunk;
+    const auto [first, end] = entries_of(portion, t, number);
+    Chunk chunk{nullptr, nullptr, end - first, first - from, {}, {}};
+    if (chunk.n <= 0) return chunk;
+    const HeadCache cache = head_block(call, portion.rows, kv_head, from);
+    const int64_t skipped = call.packed() ? 0 : chunk.first * row_bytes;
+    chunk.keys = static_cast<const char*>(cache.keys) + skipped;
+    chunk.values = static_cast<const char*>(cache.values) + skipped;
+    chunk.own = {chunk.keys, chunk.values, chunk.n * row_bytes};
+    if (call.packed()) chunk.own = {chunk.keys, chunk.keys + call.head_bytes / 2, chunk.n < kAttendChunk / 2 ? 0 : call.head_bytes / 2};
+    return chunk;
+  };
+  // Set the memory to prefetch while a chunk is read: about as many entries as it has, so that the distance stays a chunk where some are
+  // short.
+  const auto plan = [&](Ahead& ahead, Chunk& chunk) {
+    ahead.credit = std::min(ahead.credit + chunk.n, kAttendChunk);
+    for (Places& places : chunk.next) {
+      if (ahead.until >= split.chunks) return;
+      const Portion& portion = split.portion_of<&Portion::chunks_before>(ahead.until);
+      const int64_t index = ahead.until - portion.chunks_before;
+      const Chunk later = chunk_of(portion, index / portion.chunks, 0, index % portion.chunks);
+      if (ahead.credit * 2 < later.n) return;
+      ahead.credit -= later.n;
+      ahead.until += 1;
+      places = later.own;
+    }
+  };
+  // Rows [t, t + count) over a chunk, of which they see the same entries. last: the final read of it.
+  const auto attend = [&](const Portion& portion, int64_t kv_head, int64_t part, int64_t number, int64_t t, int64_t count, bool last,
+                          Ahead& ahead) {
     const SequenceRows& rows = portion.rows;
-    const int64_t sides = std::min(split.side, portion.chunks - begin);
     const int64_t head = kv_head * split.shared + part * split.part;
     const int64_t heads = std::min(split.part, (kv_head + 1) * split.shared - head), queries = count * heads;
     const float* asked[kMaxQueries];
-    Chunk chunks[kMostSide];
-    Softmax found[kMostSide * kMaxQueries];
-    const auto state = [&](int64_t s, int64_t j) {
-      const int64_t number = (t + j / heads) * call.heads + head + j % heads;
-      return portion.states_before + number * split.states(portion) + split.sinks + begin + s;
+    Softmax found[kMaxQueries];
+    const auto state = [&](int64_t j) {
+      const int64_t query = (t + j / heads) * call.heads + head + j % heads;
+      return portion.states_before + query * split.states(portion) + split.sinks + number;
     };
-    for (int64_t j = 0; j < queries; ++j) asked[j] = q + query_at(call, rows, t + j / heads, head + j % heads);
-    for (int64_t s = 0; s < sides; ++s) {
-      const int64_t from = (portion.first + begin + s) * kAttendChunk;
-      const auto [first, end] = entries_of(portion, t, begin + s);
-      chunks[s] = {nullptr, nullptr, end - first, nullptr, first - from};
-      if (end > first) {
-        const HeadCache cache = head_block(call, rows, kv_head, from);
-        const int64_t skipped = call.packed() ? 0 : (first - from) * row_bytes;
-        chunks[s].keys = static_cast<const char*>(cache.keys) + skipped;
-        chunks[s].values = static_cast<const char*>(cache.values) + skipped;
-      }
-      if (last) chunks[s].next = split.next_keys(call, portion, kv_head, begin + split.side + s, s);
-      for (int64_t j = 0; j < queries; ++j) found[s * queries + j].acc = accumulators + state(s, j) * dim;
+    for (int64_t j = 0; j < queries; ++j) {
+      asked[j] = q + query_at(call, rows, t + j / heads, head + j % heads);
+      found[j] = {-std::numeric_limits<float>::infinity(), 0.0f, accumulators + state(j) * dim};
     }
-    if (call.packed()) {
-      float* scores = scratch(Slot::scores, sides * queries * kAttendChunk + packed_scratch(queries, dim));
-      kernels.attend_packed(chunks, sides, call.packings, dim, asked, queries, call.rule, scores, found);
+    Chunk chunk = chunk_of(portion, kv_head, t, number);
+    if (ahead.begin(portion.chunks_before + kv_head * portion.chunks + number)) chunk.own = {};
+    if (last) plan(ahead, chunk);
+    if (chunk.n <= 0) {
+      for (int64_t j = 0; j < queries; ++j) std::fill(found[j].acc, found[j].acc + dim, 0.0f);
+    } else if (call.packed()) {
+      float* scores = scratch(Slot::scores, queries * kAttendChunk + packed_scratch(queries, dim));
+      kernels.attend_packed(chunk, call.packings, dim, asked, queries, call.rule, scores, found);
     } else {
-      float* scores = scratch(Slot::scores, sides * queries * kAttendChunk);
-      kernels.attend_chunks(chunks, sides, call.kv_type, dim, asked, queries, call.rule, scores, found);
+      float* scores = scratch(Slot::scores, queries * kAttendChunk);
+      kernels.attend_chunk(chunk, call.kv_type, dim, asked, queries, call.rule, scores, found);
     }
-    for (int64_t s = 0; s < sides; ++s) {
-      for (int64_t j = 0; j < queries; ++j) states[state(s, j)] = found[s * queries + j];
-    }
+    for (int64_t j = 0; j < queries; ++j) states[state(j)] = found[j];
   };
-  const auto task = [&](int64_t index) {
+  const auto task = [&](int64_t index, Ahead& ahead) {
     const Portion& portion = split.portion_of<&Portion::tasks_before>(index);
     index -= portion.tasks_before;
     const int64_t part = index % split.parts;
     index /= split.parts;
     const int64_t t = index % portion.sets * split.together, count = std::min(split.together, portion.rows.count - t);
     index /= portion.sets;
-    const int64_t begin = index % portion.groups * split.side, kv_head = index / portion.groups;
+    const int64_t number = index % portion.chunks, kv_head = index / portion.chunks;
     const bool last = t + count == portion.rows.count && part + 1 == split.parts;
     // Visible entries of middle rows are between those of the first and the last.
-    bool alike = true;
-    for (int64_t number = begin; number < std::min(begin + split.side, portion.chunks); ++number) {
-      alike = alike && entries_of(portion, t, number) == entries_of(portion, t + count - 1, number);
+    if (entries_of(portion, t, number) == entries_of(portion, t + count - 1, number)) {
+      return attend(portion, kv_head, part, number, t, count, last, ahead);
     }
-    if (alike) return attend(portion, kv_head, part, begin, t, count, last);
-    for (int64_t i = 0; i < count; ++i) attend(portion, kv_head, part, begin, t + i, 1, last && i + 1 == count);
+    for (int64_t i = 0; i < count; ++i) attend(portion, kv_head, part, number, t + i, 1, last && i + 1 == count, ahead);
   };
   pool.run(
       split.tasks,
       [&](Tasks& tasks) {
-        while (tasks.next()) task(tasks.index());
+        Ahead ahead;
+        while (tasks.next()) task(tasks.index(), ahead);
       },
       split.products * 2 > kAloneProducts);
   pool.run(

@@ -88,14 +88,21 @@ struct HeadCache {
   Type type;
 };
 
-// Up to kAttendChunk contiguous entries of one head, and the data to read after them. Packed ones are `first` and the n - 1 behind
-// it in their block.
+// Memory to prefetch: two places of `bytes` each.
+struct Places {
+  const char* first = nullptr;
+  const char* second = nullptr;
+  int64_t bytes = 0;
+};
+
+// Up to kAttendChunk contiguous entries of one head. Packed ones are `first` and the n - 1 behind it in their block.
 struct Chunk {
   const char* keys;
   const char* values;
   int64_t n;
-  const char* next;  // nullptr if unknown
-  int64_t first = 0;
+  int64_t first;
+  Places own;      // its memory, unless it was prefetched
+  Places next[2];  // to prefetch meanwhile
 };
 
 // Online softmax state of one query: `acc` is sum(exp(s - top) * v), not yet divided by `sum`.
@@ -157,7 +164,7 @@ struct Share {
 
 constexpr float kLowest = -1e37f;     // below any score: the maximum of an empty state
 constexpr int64_t kScorePad = 16;     // score rows are padded to a multiple of this
-constexpr int64_t kMaxQueries = 12;   // queries of one attend_chunks call
+constexpr int64_t kMaxQueries = 12;   // queries of one attend_chunk call
 constexpr int64_t kPackedQueries = 4;  // queries of one attend_packed call
 constexpr int64_t kAttendChunk = 128;  // entries of a chunk
 constexpr int64_t kBand = 32;         // interleaved rows of weights
@@ -206,14 +213,14 @@ struct Kernels {
   // x = xIELU(x) over n values.
   void (*xielu)(const Curve& curve, int64_t n, float* x);
 
-  // Attend `queries` <= kMaxQueries rows of q over `count` chunks of one head's entries, into separate states (count, queries) with
-  // given `acc`. `scores` is scratch for (count, queries, kAttendChunk); dim is a multiple of 16.
-  void (*attend_chunks)(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
-                        int64_t queries, ScoreRule rule, float* scores, Softmax* states);
+  // Attend `queries` <= kMaxQueries rows of q over a chunk that is not empty, into new states (queries) with given `acc`. `scores` is
+  // scratch for (queries, kAttendChunk); dim is a multiple of 16.
+  void (*attend_chunk)(const Chunk& chunk, Type type, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule,
+                       float* scores, Softmax* states);
 
   // The same in integers for packed entries and up to kPackedQueries. `scores` has packed_scratch(queries, dim) more floats.
-  void (*attend_packed)(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
-                        int64_t queries, ScoreRule rule, float* scores, Softmax* states);
+  void (*attend_packed)(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, int64_t queries,
+                        ScoreRule rule, float* scores, Softmax* states);
 
   // Pack one entry's row of a head (dim) into a block; unpack entries [begin, begin + n), `begin` a multiple of kTile, to (n rounded
   // up to kTile, dim).

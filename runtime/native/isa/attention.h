@@ -8,14 +8,31 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Prefetch distance of keys and values, in entries.
-constexpr int64_t kEntriesAhead = 64;
-static_assert(kAttendChunk % W == 0 && kEntriesAhead % W == 0);
+static_assert(kAttendChunk % W == 0);
 
-// Prefetch a row of `bytes`. One row at a time, since a core has a limited number of outstanding requests.
-inline void request_row(const char* row, int64_t bytes) {
-  for (int64_t byte = 0; byte < bytes; byte += 64) request(row + byte);
-}
+// Prefetch a few lines at a time, from two places beside each other: two streams of memory, whatever the order of work.
+template <int Locality>  // of __builtin_prefetch: 2 as far as the L2, 3 into the L1
+struct Requests {
+  Places places, behind;
+  int64_t at = 0;  // bytes of each
+
+  // The share of each step if `steps` of them ask for all that is left.
+  int64_t share(int64_t steps) const { return (places.bytes + behind.bytes - at + 64 * steps - 1) / (64 * steps) * 64; }
+
+  void some(int64_t bytes) {
+    const int64_t to = at + bytes < places.bytes ? at + bytes : places.bytes;
+    for (; at < to; at += 64) {
+      __builtin_prefetch(places.first + at, 0, Locality);  // GCC drops calls of request() here as if they had no effect
+      __builtin_prefetch(places.second + at, 0, Locality);
+    }
+    if (at >= places.bytes && behind.bytes > 0) places = behind, behind = {}, at = 0;
+  }
+
+  void rest() {
+    some(places.bytes);
+    some(places.bytes);
+  }
+};
 
 inline vf soft_cap(vf score, ScoreRule rule) {
   const vf scaled = mul(score, set1(rule.scale));
@@ -23,80 +40,117 @@ inline vf soft_cap(vf score, ScoreRule rule) {
   return mul(set1(rule.softcap), tanh(div(scaled, set1(rule.softcap))));
 }
 
-// scores[q * ld + i] = q . k for the W positions from `begin` on; positions past `end` repeat the last one. `ahead`: W rows to
-// prefetch, or nullptr.
-template <Type T, int Q>
-inline void score_block(const HeadCache& kv, const float* const* q, int64_t begin, int64_t end, float* scores,
-                        int64_t ld, const char* ahead) {
-  for (int p = 0; p < W; p += 4) {
-    int64_t at[4];
-    for (int i = 0; i < 4; ++i) {
-      at[i] = (begin + p + i < end ? begin + p + i : end - 1) * kv.dim;
-      if (ahead != nullptr) request_row(ahead + (p + i) * kv.dim * size_of(T), kv.dim * size_of(T));
-    }
-    vf acc[Q][4];
+// acc[j][i] (+)= q[j] . key[i] over V vectors from d on.
+template <Type T, int Q, int V, bool First>
+[[gnu::always_inline]] inline void score_part(const char* const (&keys)[4], const float* const* q, int64_t d, vf (&acc)[Q][4]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) {
+    vf key[4];
+    for (int i = 0; i < 4; ++i) key[i] = load_as<T>(keys[i], d + v * W);
     for (int j = 0; j < Q; ++j) {
-      for (int i = 0; i < 4; ++i) acc[j][i] = zero();
+      const vf query = load(q[j] + d + v * W);
+      for (int i = 0; i < 4; ++i) acc[j][i] = First && v == 0 ? mul(query, key[i]) : fma(query, key[i], acc[j][i]);
     }
-    for (int64_t d = 0; d < kv.dim; d += W) {
-      vf key[4];
-      for (int i = 0; i < 4; ++i) key[i] = load_as<T>(kv.keys, at[i] + d);
-      for (int j = 0; j < Q; ++j) {
-        const vf query = load(q[j] + d);
-        for (int i = 0; i < 4; ++i) acc[j][i] = fma(query, key[i], acc[j][i]);
-      }
-    }
-    for (int j = 0; j < Q; ++j) store_sums4(scores + j * ld + p, acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
   }
 }
 
-// scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside; n is padded to whole vectors. Updates the
-// state's top and sum and returns the factor of its accumulator.
+// scores[j * ld + i] = q[j] . key i for i < n, and those up to a multiple of four repeat the last one. Asks for `bytes` with four keys.
+template <Type T, int Q>
+[[gnu::noinline]] void score_keys(const char* keys, int64_t n, int64_t dim, const float* const* q, float* scores, int64_t ld,
+                                  Requests<2>& requests, int64_t bytes) {
+  constexpr int V = W == 16 ? 4 : 1;
+  const int64_t row = dim * size_of(T);
+  Requests<2> ask = requests;
+  for (int64_t p = 0; p < n; p += 4, keys += 4 * row, scores += 4) {
+    ask.some(bytes);
+    const int64_t last = n - 1 - p;
+    const char* four[4];
+    for (int i = 0; i < 4; ++i) four[i] = keys + (i < last ? i : last) * row;
+    vf acc[Q][4];
+    int64_t d = 0;
+    if (dim >= V * W) {
+      score_part<T, Q, V, true>(four, q, 0, acc);
+      for (d = V * W; d + V * W <= dim; d += V * W) score_part<T, Q, V, false>(four, q, d, acc);
+    } else {
+      score_part<T, Q, 1, true>(four, q, 0, acc);
+      d = W;
+    }
+    for (; d < dim; d += W) score_part<T, Q, 1, false>(four, q, d, acc);
+    for (int j = 0; j < Q; ++j) store_sums4(scores + j * ld, acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+  }
+  requests = ask;
+}
+
+// scores[0, n) become soft-capped scores within [lo, hi), which is not empty, and -infinity outside; n is padded to whole vectors.
+// Returns their maxima and `highest`.
+inline vf cap_scores(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, vf highest) {
+  for (int64_t i = 0; i < n; i += W) {
+    vf capped = soft_cap(load(scores + i), rule);
+    store(scores + i, capped);
+    if (i < lo || i + W > hi) {
+      for (int64_t at = i; at < i + W; ++at) scores[at] = at < lo || at >= hi ? -__builtin_inff() : scores[at];
+      capped = load(scores + i);
+    }
+    highest = max(highest, capped);
+  }
+  return highest;
+}
+
+// scores[0, n) become exp(score - top); returns their sum.
+inline float weigh_scores(float* scores, int64_t n, float top) {
+  vf total = zero();
+  for (int64_t i = 0; i < n; i += W) {
+    const vf weight = exp(sub(load(scores + i), set1(top)));
+    store(scores + i, weight);
+    total = add(total, weight);
+  }
+  return sum(total);
+}
+
+// scores[0, n) become exp(soft-capped score - top) within [lo, hi) and 0 outside. Updates the state's top and sum and returns the
+// factor of its accumulator.
 inline float softmax_row(float* scores, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* state) {
   if (lo >= hi) {
     for (int64_t i = 0; i < n; i += W) store(scores + i, zero());
     return 1.0f;
   }
-  constexpr float kNever = -__builtin_inff();
-  for (int64_t i = 0; i < n; i += W) store(scores + i, soft_cap(load(scores + i), rule));
-  for (int64_t i = 0; i < lo; ++i) scores[i] = kNever;
-  for (int64_t i = hi; i < n; ++i) scores[i] = kNever;
-  vf highest = set1(state->top);
-  for (int64_t i = 0; i < n; i += W) highest = max(highest, load(scores + i));
-  const float top = maximum(highest);
-  vf total = zero();
-  for (int64_t i = 0; i < n; i += W) {
-    const vf e = exp(sub(load(scores + i), set1(top)));
-    store(scores + i, e);
-    total = add(total, e);
-  }
+  const float top = maximum(cap_scores(scores, n, lo, hi, rule, set1(state->top)));
   alignas(64) float shrink[W];
   store(shrink, exp(sub(set1(state->top), set1(top))));
   state->top = top;
-  state->sum = state->sum * shrink[0] + sum(total);
+  state->sum = state->sum * shrink[0] + weigh_scores(scores, n, top);
   return shrink[0];
 }
 
-// acc[j][d, d + V * W) += sum over p of scores[j * ld + p] * value[p], for entries [begin, end); from 0 if these are the first.
+// The same for several rows, `ld` apart, of new states. Row by row, since each step waits for its result.
+inline void softmax_rows(float* scores, int64_t ld, int64_t rows, int64_t n, int64_t lo, int64_t hi, ScoreRule rule, Softmax* states) {
+  for (int64_t j = 0; j < rows; ++j) states[j].top = maximum(cap_scores(scores + j * ld, n, lo, hi, rule, set1(-__builtin_inff())));
+  for (int64_t j = 0; j < rows; ++j) states[j].sum = weigh_scores(scores + j * ld, n, states[j].top);
+}
+
+// out[j][d, d + V * W) = sum over i < n of weights[j * ld + i] * value i. Asks for `bytes` with four values.
 template <Type T, int Q, int V>
-inline void weigh_values(const HeadCache& kv, int64_t begin, int64_t end, int64_t d, const float* scores, int64_t ld,
-                         bool first, const Softmax* state, const char* ahead) {
+[[gnu::noinline]] void weigh_values(const char* values, int64_t n, int64_t dim, int64_t d, const float* weights, int64_t ld,
+                                    const Softmax* out, Requests<2>& requests, int64_t bytes) {
+  const int64_t row = dim * size_of(T);
+  Requests<2> ask = requests;
   vf acc[Q][V];
   for (int j = 0; j < Q; ++j) {
-    for (int v = 0; v < V; ++v) acc[j][v] = first ? zero() : load(state[j].acc + d + v * W);
+    for (int v = 0; v < V; ++v) acc[j][v] = zero();
   }
-  for (int64_t p = begin; p < end; ++p) {
-    if (d == 0 && ahead != nullptr) request_row(ahead + (p - begin) * kv.dim * size_of(T), kv.dim * size_of(T));
+  for (int64_t p = 0; p < n; ++p, values += row) {
+    if (p % 4 == 0) ask.some(bytes);
     vf value[V];
-    for (int v = 0; v < V; ++v) value[v] = load_as<T>(kv.values, p * kv.dim + d + v * W);
+    for (int v = 0; v < V; ++v) value[v] = load_as<T>(values, d + v * W);
     for (int j = 0; j < Q; ++j) {
-      const vf weight = set1(scores[j * ld + p - begin]);
+      const vf weight = set1(weights[j * ld + p]);
       for (int v = 0; v < V; ++v) acc[j][v] = fma(weight, value[v], acc[j][v]);
     }
   }
   for (int j = 0; j < Q; ++j) {
-    for (int v = 0; v < V; ++v) store(state[j].acc + d + v * W, acc[j][v]);
+    for (int v = 0; v < V; ++v) store(out[j].acc + d + v * W, acc[j][v]);
   }
+  requests = ask;
 }
 
 template <int Q, class Act>
@@ -117,64 +171,35 @@ inline void few_at_a_time(int64_t queries, const Act& act) {
   }
 }
 
-// Chunks alternate every W entries, each a stream of its own, values after keys. All queries use an entry while it is in registers or
-// the L1.
+// All queries use an entry while it is in registers or the L1.
 template <Type T>
-inline void attend_chunks_as(const Chunk* chunks, int64_t count, int64_t dim, const float* const* q, int64_t queries,
-                             ScoreRule rule, float* scores, Softmax* states) {
+inline void attend_chunk_as(const Chunk& chunk, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule, float* scores,
+                            Softmax* states) {
   constexpr int64_t ld = kAttendChunk;
   constexpr int V = kPanelVectors;
-  const int64_t row = dim * size_of(T);
-  for (int64_t p = 0; p < kAttendChunk; p += W) {
-    for (int64_t s = 0; s < count; ++s) {
-      const int64_t n = chunks[s].n, ahead = p + kEntriesAhead;
-      if (p >= n) continue;
-      const HeadCache kv{chunks[s].keys, chunks[s].values, dim, T};
-      const char* later = ahead < n ? chunks[s].keys + ahead * row : chunks[s].values + (ahead - n) * row;
-      few_at_a_time(queries, [&](auto few, int64_t j) {
-        score_block<T, few()>(kv, q + j, p, n, scores + (s * queries + j) * ld + p, ld, j == 0 ? later : nullptr);
-      });
-    }
-  }
-  for (int64_t s = 0; s < count; ++s) {
-    const int64_t n = chunks[s].n, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
-    for (int64_t j = 0; j < queries; ++j) {
-      Softmax& state = states[s * queries + j];
-      state.top = -__builtin_inff();
-      state.sum = 0;
-      if (n > 0) {
-        softmax_row(scores + (s * queries + j) * ld, whole, 0, n, rule, &state);
-      } else {
-        for (int64_t d = 0; d < dim; d += W) store(state.acc + d, zero());
-      }
-    }
-  }
-  for (int64_t p = 0; p < kAttendChunk; p += W) {
-    for (int64_t s = 0; s < count; ++s) {
-      const int64_t n = chunks[s].n, ahead = p + kEntriesAhead;
-      if (p >= n) continue;
-      const HeadCache kv{chunks[s].keys, chunks[s].values, dim, T};
-      const char* later = ahead < n || chunks[s].next == nullptr ? chunks[s].values + ahead * row
-                                                                 : chunks[s].next + (ahead - n) * row;
-      const int64_t end = p + W < n ? p + W : n;
-      few_at_a_time(queries, [&](auto few, int64_t j) {
-        const float* weights = scores + (s * queries + j) * ld + p;
-        const Softmax* to = states + s * queries + j;
-        const char* ask = j == 0 ? later : nullptr;
-        int64_t d = 0;
-        for (; d + V * W <= dim; d += V * W) weigh_values<T, few(), V>(kv, p, end, d, weights, ld, p == 0, to, ask);
-        for (; d < dim; d += W) weigh_values<T, few(), 1>(kv, p, end, d, weights, ld, p == 0, to, ask);
-      });
-    }
-  }
+  const int64_t n = chunk.n, whole = (n + kScorePad - 1) / kScorePad * kScorePad;
+  Requests<2> own{chunk.own, {}}, next{chunk.next[0], chunk.next[1]}, none{};
+  own.rest();
+  const int64_t bytes = next.share((n + 3) / 4 * 2);
+  few_at_a_time(queries, [&](auto few, int64_t j) {
+    score_keys<T, few()>(chunk.keys, n, dim, q + j, scores + j * ld, ld, j == 0 ? next : none, bytes);
+  });
+  softmax_rows(scores, ld, queries, whole, 0, n, rule, states);
+  few_at_a_time(queries, [&](auto few, int64_t j) {
+    const float* weights = scores + j * ld;
+    int64_t d = 0;
+    for (; d + V * W <= dim; d += V * W) weigh_values<T, few(), V>(chunk.values, n, dim, d, weights, ld, states + j, next, bytes);
+    for (; d < dim; d += W) weigh_values<T, few(), 1>(chunk.values, n, dim, d, weights, ld, states + j, next, bytes);
+  });
+  next.rest();
 }
 
-inline void attend_chunks(const Chunk* chunks, int64_t count, Type type, int64_t dim, const float* const* q,
-                          int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
+inline void attend_chunk(const Chunk& chunk, Type type, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule,
+                         float* scores, Softmax* states) {
   switch (type) {
-    case Type::f16: return attend_chunks_as<Type::f16>(chunks, count, dim, q, queries, rule, scores, states);
-    case Type::bf16: return attend_chunks_as<Type::bf16>(chunks, count, dim, q, queries, rule, scores, states);
-    default: return attend_chunks_as<Type::f32>(chunks, count, dim, q, queries, rule, scores, states);
+    case Type::f16: return attend_chunk_as<Type::f16>(chunk, dim, q, queries, rule, scores, states);
+    case Type::bf16: return attend_chunk_as<Type::bf16>(chunk, dim, q, queries, rule, scores, states);
+    default: return attend_chunk_as<Type::f32>(chunk, dim, q, queries, rule, scores, states);
   }
 }
 

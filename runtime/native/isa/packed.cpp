@@ -12,7 +12,6 @@
 
 namespace headrace::HEADRACE_ISA {
 
-constexpr int64_t kBytesAhead = 4096;  // prefetch distance of packed entries
 constexpr int kTileVectors = kTile / W;
 constexpr int64_t kMostGroup = 64;
 static_assert(kTile % W == 0 && kAttendChunk % kTile == 0);
@@ -178,24 +177,12 @@ inline void round_query(const float* x, int64_t dim, const Packing& packing, Pac
   }
 }
 
-// Prefetch position: ahead in the chunk, or as far into the next data.
-struct Ahead {
-  const char* end;
-  const char* next;
-
-  [[gnu::always_inline]] const char* of(const char* at) const {
-    const char* later = at + kBytesAhead;
-    return later < end ? later : next == nullptr ? at : next + (later - end);
-  }
-};
-
 // scores[j * ld + i] = q . k for the tile of entries from `first` on.
 template <int Bits, int Q>
 inline void score_tile(const char* keys, const PackedPart& part, const Packing& packing, int64_t dim, const PackedQuery* q,
-                       int64_t first, float* scores, int64_t ld, const Ahead& ahead) {
+                       int64_t first, float* scores, int64_t ld) {
   constexpr int V = kTileVectors, kSteps = 16 / Bits, kApart = W == 16 ? 2 : 1;  // separate sums shorten the chain of additions
   const char* codes = keys + part.codes + first * dim * Bits / 8;
-  const char* later = ahead.of(codes);
   vf total[Q][V];
   for (int j = 0; j < Q; ++j) {
     for (int v = 0; v < V; ++v) total[j][v] = zero();
@@ -210,7 +197,6 @@ inline void score_tile(const char* keys, const PackedPart& part, const Packing& 
       }
     }
     for (; word < end; ++word) {
-      request(later + word * 4 * kTile);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         const vi words = load_words(reinterpret_cast<const uint32_t*>(codes + (word * kTile + v * W) * 4));
@@ -272,161 +258,117 @@ inline void round_weights(const float* scores, const char* scales, const char* o
   weights.offset = sum(shifted);
 }
 
-// Chunks whose values are summed side by side, one stream each.
-struct Weighed {
-  const char* values;
-  const float* scores;
-  Softmax* states;
-  Ahead ahead;
-};
-
-// acc[s][j][at, ...) of V vectors of a group's dwords, `across` to a row of four entries, from the i-th on: all entries [begin, end) of
-// S chunks.
-template <int Bits, int Q, int V, int S>
-inline void weigh_codes(const Weighed* chunks, int64_t codes_at, int64_t across, int64_t i, int64_t begin, int64_t end,
-                        const Weights (*weights)[Q], int64_t at) {
+// acc of each query at [at, ...) of V vectors of a group's dwords, `across` to a row of four entries, from the i-th on: all entries
+// [begin, end).
+template <int Bits, int Q, int V>
+[[gnu::noinline]] void weigh_codes(const char* codes, int64_t across, int64_t i, int64_t begin, int64_t end, const Weights (&weights)[Q],
+                                   const Softmax* states, int64_t at, Requests<3>& requests, int64_t bytes) {
   constexpr int H = 8 / Bits;  // numbers of a byte
   const int64_t here = across - i < W ? across - i : W;
-  vi acc[S][Q][V][H][2];
-  for (int s = 0; s < S; ++s) {
-    for (int j = 0; j < Q; ++j) {
-      for (int v = 0; v < V; ++v) {
-        for (int h = 0; h < H; ++h) {
-          acc[s][j][v][h][0] = Bits == 8 ? set1_word(&weights[s][j].bias) : vi{};
-          acc[s][j][v][h][1] = vi{};
+  Requests<3> ask = requests;
+  vi acc[Q][V][H][2];
+  for (int j = 0; j < Q; ++j) {
+    for (int v = 0; v < V; ++v) {
+      for (int h = 0; h < H; ++h) {
+        acc[j][v][h][0] = Bits == 8 ? set1_word(&weights[j].bias) : vi{};
+        acc[j][v][h][1] = vi{};
+      }
+    }
+  }
+  const char* row = codes + (begin / 4 * across + i) * 4;
+  for (int64_t p = begin; p < end; p += 4, row += across * 4) {
+    ask.some(bytes);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
+      const vi words = here == W ? load_words(from) : load_first_words(from, here);
+#pragma GCC unroll 4
+      for (int step = 0; step < 2 * H; ++step) {
+        const vi code = pairs<Bits>(words, step);
+#pragma GCC unroll 4
+        for (int j = 0; j < Q; ++j) {
+          vi& to = acc[j][v][step % H][step / H];
+          to = dot_pairs_with(to, code, weights[j].pairs + p / 2 + step / H);
         }
       }
     }
   }
-  for (int64_t p = begin; p < end; p += 4) {
-#pragma GCC unroll 2
-    for (int s = 0; s < S; ++s) {
-      const char* row = chunks[s].values + codes_at + (p / 4 * across + i) * 4;
-      const char* later = chunks[s].ahead.of(row);
-      for (int64_t byte = 0; byte < V * W * 4; byte += 64) request(later + byte);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
-        const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
-        const vi words = here == W ? load_words(from) : load_first_words(from, here);
-#pragma GCC unroll 4
-        for (int step = 0; step < 2 * H; ++step) {
-          const vi code = pairs<Bits>(words, step);
-#pragma GCC unroll 4
-          for (int j = 0; j < Q; ++j) {
-            vi& to = acc[s][j][v][step % H][step / H];
-            to = dot_pairs_with(to, code, weights[s][j].pairs + p / 2 + step / H);
-          }
-        }
-      }
-    }
-  }
-  for (int s = 0; s < S; ++s) {
-    for (int j = 0; j < Q; ++j) {
-      for (int v = 0; v < V; ++v) {
-        for (int h = 0; h < H; ++h) {
-          const vf whole = to_float(add_words(acc[s][j][v][h][0], acc[s][j][v][h][1]));
-          vf out = mul(whole, set1(weights[s][j].unit));
-          if (Bits == 4) out = add(out, set1(weights[s][j].offset));
-          store_first(chunks[s].states[j].acc + at + i + v * W + h * across, out, here);
-        }
+  requests = ask;
+  for (int j = 0; j < Q; ++j) {
+    for (int v = 0; v < V; ++v) {
+      for (int h = 0; h < H; ++h) {
+        const vf whole = to_float(add_words(acc[j][v][h][0], acc[j][v][h][1]));
+        vf out = mul(whole, set1(weights[j].unit));
+        if (Bits == 4) out = add(out, set1(weights[j].offset));
+        store_first(states[j].acc + at + i + v * W + h * across, out, here);
       }
     }
   }
 }
 
-template <int Bits, int Q, int S>
-inline void weigh_packed(const Weighed* chunks, const Packing& packing, int64_t dim, int64_t begin, int64_t end, float* room) {
+template <int Bits, int Q>
+inline void weigh_packed(const char* values, const Packing& packing, int64_t dim, int64_t begin, int64_t end, const float* scores,
+                         Softmax* states, float* room, Requests<3>& requests, int64_t bytes) {
   constexpr int V = Bits == 8 ? (W == 16 ? (Q < 4 ? 2 : 1) : kTileVectors) : (W == 4 ? 2 : 1);
-  Weights weights[S][Q];
-  for (int s = 0; s < S; ++s) {
-    for (int j = 0; j < Q; ++j, room += kAttendChunk / 2) weights[s][j].pairs = room;
-  }
+  Weights weights[Q];
+  for (int j = 0; j < Q; ++j, room += kAttendChunk / 2) weights[j].pairs = room;
   const PackedPart part(packing, dim);
   for (int64_t d = 0, g = 0; d < dim; d += packing.group, ++g) {
     const int64_t size = dim - d < packing.group ? dim - d : packing.group, across = Bits == 8 ? size : size / 2;
-    for (int s = 0; s < S; ++s) {
-      const char* scales = chunks[s].values + part.scales + g * kAttendChunk * 2;
-      const char* offsets = Bits == 8 ? nullptr : chunks[s].values + part.offsets + g * kAttendChunk * 2;
-      for (int j = 0; j < Q; ++j) {
-        round_weights(chunks[s].scores + j * kAttendChunk, scales, offsets, begin, end, room, weights[s][j]);
-      }
-    }
-    const int64_t codes = part.codes + kAttendChunk * d * Bits / 8;
+    const char* scales = values + part.scales + g * kAttendChunk * 2;
+    const char* offsets = Bits == 8 ? nullptr : values + part.offsets + g * kAttendChunk * 2;
+    for (int j = 0; j < Q; ++j) round_weights(scores + j * kAttendChunk, scales, offsets, begin, end, room, weights[j]);
+    const char* codes = values + part.codes + kAttendChunk * d * Bits / 8;
     int64_t i = 0;
-    for (; i + V * W <= across; i += V * W) weigh_codes<Bits, Q, V, S>(chunks, codes, across, i, begin, end, weights, d);
-    for (; i < across; i += W) weigh_codes<Bits, Q, 1, S>(chunks, codes, across, i, begin, end, weights, d);
+    for (; i + V * W <= across; i += V * W) weigh_codes<Bits, Q, V>(codes, across, i, begin, end, weights, states, d, requests, bytes);
+    for (; i < across; i += W) weigh_codes<Bits, Q, 1>(codes, across, i, begin, end, weights, states, d, requests, bytes);
   }
 }
 
 template <int K, int Q>
-inline void attend_packed_of(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
-                             ScoreRule rule, float* scores, Softmax* states) {
+inline void attend_packed_of(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, ScoreRule rule,
+                             float* scores, Softmax* states) {
   constexpr int64_t ld = kAttendChunk;
-  const PackedPart keys(packings.keys, dim), values(packings.values, dim);
+  const PackedPart keys(packings.keys, dim);
   const int64_t groups = packings.keys.groups(dim);
+  Requests<3> own{chunk.own, {}}, next{chunk.next[0], chunk.next[1]};
+  own.rest();
   PackedQuery query[Q];
-  float* room = scores + count * Q * ld;
+  float* room = scores + Q * ld;
   for (int j = 0; j < Q; ++j) {
     query[j] = {room, room + dim / 2, room + dim / 2 + groups, 0};
     round_query<K>(q[j], dim, packings.keys, query[j]);
     room += dim / 2 + 2 * groups;
   }
-  const auto ahead_of = [&](const Chunk& chunk) { return Ahead{chunk.values + values.bytes, chunk.next}; };
-  const auto begin_of = [](const Chunk& chunk) { return chunk.first / kTile * kTile; };
-  const auto end_of = [](const Chunk& chunk) { return (chunk.first + chunk.n + kTile - 1) / kTile * kTile; };
-  for (int64_t p = 0; p < ld; p += kTile) {
-    for (int64_t s = 0; s < count; ++s) {
-      const Chunk& chunk = chunks[s];
-      if (chunk.n <= 0 || p < begin_of(chunk) || p >= end_of(chunk)) continue;
-      score_tile<K, Q>(chunk.keys, keys, packings.keys, dim, query, p, scores + s * Q * ld + p, ld, ahead_of(chunk));
-    }
+  const int64_t begin = chunk.first / kTile * kTile, end = (chunk.first + chunk.n + kTile - 1) / kTile * kTile;
+  const int64_t bytes = next.share((end - begin) / kTile * 2);
+  for (int64_t p = begin; p < end; p += kTile) {
+    next.some(bytes);
+    score_tile<K, Q>(chunk.keys, keys, packings.keys, dim, query, p, scores + p, ld);
   }
-  for (int64_t s = 0; s < count; ++s) {
-    const Chunk& chunk = chunks[s];
-    for (int j = 0; j < Q; ++j) {
-      Softmax& state = states[s * Q + j];
-      state.top = -__builtin_inff();
-      state.sum = 0;
-      if (chunk.n <= 0) {
-        for (int64_t d = 0; d < dim; d += W) store(state.acc + d, zero());
-        continue;
-      }
-      const int64_t begin = begin_of(chunk), lo = chunk.first - begin;
-      softmax_row(scores + (s * Q + j) * ld + begin, end_of(chunk) - begin, lo, lo + chunk.n, rule, &state);
-    }
-  }
-  const auto weighed = [&](int64_t s) {
-    return Weighed{chunks[s].values, scores + s * Q * ld, states + s * Q, ahead_of(chunks[s])};
-  };
-  for (int64_t s = 0; s < count; ++s) {
-    const int64_t begin = begin_of(chunks[s]), end = end_of(chunks[s]);
-    if (chunks[s].n <= 0) continue;
-    if (s + 1 < count && chunks[s + 1].n > 0 && begin_of(chunks[s + 1]) == begin && end_of(chunks[s + 1]) == end) {
-      const Weighed both[] = {weighed(s), weighed(s + 1)};
-      (packings.values.bits == 8 ? weigh_packed<8, Q, 2> : weigh_packed<4, Q, 2>)(both, packings.values, dim, begin, end, room);
-      ++s;
-    } else {
-      const Weighed one = weighed(s);
-      (packings.values.bits == 8 ? weigh_packed<8, Q, 1> : weigh_packed<4, Q, 1>)(&one, packings.values, dim, begin, end, room);
-    }
-  }
+  const int64_t lo = chunk.first - begin;
+  softmax_rows(scores + begin, ld, Q, end - begin, lo, lo + chunk.n, rule, states);
+  const int64_t part = next.share((end - begin) / 4 * packings.values.groups(dim));
+  (packings.values.bits == 8 ? weigh_packed<8, Q> : weigh_packed<4, Q>)(chunk.values, packings.values, dim, begin, end, scores, states,
+                                                                         room, next, part);
+  next.rest();
 }
 
 template <int K>
-inline void attend_packed_keys(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim,
-                               const float* const* q, int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
+inline void attend_packed_keys(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, int64_t queries,
+                               ScoreRule rule, float* scores, Softmax* states) {
   switch (queries) {
-    case 1: return attend_packed_of<K, 1>(chunks, count, packings, dim, q, rule, scores, states);
-    case 2: return attend_packed_of<K, 2>(chunks, count, packings, dim, q, rule, scores, states);
-    case 3: return attend_packed_of<K, 3>(chunks, count, packings, dim, q, rule, scores, states);
-    default: return attend_packed_of<K, 4>(chunks, count, packings, dim, q, rule, scores, states);
+    case 1: return attend_packed_of<K, 1>(chunk, packings, dim, q, rule, scores, states);
+    case 2: return attend_packed_of<K, 2>(chunk, packings, dim, q, rule, scores, states);
+    case 3: return attend_packed_of<K, 3>(chunk, packings, dim, q, rule, scores, states);
+    default: return attend_packed_of<K, 4>(chunk, packings, dim, q, rule, scores, states);
   }
 }
 
-void attend_packed(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
-                   int64_t queries, ScoreRule rule, float* scores, Softmax* states) {
-  if (packings.keys.bits == 8) return attend_packed_keys<8>(chunks, count, packings, dim, q, queries, rule, scores, states);
-  return attend_packed_keys<4>(chunks, count, packings, dim, q, queries, rule, scores, states);
+void attend_packed(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule,
+                   float* scores, Softmax* states) {
+  if (packings.keys.bits == 8) return attend_packed_keys<8>(chunk, packings, dim, q, queries, rule, scores, states);
+  return attend_packed_keys<4>(chunk, packings, dim, q, queries, rule, scores, states);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -22,7 +22,7 @@ void pack_key(const float* row, int64_t dim, const Packing& packing, int64_t ent
 void pack_value(const float* row, int64_t dim, const Packing& packing, int64_t entry, char* values);
 void unpack_keys(const char* keys, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out);
 void unpack_values(const char* values, int64_t dim, const Packing& packing, int64_t begin, int64_t n, float* out);
-void attend_packed(const Chunk* chunks, int64_t count, const Packings& packings, int64_t dim, const float* const* q,
-                   int64_t queries, ScoreRule rule, float* scores, Softmax* states);
+void attend_packed(const Chunk& chunk, const Packings& packings, int64_t dim, const float* const* q, int64_t queries, ScoreRule rule,
+                   float* scores, Softmax* states);
 
 }  // namespace headrace::HEADRACE_ISA
