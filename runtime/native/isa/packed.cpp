@@ -263,32 +263,33 @@ inline void round_weights(const float* scores, const char* scales, const char* o
 template <int Bits, int Q, int V>
 [[gnu::noinline]] void weigh_codes(const char* codes, int64_t across, int64_t i, int64_t begin, int64_t end, const Weights (&weights)[Q],
                                    const Softmax* states, int64_t at, Requests<3>& requests, int64_t bytes) {
-  constexpr int H = 8 / Bits;  // numbers of a byte
+  constexpr int H = 8 / Bits;                       // numbers of a byte
+  constexpr int R = W == 16 && Q * V * H < 4 ? 2 : 1;  // rows at once: separate sums shorten the chain of additions
   const int64_t here = across - i < W ? across - i : W;
   Requests<3> ask = requests;
-  vi acc[Q][V][H][2];
+  vi acc[Q][V][H][2 * R];
   for (int j = 0; j < Q; ++j) {
     for (int v = 0; v < V; ++v) {
       for (int h = 0; h < H; ++h) {
-        acc[j][v][h][0] = Bits == 8 ? set1_word(&weights[j].bias) : vi{};
-        acc[j][v][h][1] = vi{};
+        for (int r = 0; r < 2 * R; ++r) acc[j][v][h][r] = Bits == 8 && r == 0 ? set1_word(&weights[j].bias) : vi{};
       }
     }
   }
   const char* row = codes + (begin / 4 * across + i) * 4;
-  for (int64_t p = begin; p < end; p += 4, row += across * 4) {
-    ask.some(bytes);
+  for (int64_t p = begin; p < end; p += 4 * R, row += across * 4 * R) {
+    ask.some(bytes * R);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const auto* from = reinterpret_cast<const uint32_t*>(row) + v * W;
+    for (int part = 0; part < V * R; ++part) {
+      const int v = part % V, r = part / V;
+      const auto* from = reinterpret_cast<const uint32_t*>(row) + r * across + v * W;
       const vi words = here == W ? load_words(from) : load_first_words(from, here);
 #pragma GCC unroll 4
       for (int step = 0; step < 2 * H; ++step) {
         const vi code = pairs<Bits>(words, step);
 #pragma GCC unroll 4
         for (int j = 0; j < Q; ++j) {
-          vi& to = acc[j][v][step % H][step / H];
-          to = dot_pairs_with(to, code, weights[j].pairs + p / 2 + step / H);
+          vi& to = acc[j][v][step % H][2 * r + step / H];
+          to = dot_pairs_with(to, code, weights[j].pairs + p / 2 + 2 * r + step / H);
         }
       }
     }
@@ -297,8 +298,9 @@ template <int Bits, int Q, int V>
   for (int j = 0; j < Q; ++j) {
     for (int v = 0; v < V; ++v) {
       for (int h = 0; h < H; ++h) {
-        const vf whole = to_float(add_words(acc[j][v][h][0], acc[j][v][h][1]));
-        vf out = mul(whole, set1(weights[j].unit));
+        vi whole = add_words(acc[j][v][h][0], acc[j][v][h][1]);
+        if (R == 2) whole = add_words(whole, add_words(acc[j][v][h][2 * R - 2], acc[j][v][h][2 * R - 1]));
+        vf out = mul(to_float(whole), set1(weights[j].unit));
         if (Bits == 4) out = add(out, set1(weights[j].offset));
         store_first(states[j].acc + at + i + v * W + h * across, out, here);
       }
