@@ -17,8 +17,9 @@
 
 namespace headrace::HEADRACE_ISA {
 
-// Prefetch a cache line to the L2, which allows more outstanding requests than the L1.
-inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
+// Prefetch a cache line to the L2, which allows more outstanding requests than the L1. Always inlined: GCC 12 removes some calls, as of a
+// function without effect.
+[[gnu::always_inline]] inline void request(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // e^x to about 2 ulp; 0 below -87, NaN for NaN (the order of min's and max's operands matters). Range reduction by ln 2 in two parts, then a
 // Taylor polynomial on |r| <= ln(2) / 2 with a remainder under 1e-8.
