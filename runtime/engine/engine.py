@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Row
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
@@ -100,6 +100,7 @@ class Engine:
         self.context_limit = context_limit
         self._keeps = keep_prefix
         self._cost = network.cost
+        self._waiting = getattr(network, "waiting", nullcontext)  # around steps, which wait for passes
         drafting = [part.cost for part in (draft, network.draft_head) if part is not None]
         held = replace(self._cost, kv=[*self._cost.kv, *(layer for cost in drafting for layer in cost.kv)])
         self._held = held.kv_bytes(context_limit)
@@ -193,7 +194,7 @@ class Engine:
         """
         events: list[Delivery] = []
         try:
-            with memory_errors(self._cost.weight_bytes):
+            with memory_errors(self._cost.weight_bytes), self._waiting():
                 self._release_ended()
                 self._end_due(events)
                 if self._scheduler:

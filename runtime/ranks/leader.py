@@ -23,6 +23,7 @@ from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.metrics.telemetry import RankTimes, StepParts, rank_times
 from headrace.runtime.network import Network
 from headrace.runtime.ranks.link import FAILED, SILENCE_S, Link, RankLostError, Record
+from headrace.runtime.ranks.pass_limit import PassLimit
 from headrace.runtime.ranks.reception import Reception
 from headrace.runtime.ranks.split import divided
 
@@ -51,12 +52,11 @@ class Leader:
         end: Callable[[int], Any] = os._exit,
     ) -> None:
         self._reception, self._end, self._on_lost = Reception(listener, key), end, on_lost
-        self.names = list(names)
+        self.names, self.limit = list(names), PassLimit()
         self._links: dict[int, Link] = {}
         self._losing, self._lost = threading.Lock(), threading.Event()
         self._log: list[list[Any]] = []
-        self.out_of_step = False
-        self.passes = 1  # of the newest step
+        self.out_of_step, self.passes = False, 1  # passes: of the newest step
         self.pending: mx.array | KVPass | None = mx.zeros(())  # what the newest pass evaluates; None: not built yet
 
     @property
@@ -78,6 +78,7 @@ class Leader:
             self._links[rank] = Link(connection, self.names[rank], partial(self.lose, rank))
             self._links[rank].start()
         self._reception.close()
+        self.limit.watch(self._lost, partial(self.lose, None))
 
     def tell(self, record: Record) -> None:
         """Send a record to every follower."""
@@ -115,13 +116,14 @@ class Leader:
         """Return the seconds in each follower's kernels of a recent decode pass; None before one is known."""
         return [link.times for _, link in sorted(self._links.items())]
 
-    def lose(self, rank: int, reason: str) -> None:
-        """End all ranks because of one."""
+    def lose(self, rank: int | None, reason: str) -> None:
+        """End all ranks because of one; None: one of the others."""
         if reason.startswith(FAILED):
             self._lost.wait(_DOUBT_S)  # another rank may be gone, which its neighbours notice, too
         if not self._losing.acquire(blocking=False):
             return
-        error = RankLostError(f"{self.names[rank]} {reason}", "every rank has ended; start again, or without it")
+        name = " or ".join(self.names[1:]) if rank is None else self.names[rank]
+        error = RankLostError(f"{name} {reason}", "every rank has ended; start again, or without it")
         for other, link in self._links.items():
             if other != rank:
                 link.expect_end()
@@ -152,7 +154,7 @@ class LeaderNetwork:
     def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:
         self._network, self._leader, self._staged = network, leader, staged
         self.takes_turns = staged and getattr(network, "pages", False)  # passes of a step are computed in turn
-        self.kv_memory = kv_memory
+        self.kv_memory, self.waiting = kv_memory, leader.limit.waiting
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("with_"):
@@ -224,12 +226,10 @@ class LeaderBackend:
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         parts = max(1, min(self._parts, len(rows) // PASS_ROWS))
         groups = [[rows[i] for i in own] for own in divided(len(rows), [1] * parts)]
+        self._leader.limit.made(rows)
         self._leader.log("passes", [[_told(row) for row in group] for group in groups])
-        passes: list[KVPass] = []
-        for group in groups:
-            passes += self._backend.make_passes(
-                [replace(row, cache=cast(LeaderCache, row.cache).inner) for row in group]
-            )
+        inner = [[replace(row, cache=cast(LeaderCache, row.cache).inner) for row in group] for group in groups]
+        passes = [kv_pass for group in inner for kv_pass in self._backend.make_passes(group)]
         self._leader.passes = len(passes)
         return passes
 

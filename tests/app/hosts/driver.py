@@ -3,7 +3,8 @@
     python -m tests.app.hosts.driver MODEL HOSTS SPLIT PHASE
 
 It stays in PHASE (load, prefill, decode, idle) until it is killed or another rank is lost. Phase `join` begins when the
-ranks are told to join the ring. In phase `cut` it cuts the control channel itself, while it decodes.
+ranks are told to join the ring. While it decodes, it cuts the control channel itself in phase `cut`, and in phase
+`hang` no longer has the other rank take part in passes.
 """
 
 import socket
@@ -16,6 +17,7 @@ from headrace.app.hosts.choice import HostsChoice
 from headrace.app.hosts.load import load_on_hosts
 from headrace.app.hosts.start import say_lost, start_ranks
 from headrace.models.registry.resolve import resolve
+from headrace.runtime.ranks import pass_limit
 from headrace.runtime.ranks.group import Group
 from tests.tiny_chat import IM_END
 
@@ -38,7 +40,10 @@ def main(model: str, hosts: str, split: str, phase: str) -> None:
         options = AnswerOptions(max_tokens=3000, temperature=0, logit_bias={IM_END: -100.0})
         for number, _ in enumerate(answerer.stream(answerer.prepare(prompt, options))):
             if number == 5:
-                print("cut" if phase == "cut" else "decode", flush=True)
+                print(phase if phase in ("cut", "hang") else "decode", flush=True)
+            if number == 9 and phase == "hang":
+                pass_limit.LEAST_S = 0.5
+                ranks.leader.tell = lambda _record: None  # type: ignore[method-assign]
             if number == 9 and phase == "cut":
                 sys.stdin.read()  # until the test has found the other rank
                 ranks.leader._links[1]._socket.shutdown(socket.SHUT_RDWR)

@@ -77,6 +77,15 @@ def test_a_closed_socket_ends_the_run(run: Callable[[str], Run]) -> None:
     assert it.no_orphan()
 
 
+def test_a_pass_that_does_not_end_ends_the_run(run: Callable[[str], Run]) -> None:
+    """Both ranks send heartbeats, and rank 0 waits in a sum in which the other takes no part."""
+    it = run("hang")
+    code, errors = it.ended()
+    assert code == 1
+    assert "rank 1 (localhost) has not finished a pass" in errors
+    assert it.no_orphan()
+
+
 @pytest.mark.nightly
 def test_random_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))

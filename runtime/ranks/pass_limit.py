@@ -1,0 +1,60 @@
+"""Time limit of a pass on several ranks: a rank that waits for ever still sends heartbeats.
+
+The limit follows earlier passes: several times the slowest pass of decoding, or of as many prompt tokens.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.ranks.link import BEAT_S
+
+LEAST_S = 8.0  # any later pass
+FIRST_S = 120.0  # the first of its kind, which may read weights from disk
+_TIMES = 8.0  # the slowest pass so far
+
+
+class PassLimit:
+    """The limit of the pass that rank 0 waits for."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._prompts = deque([0, 0], maxlen=2)  # tokens of the newest passes, of which one is built ahead
+        self._slowest: dict[bool, float] = {}  # seconds of a decoding pass; True: of a prompt token
+
+    def watch(self, over: threading.Event, lose: Callable[[str], None]) -> None:
+        """Call `lose` with the reason if a pass does not end, in a thread that lives until `over`."""
+
+        def wait() -> None:
+            while not over.wait(BEAT_S):
+                if (limit := self.exceeded()) is not None:
+                    lose(f"has not finished a pass in {limit:.0f} s")
+
+        threading.Thread(target=wait, name="watch passes", daemon=True).start()
+
+    def made(self, rows: Sequence[PassRow]) -> None:
+        """Take the rows of a pass that is built."""
+        self._prompts.append(sum(row.count for row in rows if row.phase != "decode"))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for a pass within this block."""
+        since = self._since = self._clock()
+        try:
+            yield
+        finally:
+            self._since = None
+        prompt = max(self._prompts)
+        took = (self._clock() - since) / (prompt or 1)
+        self._slowest[prompt > 0] = max(took, self._slowest.get(prompt > 0, 0.0))
+
+    def exceeded(self) -> float | None:
+        """Return the limit in seconds if rank 0 has waited longer, None if not. For other threads."""
+        since, prompt = self._since, max(self._prompts)
+        slowest = self._slowest.get(prompt > 0)
+        limit = FIRST_S if slowest is None else max(LEAST_S, _TIMES * slowest * (prompt or 1))
+        return limit if since is not None and self._clock() - since > limit else None

@@ -1,0 +1,59 @@
+"""Time limit of passes: it follows earlier passes of decoding and of prompts."""
+
+from typing import Any
+
+from headrace.runtime.kv.cache import PassRow
+from headrace.runtime.ranks.pass_limit import FIRST_S, LEAST_S, PassLimit
+
+CACHE: Any = None
+
+
+class Passes:
+    """Passes on a clock of the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.limit = PassLimit(lambda: self.now)
+
+    def run(self, tokens: int, seconds: float) -> float | None:
+        """Run a pass; return the limit if it was exceeded just before the end."""
+        self.limit.made([PassRow(CACHE, tokens, "prefill" if tokens > 1 else "decode", True, 1)])
+        with self.limit.waiting():
+            self.now += seconds
+            found = self.limit.exceeded()
+        self.now += 1000.0  # the engine does something else, which is no pass
+        assert self.limit.exceeded() is None
+        return found
+
+
+def test_the_first_pass_of_a_kind_may_take_long() -> None:
+    passes = Passes()
+    assert passes.run(512, FIRST_S - 1) is None
+    assert Passes().run(512, FIRST_S + 1) == FIRST_S
+    assert Passes().run(1, FIRST_S + 1) == FIRST_S
+
+
+def test_later_passes_follow_earlier_ones() -> None:
+    passes = Passes()
+    passes.run(512, 5.12)
+    passes.run(1, 0.1)
+    passes.run(1, 0.1)
+    assert passes.run(1, LEAST_S - 0.1) is None
+    passes = Passes()
+    passes.run(512, 5.12)
+    for _ in range(3):
+        passes.run(1, 0.1)
+    assert passes.run(1, LEAST_S + 0.1) == LEAST_S
+    passes = Passes()
+    passes.run(512, 5.12)
+    passes.run(1, 0.1)
+    assert passes.run(1024, 70) is None  # 0.08 s a token
+    assert passes.run(1024, 83 * 8) is not None
+
+
+def test_a_pass_beside_a_prompt_has_the_prompts_limit() -> None:
+    passes = Passes()
+    for tokens, seconds in ((512, 51.2), (1, 0.1), (1, 0.1)):
+        passes.run(tokens, seconds)
+    passes.limit.made([PassRow(CACHE, 100, "prefill", True, 1)])  # built ahead
+    assert passes.run(1, 70) is None
