@@ -89,4 +89,4 @@ def test_a_pass_that_does_not_end_ends_the_run(run: Callable[[str], Run]) -> Non
 @pytest.mark.nightly
 def test_random_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    kill_ranks(tmp_path, 200, 0)
+    kill_ranks(tmp_path, 60, 0)
