@@ -29,7 +29,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   mx::array all_gather(const mx::array& x);
   // x, sent once it is evaluated.
   mx::array send(const mx::array& x);
-  // What the other rank sends. Blocks `stream` until then.
+  // An array of the other rank. Blocks `stream` until it has come.
   mx::array receive(const mx::Shape& shape, mx::Dtype dtype, mx::Stream stream);
 
   // Sends and receives at a time. Waits a while awake, then asleep. Throws std::runtime_error if the connection is lost.

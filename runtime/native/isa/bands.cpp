@@ -239,7 +239,7 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
 
 void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y,
               int64_t ldy, const Upcoming& next) {
-  const auto of_format = [&]<class F>(F) {
+  with_integers(w, [&]<class F>(F) {
     with_scales<F>(w, [&](auto type) {
       if (w.rounding == 8) {
         multiply_bands<Quads<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
@@ -247,12 +247,6 @@ void multiply(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64
         multiply_bands<Pairs<F>, decltype(type)::value>(w, x, ldx, batch, row, rows, y, ldy, next);
       }
     });
-  };
-  with_words(w, [&](auto format) {
-    if constexpr (decltype(format)::kMaySymmetric) {
-      if (w.symmetric()) return of_format(Symmetric<decltype(format)>{});
-    }
-    of_format(format);
   });
 }
 

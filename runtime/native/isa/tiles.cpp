@@ -129,14 +129,8 @@ template <class Tiles>
 void multiply_tiles(const Matrix& w, const float* x, int64_t ldx, int64_t batch, int64_t row, int64_t rows, float* y, int64_t ldy) {
   Unpacked slab;
   const auto unpack = [&](int64_t band, int64_t k, int64_t end) {
-    const auto of_format = [&]<class F>(F) {
+    with_integers(w, [&]<class F>(F) {
       with_scales<F>(w, [&](auto type) { unpack_slab<F, decltype(type)::value>(w, band, k, end, slab); });
-    };
-    with_words(w, [&](auto format) {
-      if constexpr (decltype(format)::kMaySymmetric) {
-        if (w.symmetric()) return of_format(Symmetric<decltype(format)>{});
-      }
-      of_format(format);
     });
   };
   for (int64_t band = row / kBand; band * kBand < row + rows; ++band) {

@@ -114,6 +114,17 @@ inline auto with_words(const Matrix& w, Body&& body) {
   }
 }
 
+// The same, or Symmetric<Format>{} for a matrix without offsets.
+template <class Body>
+inline void with_integers(const Matrix& w, Body&& body) {
+  with_words(w, [&](auto format) {
+    if constexpr (decltype(format)::kMaySymmetric) {
+      if (w.symmetric()) return body(Symmetric<decltype(format)>{});
+    }
+    body(format);
+  });
+}
+
 // Calls body(Format{}) with the format a matrix is stored in.
 template <class Body>
 inline auto with_format(const Matrix& w, Body&& body) {

@@ -69,20 +69,15 @@ def test_a_stopped_follower_ends_with_a_killed_rank_0(run: Callable[[str], Run])
     assert it.no_orphan()
 
 
-def test_a_closed_socket_ends_the_run(run: Callable[[str], Run]) -> None:
-    it = run("cut")
+@pytest.mark.parametrize(
+    ("phase", "named"), [("cut", "rank 1 (localhost)"), ("hang", "rank 1 (localhost) has not finished a pass")]
+)
+def test_a_closed_socket_or_an_endless_pass_ends_the_run(run: Callable[[str], Run], phase: str, named: str) -> None:
+    """In an endless pass both ranks send heartbeats, and rank 0 waits in a sum in which the other takes no part."""
+    it = run(phase)
     code, errors = it.ended()
     assert code == 1
-    assert "rank 1 (localhost)" in errors
-    assert it.no_orphan()
-
-
-def test_a_pass_that_does_not_end_ends_the_run(run: Callable[[str], Run]) -> None:
-    """Both ranks send heartbeats, and rank 0 waits in a sum in which the other takes no part."""
-    it = run("hang")
-    code, errors = it.ended()
-    assert code == 1
-    assert "rank 1 (localhost) has not finished a pass" in errors
+    assert named in errors
     assert it.no_orphan()
 
 

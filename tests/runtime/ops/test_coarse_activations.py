@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime.metrics.cost import FLOAT_MODES
-from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, Weight, native, reference
-from headrace.runtime.ops.native_plans import PreparedWeight
+from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, native, reference
 from tests.kernels import INSTRUCTION_SETS, on_instruction_set
-
-if native.status().available:
-    from headrace.runtime import _native as kernels
+from tests.runtime.ops.rounded_products import check_that_non_finite_values_show, product, quantized
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -23,12 +20,6 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from on_instruction_set(request.param)
 
 
-def _quantized(rows: int, columns: int, mode: str, bits: int, group: int) -> Weight:
-    plain = mx.random.normal((rows, columns))
-    data, scales, *biases = mx.quantize(plain, group_size=group, bits=bits, mode=mode)
-    return Weight(data, scales, biases[0] if biases else None, bits, group, None, mode)
-
-
 def _activations(rows: int, columns: int, outliers: int) -> mx.array:
     """Return normal numbers, some of which are up to a hundred times as large."""
     x = mx.random.normal((rows, columns))
@@ -36,13 +27,6 @@ def _activations(rows: int, columns: int, outliers: int) -> mx.array:
         at = int(mx.random.randint(0, columns, ()).item())
         x[:, at] *= float(mx.random.uniform(1, 100).item())
     return x
-
-
-def _coarse(x: mx.array, weight: Weight) -> mx.array:
-    held = native.prepare(weight, mx.float32)
-    assert isinstance(held, PreparedWeight)
-    assert held.matrix is not None
-    return kernels.linear(x, held.matrix, rounding=8)
 
 
 _FORMATS = [("affine", bits, group) for bits in (2, 4, 8) for group in (32, 64, 128)]
@@ -56,7 +40,7 @@ def test_products_are_those_of_the_definition(
 ) -> None:
     mx.random.seed(seed)
     columns = groups * max(group, 32)
-    weight = _quantized(rows, columns, mode, bits, group)
+    weight = quantized(rows, columns, mode, bits, group)
     full = mx.dequantize(weight.data, weight.scales, weight.biases, group, bits, mode=mode, dtype=mx.float32)
     x = _activations(length, columns, outliers)
     rounded = reference.rounded_to_bytes(x, group)
@@ -65,27 +49,21 @@ def test_products_are_those_of_the_definition(
     error = 6e-6 * (mx.abs(x) @ spread.T) + 1e-6
     # Where a value lies halfway between two whole numbers, the last bit of a factor decides.
     halfway = mx.abs(rounded - reference.rounded_to_bytes(x * (1 + 3e-7), group)) @ mx.abs(full).T
-    ours = _coarse(x, weight)
+    ours = product(x, weight, 8)
     assert (mx.abs(ours - rounded @ full.T) <= error + halfway).all().item()
 
 
 def test_a_row_has_the_same_bits_in_any_company() -> None:
     mx.random.seed(3)
-    weight, x = _quantized(97, 640, "affine", 4, 32), _activations(150, 640, 4)
-    every = _coarse(x, weight)
+    weight, x = quantized(97, 640, "affine", 4, 32), _activations(150, 640, 4)
+    every = product(x, weight, 8)
     for begin, end in ((0, 1), (3, 5), (7, 16), (20, 37), (40, 149)):
-        assert mx.array_equal(_coarse(x[begin:end], weight), every[begin:end])
+        assert mx.array_equal(product(x[begin:end], weight, 8), every[begin:end])
 
 
 def test_non_finite_values_are_not_hidden() -> None:
-    weight = _quantized(40, 256, "affine", 4, 32)
-    for value in (float("nan"), float("inf")):
-        x = mx.random.normal((5, 256))
-        x[4, 100] = value
-        out = _coarse(x, weight)
-        assert not mx.isfinite(out[4]).any().item()
-        assert mx.isfinite(out[:4]).all().item()
-    assert mx.array_equal(_coarse(mx.zeros((2, 256)), weight), mx.zeros((2, 40)))
+    check_that_non_finite_values_show(8)
+    assert mx.array_equal(product(mx.zeros((2, 256)), quantized(40, 256), 8), mx.zeros((2, 40)))
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -93,7 +71,7 @@ def test_only_rows_of_prompts_are_coarse(phase: str) -> None:
     mx.random.seed(5)
     spec = AttentionSpec(2, 1, 32, 0.2, Rope(32, 10_000 ** (mx.arange(0, 32, 2) / 32)))
     shapes = ((128, 64), (64, 64), (256, 64), (64, 128))
-    qkv, output, gate_up, down = (native.prepare(_quantized(*shape, "affine", 4, 32), mx.float32) for shape in shapes)
+    qkv, output, gate_up, down = (native.prepare(quantized(*shape, "affine", 4, 32), mx.float32) for shape in shapes)
     layer = LayerWeights(spec, mx.ones(64), [qkv], output, None, mx.ones(64), [gate_up], down, None)
     x = mx.random.normal((1, 4, 64))
     results = []

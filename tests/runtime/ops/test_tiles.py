@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from headrace.runtime import ops
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
-from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, Weight, native
-from headrace.runtime.ops.native_plans import PreparedWeight
+from headrace.runtime.ops import AttentionSpec, LayerWeights, Rope, native
 from tests.kernels import on_instruction_set
-
-if native.status().available:
-    from headrace.runtime import _native as kernels
+from tests.runtime.ops.rounded_products import check_that_non_finite_values_show, product, quantized
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
@@ -29,18 +26,6 @@ def tiles(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from on_instruction_set(request.param)
 
 
-def _quantized(rows: int, columns: int, mode: str = "affine", bits: int = 4, group: int = 32) -> Weight:
-    data, scales, *biases = mx.quantize(mx.random.normal((rows, columns)), group_size=group, bits=bits, mode=mode)
-    return Weight(data, scales, biases[0] if biases else None, bits, group, None, mode)
-
-
-def _product(x: mx.array, weight: Weight) -> mx.array:
-    held = native.prepare(weight, mx.float32)
-    assert isinstance(held, PreparedWeight)
-    assert held.matrix is not None
-    return kernels.linear(x, held.matrix, rounding=_HALVES)
-
-
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize(("mode", "bits", "group"), _FORMATS)
 @given(st.integers(0, 2**31), st.integers(1, 70), st.integers(1, 70), st.integers(1, 20))
@@ -48,33 +33,27 @@ def test_products_are_within_two_to_the_minus_15(
     mode: str, bits: int, group: int, seed: int, length: int, rows: int, groups: int
 ) -> None:
     mx.random.seed(seed)
-    weight = _quantized(rows, groups * max(group, 32), mode, bits, group)
+    weight = quantized(rows, groups * max(group, 32), mode, bits, group)
     x = mx.random.normal((length, weight.columns))
     full = mx.dequantize(weight.data, weight.scales, weight.biases, group, bits, mode=mode, dtype=mx.float32)
     # A weight is the difference of two terms, of up to twice the largest of its group.
     spread = mx.repeat(mx.abs(full).reshape(rows, -1, group).max(axis=-1), group, axis=-1)
     error = 2**-15 * (mx.abs(x) @ mx.abs(full).T) + 4e-6 * (mx.abs(x) @ spread.T) + 1e-6
-    assert (mx.abs(_product(x, weight) - x @ full.T) <= error).all().item()
+    assert (mx.abs(product(x, weight, _HALVES) - x @ full.T) <= error).all().item()
 
 
 @pytest.mark.usefixtures("tiles")
 def test_a_row_has_the_same_bits_in_any_company() -> None:
     mx.random.seed(3)
-    weight, x = _quantized(97, 1056), mx.random.normal((600, 1056))
-    every = _product(x, weight)
+    weight, x = quantized(97, 1056), mx.random.normal((600, 1056))
+    every = product(x, weight, _HALVES)
     for begin, end in ((0, 1), (3, 5), (7, 23), (20, 37), (40, 149), (500, 600)):
-        assert mx.array_equal(_product(x[begin:end], weight), every[begin:end])
+        assert mx.array_equal(product(x[begin:end], weight, _HALVES), every[begin:end])
 
 
 @pytest.mark.usefixtures("tiles")
 def test_non_finite_values_are_not_hidden() -> None:
-    weight = _quantized(40, 256)
-    for value in (float("nan"), float("inf")):
-        x = mx.random.normal((5, 256))
-        x[4, 100] = value
-        out = _product(x, weight)
-        assert not mx.isfinite(out[4]).any().item()
-        assert mx.isfinite(out[:4]).all().item()
+    check_that_non_finite_values_show(_HALVES)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -82,7 +61,7 @@ def test_only_rows_of_prompts_meet_tiles(tiles: str, phase: str) -> None:
     mx.random.seed(5)
     spec = AttentionSpec(2, 1, 32, 0.2, Rope(32, 10_000 ** (mx.arange(0, 32, 2) / 32)))
     shapes = ((128, 64), (64, 64), (256, 64), (64, 128))
-    parts = [_quantized(*shape) for shape in shapes]
+    parts = [quantized(*shape) for shape in shapes]
     x = mx.random.normal((1, 4, 64))
 
     def layer(name: str) -> mx.array:
@@ -111,4 +90,4 @@ def test_tiles_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_halves_without_tiles_are_refused() -> None:
     with pytest.raises(ValueError, match="16 or 8 bits"):
-        _product(mx.ones((1, 64)), _quantized(8, 64))
+        product(mx.ones((1, 64)), quantized(8, 64), _HALVES)
