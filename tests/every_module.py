@@ -52,6 +52,7 @@ _BY_TYPE: dict[Any, Any] = {bool: False, float: 1.0, int: 2}
 _LONG = {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8}
 _YARN = {"rope_theta": 50000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _OTHERS: dict[str, dict[str, Any]] = {
+    "apertus": {"qk_norm": True},
     "baichuan_m1": {"sliding_window_layers": [0, 2]},
     "cohere2": {"head_dim": 16},
     "dbrx": {
