@@ -187,7 +187,7 @@ def _exit_message(code: int, log: str, kill_reason: str) -> str:
     if code == -signal.SIGABRT and reports_out_of_memory(log):  # a failed Metal command buffer
         return f"the engine's memory ran out; {METAL_HINT}"
     _, lost, rest = log.rpartition(f"headrace: {LOST_RANK}")  # MLX's ring may be in the middle of a line of its own
-    if lost and code in (1, -signal.SIGKILL) and not kill_reason:
+    if lost and code == 1:
         return LOST_RANK + rest.partition("\n")[0]
     if code == -signal.SIGKILL and kill_reason:
         return f"the engine {kill_reason}, and was killed; {log_path()} may tell why"

@@ -79,7 +79,7 @@ def load_ranked(
     )
     leader.answers(ANSWER_S)  # each has found the model
     leader.tell({"join": True})
-    place = Place(Group.join(backend, " or ".join(leader.names[1:])), split)
+    place = Place(Group.join(leader.address, backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(
         resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force, place=place
     )
@@ -113,7 +113,7 @@ def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, A
     follower.link.send({"found": True})
     if follower.take() is None:  # all join at once, since joining holds up everything else
         return None
-    place = Place(Group.join(record["backend"]), Split(record["kind"], tuple(record["shares"])))
+    place = Place(Group.join(follower.address, record["backend"]), Split(record["kind"], tuple(record["shares"])))
     network, context = _load_part(directory, place, record)
     follower.link.send({"context": context, "fitting": _contexts(network, context)})
     return follow(network, follower)

@@ -7,7 +7,7 @@ MLX's ring sums in 2 (N - 1) messages, one after the other. Small arrays, and th
 in the order of the ranks instead, in N - 1. Two ranks with the native kernels have a connection of their own.
 """
 
-import json
+import ctypes
 import os
 import secrets
 import signal
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
@@ -35,7 +34,8 @@ _MEET_S = 2.0  # that two ranks get for a connection of their own
 _SMALL = 1 << 16  # bytes: a sum of at most so many takes as long as its messages' latency
 _SUMMED = (mx.float32, mx.int32, mx.uint32)  # types that a peer adds
 # Standard input ends with the guarded process, and ends the guard.
-_GUARD = '(sleep "$1"; echo "headrace: $2" >&2; kill -9 "$3") & cat; kill -9 0'
+_GUARD = '(sleep "$1"; printf "headrace: %s\\n" "$2" >&2; kill -HUP "$3") & cat; kill -9 0'
+_HINT = "  hint: start again; a firewall between the machines may refuse MLX's ports"
 
 
 class Group:
@@ -64,16 +64,17 @@ class Group:
         return self._raw
 
     @classmethod
-    def join(cls, backend: str = "ring", others: str = "the other ranks") -> "Group":
-        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. others: their names.
+    def join(cls, address: str, backend: str = "ring", others: str = "the other ranks") -> "Group":
+        """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. others: their names. address: rank 0's.
 
         Ends the process, with a line on standard error, if that takes more than JOIN_S. Raises EngineError.
         """
+        line = f"{others} did not connect in {JOIN_S} s\n{_HINT}"
         try:
-            with _ended_by_interrupt(), _ended_after(JOIN_S, f"{others} did not connect in {JOIN_S} s"):
+            with _ended_by_interrupt(), _ended_by_hangup(), _ended_after(JOIN_S, line):
                 raw = mx.distributed.init(strict=True, backend=backend)
-                device = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu
-                return cls(raw, device, gathers=backend == "ring", peer=_peer(raw) if backend == "ring" else None)
+                device, ring = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu, backend == "ring"
+                return cls(raw, device, gathers=ring, peer=_peer(raw, address) if ring else None)
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
 
@@ -106,25 +107,24 @@ class Group:
         return mx.distributed.recv(shape, dtype, rank, group=self._raw, stream=self._receiving)
 
 
-def _peer(ring: mx.distributed.Group) -> "kernels.Peer | None":
+def _peer(ring: mx.distributed.Group, address: str) -> "kernels.Peer | None":
     """Return a connection to the only other rank; None on both ranks without native kernels or a way to connect."""
     if ring.size() != 2 or not _all(ring, ops.select() is ops.native):
         return None
     connection = None
     with suppress(OSError, EngineError):
-        connection = _meet(ring)
+        connection = _meet(ring, address)
     if not _all(ring, connection is not None) or connection is None:
         return None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return kernels.Peer(connection.detach(), ring.rank())
 
 
-def _meet(ring: mx.distributed.Group) -> socket.socket | None:
-    """Connect the two ranks, with a key that rank 0 sends over the ring. It listens where its ring does.
+def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
+    """Connect the two ranks, with a key that rank 0 sends over the ring.
 
     Raises OSError or RankLostError; returns None if rank 0 cannot listen.
     """
-    address = str(json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())[0][0]).rpartition(":")[0].strip("[]")
     told, listener = [0] * 33, None
     if ring.rank() == 0:
         with suppress(OSError):
@@ -162,8 +162,21 @@ def _ended_by_interrupt() -> Iterator[None]:
 
 
 @contextmanager
+def _ended_by_hangup() -> Iterator[None]:
+    """Have SIGHUP end this process at once with exit code 1, its number, by a handler that is C's `_exit`."""
+    libc = ctypes.CDLL(None)
+    handle = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("signal", libc))
+    before = handle(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        handle(signal.SIGHUP, before)
+        signal.siginterrupt(signal.SIGHUP, True)  # as Python has it
+
+
+@contextmanager
 def _ended_after(seconds: int, line: str) -> Iterator[None]:
-    """End this process unless the block ends in time: MLX connects with the interpreter lock held, so no thread can."""
+    """Have SIGHUP end this process unless the block ends in time: MLX holds the interpreter lock, so no thread can."""
     guard = subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "sh", str(seconds), line, str(os.getpid())],
         stdin=subprocess.PIPE,

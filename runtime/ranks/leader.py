@@ -52,7 +52,7 @@ class Leader:
         end: Callable[[int], Any] = os._exit,
     ) -> None:
         self._reception, self._end, self._on_lost = Reception(listener, key), end, on_lost
-        self.names, self.limit = list(names), PassLimit()
+        self.names, self.limit, self.address = list(names), PassLimit(), str(listener.getsockname()[0])
         self._links: dict[int, Link] = {}
         self._losing, self._lost = threading.Lock(), threading.Event()
         self._log: list[list[Any]] = []
