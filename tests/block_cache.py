@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.runtime.kv.backend import KVOptions
+from headrace.runtime.kv.buffers import KeptCache
 from headrace.runtime.kv.cache import CacheLengths, KVCache, KVPass, KVShape, PassRow
-from headrace.runtime.kv.kept_cache import KeptCache
 from headrace.runtime.ops import AttentionSpec, LayersNode, Ops, Phase, Projections
 
 BLOCK = 5  # entries; no divisor of anything

@@ -1,15 +1,14 @@
 """One answer: its prompt and request, and the text, steps and times it has so far."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
 from headrace.app.answer.repetition import Repetition
-from headrace.app.answer.thinking_count import ThinkingCount
 from headrace.models.text.answer import AnswerText, Completed, EndedBy, Part, TextChunk, ended_by
-from headrace.models.text.thinking import split_thinking
+from headrace.models.text.thinking import CLOSE, OPEN, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import ToolCall
 from headrace.models.text.tools.stream import ToolStream
@@ -216,3 +215,32 @@ def sampling_document(params: SamplingParams) -> dict[str, Any]:
     """Return sampling parameters for JSON, an infinite bias as text."""
     bias = {str(token): value if isfinite(value) else str(value) for token, value in params.logit_bias.items()}
     return {**asdict(params), "logit_bias": bias}
+
+
+class ThinkingCount:
+    """tokens: those so far that completed text of the section, tags included; 0 without a section."""
+
+    def __init__(self, *, thinking: bool) -> None:
+        """thinking: the prompt ends within the section."""
+        self.tokens = 0
+        self._tail = OPEN if thinking else ""
+        self._begun, self._over = thinking, False
+
+    def add(self, pieces: Iterable[str]) -> None:
+        """Take the text that each token completed."""
+        for piece in pieces:
+            if self._over:
+                return
+            self.tokens += 1
+            self._tail = (self._tail + piece) if self._begun else (self._tail + piece).lstrip()
+            if not self._begun and not self._tail.startswith(OPEN):
+                self._over = not OPEN.startswith(self._tail)
+                self.tokens = 0 if self._over else self.tokens
+                continue
+            self._begun, self._over = True, CLOSE in self._tail
+            self._tail = self._tail[1 - len(CLOSE) :]
+
+    def finish(self) -> None:
+        """Take the end of the answer: half a tag is no section."""
+        if not self._begun:
+            self.tokens = 0

@@ -15,16 +15,28 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.app.answer.options import OPTIONS
 from headrace.app.answer.value_types import shown
-from headrace.app.batch.line import BadLine, Defaults, Form, Line
+from headrace.app.batch.fields import (
+    TOOLS,
+    conversation,
+    flag,
+    line_tools,
+    prompt_text,
+    read_options,
+    refuse_unknown,
+    system_message,
+    text,
+)
+from headrace.app.batch.line import Asked, BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
-from headrace.app.batch.plain_form import read_plain
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded
 from headrace.models.checkpoint.json_object import repeated_key
 from headrace.runtime.errors import HeadraceError, UsageError
 
 STDIN = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PLAIN = OPTIONS.keys() | TOOLS | {"id", "prompt", "messages", "system", "raw"}
 
 
 def read_lines(source: str | None) -> list[bytes]:
@@ -128,3 +140,25 @@ def _name(given: Mapping[str, Any], key: str) -> str | int | None:
 def _digest(identity: object) -> str:
     # Keys are sorted, since their order in an object means nothing.
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read_plain(given: Mapping[str, Any], defaults: Defaults) -> Asked:
+    """Return a line's request. Raises UsageError."""
+    refuse_unknown(given, frozenset(_PLAIN))
+    given = {key: value for key, value in given.items() if value is not None}
+    options = read_options(given)
+    if ("prompt" in given) == ("messages" in given):
+        raise UsageError("a line needs a prompt or messages, one of them")
+    system = text("system", given["system"]) if "system" in given else None
+    raw = flag("raw", given["raw"]) if "raw" in given else defaults.raw
+    if "messages" in given:
+        if system is not None or given.get("raw"):
+            raise UsageError("system and raw go with a prompt, not with messages")
+        return Asked(conversation(given["messages"], defaults.system), options, line_tools(given))
+    prompt = prompt_text(given["prompt"])
+    if raw:
+        if system is not None or options.thinking is not None or given.keys() & TOOLS:
+            raise UsageError("raw excludes a system message, thinking and tools")
+        return Asked(prompt, options)
+    first = system_message(defaults.system if system is None else system)
+    return Asked([*first, {"role": "user", "content": prompt}], options, line_tools(given))

@@ -6,15 +6,16 @@ decorators, user names and backquoted text stay text. Paths with spaces need dou
 """
 
 import glob
+import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path, PurePath
 
-from headrace.app.chat.file_patterns import MAX_FILES, files_of, is_file_group
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
@@ -28,6 +29,8 @@ _TEXT_SUFFIXES = re.compile(
     r"|php|pl|proto|ps1|pyi?|rb|rs|rst|scala|sh|sql|srt|swift|tex|toml|tsv|tsx?|txt|vtt|xml|ya?ml|zig)",
     re.IGNORECASE,
 )
+MAX_FILES = 100
+_MAX_ENTRIES = 20_000  # searched in a folder
 
 
 def unquoted(path: str) -> str:
@@ -182,3 +185,48 @@ def _is_file(name: str) -> bool:
         return Path(name).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
         return False
+
+
+def is_file_group(name: str) -> bool:
+    """True if this is an existing folder, or a pattern that matches a file; an existing file is neither."""
+    try:
+        path = Path(name).expanduser()
+        return not path.is_file() and (path.is_dir() or next(_fitting(path), None) is not None)
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def files_of(name: str) -> list[str] | None:
+    """Return the sorted files, without hidden ones, at most MAX_FILES + 1; None for anything but a folder or pattern.
+
+    The paths begin as `name` does.
+    """
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return None
+        folder = path.is_dir()
+        found = sorted(islice(_below(path) if folder else _fitting(path), MAX_FILES + 1))
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return found if found or folder else None
+
+
+def _fitting(pattern: Path) -> Iterator[str]:
+    if not glob.has_magic(str(pattern)):
+        return
+    for name in islice(glob.iglob(str(pattern), recursive=True), _MAX_ENTRIES):  # noqa: PTH207 - absolute or not
+        if Path(name).is_file():
+            yield name
+
+
+def _below(folder: Path) -> Iterator[str]:
+    seen = 0
+    for at, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield str(Path(at) / name)
+        seen += len(files) + len(folders)
+        if seen > _MAX_ENTRIES:
+            return

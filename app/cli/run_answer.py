@@ -2,12 +2,14 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import MAX_RUNNING, Answerer
 from headrace.app.answer.options import DEFAULTS
-from headrace.app.cli.answer_stream import print_answer
+from headrace.app.answer.repetition import REPEATS
 from headrace.app.cli.draft import chosen_draft, load_draft
 from headrace.app.cli.hosts_options import chosen_hosts
 from headrace.app.cli.interrupts import first_interrupt_cancels
@@ -15,13 +17,18 @@ from headrace.app.cli.load_for_answers import load_noted, raise_damage, resolved
 from headrace.app.cli.run_arguments import DEFAULT_GROUP_SIZE, RunArguments
 from headrace.app.cli.run_prompt import read_prompt
 from headrace.app.cli.run_session import RunSession
+from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
+from headrace.app.output.redrawn_line import RedrawnLine
+from headrace.app.output.sanitise import Sanitiser
 from headrace.app.sessions.records import Attachment
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
 from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.background_check import BackgroundCheck
 from headrace.models.registry.resolve import ResolvedModel
+from headrace.models.text.answer import Part
+from headrace.runtime.engine.request import PrefillProgress
 from headrace.runtime.errors import ContextLimitError
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.machine.sensors import sensors
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from headrace.app.engine.kv_disk_cache import KVDiskCache
 
 _WRITE_S = 1.0  # for the K/V of a stored conversation; the rest is computed again
+_PATIENCE_S = 1.0  # of prefill before its progress is shown
 
 
 def run_answer(arguments: RunArguments) -> int:
@@ -132,3 +140,33 @@ def _context_hint(answerer: Answerer, session: RunSession) -> str:
     if answerer.model.context_limit < longest:
         return f"{shorten}, or raise the limit with --context, at most {longest}"
     return shorten
+
+
+def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bool) -> None:
+    """Consume an answer to its end. echo: print its text. quiet: show no progress.
+
+    Of an answer with a schema or a grammar, thinking is left out: standard output has the text that fits.
+    """
+    progress, sanitiser, last, printed = RedrawnLine(quiet=quiet), Sanitiser(), "\n", 0
+    tells = sys.stderr.isatty() and not quiet
+    for part in parts:
+        if isinstance(part, PrefillProgress):
+            if time.perf_counter() - answer.prompt.started > _PATIENCE_S:
+                progress.draw(f"prefill {part.done} of {part.total} tokens")
+            continue
+        progress.clear()
+        text = part.text
+        if answer.constrained:
+            whole = answer.growing_result
+            text, printed = whole[printed:], len(whole)
+        if text and echo:
+            last = text
+            sys.stdout.write(sanitiser.feed(last))
+            sys.stdout.flush()
+        if tells and answer.repeats:
+            tells = False
+            apart = "" if last.endswith("\n") or not sys.stdout.isatty() else "\n"
+            say(f"{apart}headrace: {REPEATS}; Ctrl-C ends it", err=True)
+    if not last.endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()

@@ -107,7 +107,6 @@ class EngineHost:
         if spec.serving:  # any request may have a schema
             self.idle.prepare = self._answerer.prepare_grammars
         self.timed_every = TIMED_EVERY
-        """See `TimeSteps`."""
         watch_garbage()
 
     @classmethod

@@ -4,20 +4,72 @@ Some parts drop entries: recurrent state has none, a rotating or chunked cache d
 with every mark; other parts are trimmed. A part's attributes and content tell them apart, not its class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy, deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from headrace.models.network.cache_marks import Mark, Marks
 from headrace.models.network.touched import leaves
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.metrics.cost import LayerKV
 
 _ROOM = ("max_size", "chunk_size")  # attributes of parts with a bound on entries
+MOST = 6
+MOST_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """State of a cache at `length` entries that later entries overwrite."""
+
+    length: int
+    state: Any
+    nbytes: int
+
+
+class Marks:
+    """At most MOST marks and MOST_BYTES, in order of length.
+
+    They are the closer together the nearer they are to the end: most changes of a conversation are in its last turn,
+    and a mark saves reading the tokens from the one before it.
+    """
+
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+        self._marks = list(marks)
+
+    def __iter__(self) -> Iterator[Mark]:
+        return iter(self._marks)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(mark.nbytes for mark in self._marks)
+
+    def add(self, mark: Mark) -> None:
+        """Add the longest there is. Others go where there are too many; it goes itself where it is too large alone."""
+        self._marks.append(mark)
+        while len(self._marks) > MOST or self.nbytes > MOST_BYTES:
+            self._marks.remove(self._least_wanted())
+
+    def at_most(self, length: int) -> Mark | None:
+        """The longest mark of no more than `length` entries."""
+        return next((mark for mark in reversed(self._marks) if mark.length <= length), None)
+
+    def drop_beyond(self, length: int) -> None:
+        """Forget the marks of more than `length` entries."""
+        self._marks = [mark for mark in self._marks if mark.length <= length]
+
+    def _least_wanted(self) -> Mark:
+        """The one whose loss makes the least to read again, for how far it is from the end; the newest goes last."""
+        newest = self._marks[-1]
+        before = [0, *(mark.length for mark in self._marks)]
+        candidates = list(zip(before, self._marks[:-1], strict=False))
+        if not candidates:
+            return newest
+        return min(candidates, key=lambda pair: (pair[1].length - pair[0]) / (newest.length - pair[1].length))[1]
 
 
 class MlxLmCache(CacheLengths):

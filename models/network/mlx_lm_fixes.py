@@ -1,4 +1,4 @@
-"""Corrections of mlx-lm classes that answer otherwise than the model they are named for."""
+"""Corrections of mlx-lm classes that answer otherwise than the model they are named for, or that need Metal."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -6,13 +6,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.network.ternary import to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _BIAS = ".e_score_correction_bias"
+_GROUPS = (128, 64, 32)
+_BITS, _PER_WORD = 2, 16
+_PER_BYTE = 4
 
 
 def fix(model: Any, checkpoint: Checkpoint) -> None:
@@ -30,7 +33,7 @@ def fix(model: Any, checkpoint: Checkpoint) -> None:
     if kind == "plamo3":
         _keep_whole_windows(model)
     if not mx.metal.is_available():
-        to_affine(model)
+        ternary_to_affine(model)
     if kind == "falcon_h1":
         _scale_keys(model, checkpoint.config)
     if kind == "minicpm3" and model.args.tie_word_embeddings:  # its class divides only the scores of a head of its own
@@ -157,3 +160,32 @@ def _corrected_class() -> type[nn.Module]:
             return result
 
     return Corrected
+
+
+def ternary_to_affine(model: Any) -> None:
+    """Exchange all ternary layers (BitNet) whose rows divide into groups for affine ones of 2 bits.
+
+    mlx-lm multiplies packed ternary weights in a Metal kernel only. Weights w in {-1, 0, 1} with one scale s are
+    s (w + 1) - s: codes w + 1, scale s and offset -s, without rounding. Evaluates nothing.
+    """
+    from mlx_lm.models.bitlinear_layers import BitLinear
+
+    found = [(path, module) for path, module in model.named_modules() if type(module) is BitLinear]
+    layers = [(path, _affine(module)) for path, module in found if module.in_features % _GROUPS[-1] == 0]
+    model.update_modules(tree_unflatten(layers))
+
+
+def _affine(layer: Any) -> nn.QuantizedLinear:
+    rows, columns = layer.out_features, layer.in_features
+    group = next(size for size in _GROUPS if columns % size == 0)
+    # (N / 4, K): two bits at 2 i of row r are row r + i N / 4.
+    codes = mx.concatenate([(layer.weight >> (2 * i)) & 3 for i in range(_PER_BYTE)])
+    words = codes.reshape(rows, columns // _PER_WORD, _PER_WORD).astype(mx.uint32)
+    scale = 1 / layer.weight_scale if layer.invert_weight_scales else layer.weight_scale
+    affine = nn.QuantizedLinear(columns, rows, bias=layer.bias is not None, group_size=group, bits=_BITS)
+    affine.weight = (words << (_BITS * mx.arange(_PER_WORD, dtype=mx.uint32))).sum(axis=-1)
+    affine.scales = mx.broadcast_to(scale, (rows, columns // group))
+    affine.biases = -affine.scales
+    if layer.bias is not None:
+        affine.bias = layer.bias
+    return affine

@@ -55,7 +55,6 @@ class TensorDecoder(Decoder):
         )
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """See `Decoder`."""
         return super().layers(x, self._norms.around(kv))
 
     @property

@@ -45,12 +45,10 @@ class MarkedStream:
         self._texts = texts
 
     def add(self, token_id: int) -> str:
-        """See `Detokenizer`."""
         text = self._texts.get(token_id)
         return self._inner.add(token_id) if text is None else text
 
     def finish(self, *, cut: bool = False) -> str:
-        """See `Detokenizer`."""
         return self._inner.finish(cut=cut)
 
 

@@ -56,7 +56,6 @@ class DraftModel:
         self._tokens, self._known, self._draft_tokens = tokens, len(tokens), ()
 
     def chances(self, most: int) -> Sequence[float]:
-        """See `Proposer`."""
         return [self._acceptance.chance(place) for place in range(most)]
 
     def propose(self, count: int) -> Sequence[int]:

@@ -51,7 +51,6 @@ class MtpDraft:
 
     @property
     def cost_s(self) -> float:
-        """See `Proposer`."""
         return self._costs.median or 0.0
 
     def take(self, start: int, hidden: mx.array) -> None:
@@ -71,7 +70,6 @@ class MtpDraft:
             self._restart(self._next, self._waiting)
 
     def update(self, tokens: Sequence[int]) -> None:
-        """See `Proposer`."""
         came = tokens[self._known : self._known + len(self._draft_tokens)]
         for place, (token, draft) in enumerate(zip(came, self._draft_tokens, strict=False)):
             self._acceptance.record(place, token == draft)
@@ -80,7 +78,6 @@ class MtpDraft:
         self._tokens, self._known, self._draft_tokens = tokens, len(tokens), ()
 
     def chances(self, count: int) -> Sequence[float]:
-        """See `Proposer`."""
         return [self._acceptance.chance(place) for place in range(count)]
 
     def propose(self, count: int) -> Sequence[int]:

@@ -16,9 +16,9 @@ import mlx.core as mx
 from headrace.runtime.kv import slot_buffers
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, KVShape, PassRow
+from headrace.runtime.kv.common_prefix import common_prefix
 from headrace.runtime.kv.disk import DiskStore
 from headrace.runtime.kv.disk_cache import load_blocks, store_blocks
-from headrace.runtime.kv.kept_cache import KeptCache
 from headrace.runtime.kv.paged import make_pool
 from headrace.runtime.kv.paged_arrays import PagedArrays
 from headrace.runtime.kv.pool import BlockPool
@@ -29,6 +29,39 @@ from headrace.runtime.ops.slots import SlotRows, attend_slots
 
 Attend = Callable[[int, Projections, AttentionSpec], mx.array]
 Together = list[tuple[SlotBuffers, list[SlotCache]]]
+
+
+class KeptCache:
+    """At most one cache and the token ids of its committed entries."""
+
+    def __init__(self) -> None:
+        self._cache: KVCache | None = None
+        self._tokens: list[int] = []
+
+    def take(self, prompt: Sequence[int]) -> KVCache | None:
+        """Return the kept cache, trimmed to its common prefix with `prompt`; None, and drop it, if there is none.
+
+        At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token.
+        """
+        cache, tokens = self._cache, self._tokens
+        self.clear()
+        if cache is None:
+            return None
+        shared = cache.reachable(common_prefix(tokens, prompt[:-1]))
+        if shared == 0:
+            return None
+        cache.trim(shared)
+        return cache
+
+    def keep(self, cache: KVCache, tokens: Sequence[int]) -> None:
+        """Keep `cache`, nothing pending; its committed entries are of the first of `tokens`."""
+        if cache.committed:
+            cache.mark()
+            self._cache, self._tokens = cache, list(tokens[: cache.committed])
+
+    def clear(self) -> None:
+        """Drop the cache."""
+        self._cache, self._tokens = None, []
 
 
 class BufferPass:

@@ -23,13 +23,9 @@ class FollowerNetwork(Protocol):
     """A rank's part of a model."""
 
     @property
-    def cost(self) -> StepCost:
-        """See `Network`."""
-        ...
+    def cost(self) -> StepCost: ...
 
-    def kv_backend(self, options: KVOptions, /) -> KVBackend:
-        """See `Network`."""
-        ...
+    def kv_backend(self, options: KVOptions, /) -> KVBackend: ...
 
     def follow(self, kv: KVPass, /) -> list[mx.array]:
         """Run rank 0's pass on this part; return what to evaluate."""

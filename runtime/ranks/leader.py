@@ -175,7 +175,6 @@ class LeaderNetwork:
         return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader, marks, parts))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        """See `Network`."""
         self._leader.log("run")
         self._leader.flush()
         self._leader.pending = None if any(row.logits for row in kv.rows) else kv

@@ -32,7 +32,6 @@ class Forced:
         return None if self._tokens or self._inner is None else self._inner.dry_run
 
     def update(self, tokens: Sequence[int]) -> None:
-        """See `Proposer`."""
         self._tokens = self._constraint.forced()
         if self._inner is not None:
             self._inner.update(tokens)
@@ -40,7 +39,6 @@ class Forced:
             self.source, self.cost_s = (self._inner.source, self._inner.cost_s) if free else (_SOURCE, 0.0)
 
     def chances(self, count: int) -> Sequence[float]:
-        """See `Proposer`."""
         if self._tokens:
             return [_CHANCE] * min(count, len(self._tokens))
         return () if self._inner is None else self._inner.chances(count)

@@ -56,7 +56,6 @@ class NGram:
             self._follow(matches)
 
     def chances(self, count: int) -> Sequence[float]:
-        """See `Proposer`."""
         if not self._at:
             return ()
         chance, length = self.acceptance.chance, self._length

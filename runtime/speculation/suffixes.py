@@ -63,7 +63,6 @@ class RecentAnswers:
         self._newer.append([*tokens, END])
 
     def matches(self, end: Sequence[int]) -> list[Match]:
-        """See `Suffixes.matches`."""
         if not self._newer.tokens:
             return []
         return self._newer.matches(end) + self._older.matches(end)

@@ -1,19 +1,29 @@
-"""The document of `headrace bench --quality`; its schema is docs/quality-json.md."""
+"""The document of `headrace bench --quality`; its schema is docs/quality-json.md.
+
+Intervals (95 %) come from a block bootstrap: neighbouring tokens are correlated, so blocks of BLOCK tokens are drawn
+with replacement (Carlstein, "The Use of Subseries Values", Annals of Statistics 14(3), 1986). All conditions (depths,
+phases) of a token are drawn together, since a hard passage is hard in all of them.
+"""
 
 import hashlib
+import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
 
 from headrace.app.bench.measure.document import device_document, model_document
-from headrace.app.bench.quality.figures import BLOCK, figures
+from headrace.app.bench.quality.divergence import Divergence
 from headrace.app.bench.quality.text import SHIPPED
 from headrace.app.bench.quality.variants import Options, Variant
+from headrace.app.bench.stats import bootstrap_of, fmean
 from headrace.app.output.document import Document
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime.machine.hardware import machine
+from headrace.runtime.metrics.telemetry import quantile
 
 SCHEMA = "headrace-quality/1"
 
@@ -70,3 +80,64 @@ def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
         for (depth, phase), found in variant.found.items()
     ]
     return [every, *each] if len(each) > 1 else each
+
+
+BLOCK = 32  # tokens
+TAIL = 0.99
+
+Figure = dict[str, Any]
+"""`value`, and `low` and `high` of its interval."""
+
+_Block = TypeVar("_Block")
+
+
+def figures(conditions: Sequence[Divergence]) -> dict[str, Any]:
+    """Return all figures of one text in one or more conditions that score the same tokens."""
+    kl = [found.kl for found in conditions]
+    more = [[b - a for a, b in zip(found.reference_nll, found.nll, strict=True)] for found in conditions]
+    reference_nll = fmean(list(chain.from_iterable(found.reference_nll for found in conditions)))
+    nll = fmean(list(chain.from_iterable(found.nll for found in conditions)))
+    return {
+        "tokens": sum(map(len, kl)),
+        "kl_mean": mean_figure(kl),
+        "kl_p99": tail_figure(kl),
+        "kl_max": max(chain.from_iterable(kl)),
+        "top1_agreement": mean_figure([found.agrees for found in conditions]),
+        "perplexity_ratio": {
+            key: None if value is None else math.exp(value) for key, value in mean_figure(more).items()
+        },
+        "perplexity": math.exp(nll),
+        "reference_perplexity": math.exp(reference_nll),
+    }
+
+
+def mean_figure(rows: Sequence[Sequence[float]]) -> Figure:
+    """Return the mean of rows (conditions, tokens)."""
+    blocks = [(math.fsum(block), len(block)) for block in _blocks(rows)]
+    return _figure(blocks, lambda drawn: sum(total for total, _ in drawn) / sum(count for _, count in drawn))
+
+
+def tail_figure(rows: Sequence[Sequence[float]], q: float = TAIL) -> Figure:
+    """Return the interpolated quantile `q` of rows (conditions, tokens)."""
+    most = max(map(len, rows)) * len(rows)
+    # per block: upper bound of values at or above the quantile in any resample
+    kept = math.ceil((1 - q) * 2 * most) + 2
+    blocks = [(sorted(block)[-kept:], len(block)) for block in _blocks(rows)]
+
+    def tail(drawn: Sequence[tuple[list[float], int]]) -> float:
+        count = sum(length for _, length in drawn)
+        top = sorted(chain.from_iterable(values for values, _ in drawn))
+        return quantile(top, max(0.0, (q * (count - 1) - (count - len(top))) / max(1, len(top) - 1)))
+
+    return _figure(blocks, tail)
+
+
+def _figure(blocks: Sequence[_Block], statistic: Callable[[Sequence[_Block]], float]) -> Figure:
+    low, high = bootstrap_of(blocks, statistic)
+    return {"value": statistic(blocks), "low": low, "high": high}
+
+
+def _blocks(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Cut rows (conditions, tokens) into blocks of BLOCK tokens; the last one may be shorter."""
+    length = max(map(len, rows))
+    return [[value for row in rows for value in row[at : at + BLOCK]] for at in range(0, length, BLOCK)]

@@ -28,7 +28,6 @@ class MatcherGrammar:
         self._ends = ends
 
     def start(self) -> "Matcher":
-        """See `Grammar`."""
         return Matcher(self._matcher.deep_copy(), self._vocab_size, self._ends)
 
 
@@ -41,7 +40,6 @@ class Matcher:
         self._ends = ends
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
-        """See `Constraint`."""
         import numpy as np
 
         rows, taken = [self._mask()], 0
@@ -57,12 +55,10 @@ class Matcher:
         return mx.array(np.stack(rows))
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """See `Constraint`."""
         if tokens and not self._matcher.consume_tokens(list(tokens)):
             raise EngineError(f"the answer left its grammar: {first_line(self._matcher.get_error())}")
 
     def allowed(self, draft_tokens: Sequence[int]) -> int:
-        """See `Constraint`."""
         return self._matcher.validate_tokens(list(draft_tokens))
 
     def forced(self) -> Sequence[int]:

@@ -51,7 +51,6 @@ class DeepSeek(ToolForm):
         )
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         if not text.startswith(self._begin):
             return self._read_tagged(text, final=final)
         place, calls = len(self._begin), list[ToolCall]()
@@ -100,7 +99,6 @@ class DeepSeek(ToolForm):
         return tagged_call(name, texts.items(), {name: Tool(name)} if any(t for _, t, _ in found) else self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         if self._tagged:
             return self._tagged_rules(tools, literal)
         begin, end, separator = literal(MARKUP[2]), literal(MARKUP[3]), literal(MARKUP[4])

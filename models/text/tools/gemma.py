@@ -30,7 +30,6 @@ class Gemma(ToolForm):
         self.begins = (self._begin,)
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         start = len(self._begin)
         if (head := _HEAD.match(text, start)) is None:
             return None if not final and _BEGUN.match(text[start:]) else Reading(start)
@@ -134,7 +133,6 @@ class Gemma(ToolForm):
 
     @property
     def separator(self) -> str | None:
-        """See `ToolForm`."""
         return ""
 
 

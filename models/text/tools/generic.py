@@ -28,7 +28,6 @@ class Generic(ToolForm):
         self._names = names
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         fence = _FENCE.match(text)
         if fence is None and text.lstrip().startswith("`"):
             start = text.strip()
@@ -46,5 +45,4 @@ class Generic(ToolForm):
         return ended(text, place, _CLOSE if fence else "", calls=Reading(place, calls), final=final)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         return json_rules(tools, '{"name": "%s", "arguments": ', "}", literal(""))

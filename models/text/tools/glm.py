@@ -30,7 +30,6 @@ class GLM(ToolForm):
         self._tools = tools
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         start = len(self._begin)
         name = self._name.match(text, start)
         if name is None:
@@ -46,12 +45,10 @@ class GLM(ToolForm):
         return None if growing and not final else Reading(start)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         before, after = "<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n"
         calls, rules = call_rules(tools, "%s\n", before, after, literal)
         return "\n".join([f"rest: ({calls}) {literal(MARKUP[1])}", *rules])
 
     @property
     def separator(self) -> str | None:
-        """See `ToolForm`."""
         return "\n"

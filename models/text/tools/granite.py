@@ -13,8 +13,6 @@ MARKUP = ("<|tool_call|>",)
 
 
 class Granite(ToolForm):
-    """See `ToolForm`."""
-
     head = json_head()
 
     def __init__(self, marks: Marks) -> None:
@@ -23,10 +21,8 @@ class Granite(ToolForm):
         self.begins = (self._begin,)
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         return read_json(text, len(self._begin), "", final=final)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         one = json_rules(tools, '{"name": "%s", "arguments": ', "}", literal("")).replace("rest:", "one:", 1)
         return f'rest: "[" one (", " one)* "]"\n{one}'

@@ -18,8 +18,6 @@ _RECIPIENT = "functions."
 
 
 class Harmony(ToolForm):
-    """See `ToolForm`."""
-
     begins = (CALL_BEGIN,)
     rule_begin = "<|channel|>"
     head = re.compile(f"{re.escape(CALL_BEGIN + _RECIPIENT)}([^{CALL_MESSAGE}]+){CALL_MESSAGE}")
@@ -28,7 +26,6 @@ class Harmony(ToolForm):
         pass
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         head, found, _ = text[1:].partition(CALL_MESSAGE)
         if not found:
             return Reading(len(text)) if final else None
@@ -47,7 +44,6 @@ class Harmony(ToolForm):
         return Reading(end if calls else start, calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         middle = literal("<|constrain|>json<|message|>")
         calls = [
             f"call{number}: {quoted(f'commentary to={_RECIPIENT}{tool.name} ')} {middle} arguments{number}"

@@ -15,8 +15,6 @@ MARKUP = ("<tool_call>", "</tool_call>")
 
 
 class Hermes(ToolForm):
-    """See `ToolForm`."""
-
     head = json_head()
 
     def __init__(self, marks: Marks) -> None:
@@ -25,16 +23,13 @@ class Hermes(ToolForm):
         self.begins = (self._begin,)
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         return read_json(text, len(self._begin), self._end, final=final)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         return json_rules(tools, '\n{"name": "%s", "arguments": ', "}\n", literal(self._rule_end))
 
     @property
     def separator(self) -> str | None:
-        """See `ToolForm`."""
         return "\n"
 
 

@@ -28,7 +28,6 @@ class Llama(ToolForm):
         self._names = names
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         marked = text.startswith(self._begin)
         place, calls = len(self._begin) if marked else 0, list[ToolCall]()
         while True:
@@ -54,10 +53,8 @@ class Llama(ToolForm):
         return Reading(place if calls else max(place, 1), tuple(calls))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         return json_rules(tools, self._before, "}", literal(""))
 
     @property
     def separator(self) -> str | None:
-        """See `ToolForm`."""
         return "; "

@@ -23,8 +23,6 @@ def _beginning(text: str) -> str:
 
 
 class Mistral(ToolForm):
-    """See `ToolForm`."""
-
     def __init__(self, marks: Marks) -> None:
         self.rule_begin = MARKUP[0]
         self._begin, self._arguments, self._id = map(marks, MARKUP)
@@ -40,7 +38,6 @@ class Mistral(ToolForm):
         self._begun = re.compile(f"{_NAME}(?:{growing})\\s*$")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         start = len(self._begin)
         body = text[start:]
         if not body.strip() and not final:
@@ -58,7 +55,6 @@ class Mistral(ToolForm):
         return Reading(end, calls) if calls else Reading(start)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         if self._lists:
             one = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "one:", 1)
             return f'rest: "[" one (", " one)* "]"\n{one}'
@@ -67,5 +63,4 @@ class Mistral(ToolForm):
 
     @property
     def separator(self) -> str | None:
-        """See `ToolForm`."""
         return None if self._lists else ""

@@ -32,7 +32,6 @@ class QwenCoder(ToolForm):
         self._tools = tools
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        """See `ToolForm`."""
         start = len(self._begin) if text.startswith(self._begin) else 0
         body = text[start:].lstrip()
         if not body.startswith(_OPENING):
@@ -48,11 +47,9 @@ class QwenCoder(ToolForm):
         return Reading(found.end(), (call,))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        """See `ToolForm`."""
         calls, rules = call_rules(tools, "<function=%s>\n", "<parameter=%s>\n", "\n</parameter>\n", literal)
         return "\n".join([f'rest: "\\n" ({calls}) "</function>\\n" {literal(MARKUP[1])}', *rules])
 
     @property
     def separator(self) -> str | None:
-        """See `ToolForm`."""
         return "\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.answer.thinking_count import ThinkingCount
+from headrace.app.answer.answer import ThinkingCount
 from headrace.models.text.thinking import split_thinking
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace.models.network.cache_marks import MOST, MOST_BYTES, Mark, Marks
-from headrace.models.network.mlx_lm_cache import MlxLmCache
+from headrace.models.network.mlx_lm_cache import MOST, MOST_BYTES, Mark, Marks, MlxLmCache
 from headrace.models.network.touched import leaves
 from headrace.runtime.errors import EngineError
 

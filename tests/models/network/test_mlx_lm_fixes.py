@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.network import mlx_lm_load
-from headrace.models.network.ternary import to_affine
+from headrace.models.network.mlx_lm_fixes import ternary_to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.every_module import VOCAB
 from tests.every_module import config_of as _config
@@ -158,7 +158,7 @@ def test_ternary_layers_are_exact_without_metal(inverted: bool) -> None:
     codes = np.random.default_rng(3).integers(0, 3, (8, 64)).astype(np.uint8)
     model.layer.weight = mx.array(codes[:2] | codes[2:4] << 2 | codes[4:6] << 4 | codes[6:] << 6)
     model.layer.weight_scale = mx.array([0.25])
-    to_affine(model)
+    ternary_to_affine(model)
     x = mx.random.normal((3, 64))
     weight = mx.array(codes.astype(np.float32) - 1) * (4.0 if inverted else 0.25)
     assert mx.allclose(model.layer(x), x @ weight.T, atol=1e-4)

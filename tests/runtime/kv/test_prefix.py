@@ -13,8 +13,8 @@ from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.prefill import OPENING
 from headrace.runtime.engine.request import CancelFlag, Event, Finished, PrefillProgress, Request, Step
 from headrace.runtime.errors import ContextLimitError, EngineError, UsageError
+from headrace.runtime.kv.buffers import KeptCache
 from headrace.runtime.kv.common_prefix import common_prefix
-from headrace.runtime.kv.kept_cache import KeptCache
 from headrace.runtime.sampling.params import SamplingParams
 from tests.alone import new_cache
 from tests.watched import WatchedNetwork, committed_rows, split
