@@ -72,6 +72,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
     weights = network.cost.weight_bytes
     found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": weights, "shared": []}
+    found["fused"] = all(node is not None for _, node in getattr(network, "_layer_groups", ()))
     if job.get("dropped"):  # as after an error
         for first in (1, 4):
             engine.submit(Request([first, 2, 3] * 20, job["tokens"]))

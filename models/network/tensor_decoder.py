@@ -7,6 +7,9 @@ Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
 """
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import mlx.core as mx
 
@@ -18,6 +21,7 @@ from headrace.models.network.tensor_part import TensorPart
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight
 from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ranks.group import Group
 
 
@@ -29,11 +33,14 @@ class TensorDecoder(Decoder):
     ) -> None:
         self._group = group
         self._first = part.rank == 0
+        self._peer: kernels.Peer | None = None  # that adds the other parts within the node of all layers
         super().__init__(part.config, parameters, ops, dtype, kv)
-        self._vocabulary = part.split_vocabulary
-        self.vocab_size = part.whole.vocab_size
         self._norms = SharedNorms(part, group, self._layers)
         self._layers = [replace(layer, mixture=self._own(layer.mixture)) for layer in self._norms.layers]
+        self._peer = None if self._norms.arrays else group.peer
+        self._layer_groups = self._fuse(ops)
+        self._vocabulary = part.split_vocabulary
+        self.vocab_size = part.whole.vocab_size
 
     def follow(self, kv: KVPass) -> list[mx.array]:
         """Run rank 0's pass; return what it evaluates."""
@@ -64,8 +71,10 @@ class TensorDecoder(Decoder):
     def _own(self, mixture: Mixture | None) -> Mixture | None:
         return mixture if mixture is None or self._first else replace(mixture, residual=False)
 
-    def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:  # noqa: ARG002
-        return [(slice(0, len(self._layers)), None)]
+    def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
+        if self._peer is None:
+            return [(slice(0, len(self._layers)), None)]
+        return super()._fuse(cast(Ops, SimpleNamespace(fuse=partial(ops.fuse, peer=self._peer))))
 
     def embed(self, tokens: mx.array) -> mx.array:
         """See `Decoder`. tokens: rank 0's (B, T), and zeros on the others."""

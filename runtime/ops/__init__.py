@@ -16,6 +16,7 @@ from headrace.runtime.ops.activations import Xielu
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.layer_weights import BranchNorms, LatentWeights, LayerInput, LayersNode, LayerWeights
 from headrace.runtime.ops.mixers import MixerSizes, MixerSpec
+from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ops.passes import BLOCK, KVGroup, KVKind, KVStore, Pass, Phase, SequenceRows
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, Rope, SampleRule, Weight
 
@@ -141,7 +142,14 @@ class Ops(Protocol):
     def greedy(self, logits: mx.array) -> mx.array: ...
     def sample(self, logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -> mx.array: ...
     def fuse(
-        self, layers: Sequence[LayerWeights], eps: float, activation: str, /, *, rounding: int = 16
+        self,
+        layers: Sequence[LayerWeights],
+        eps: float,
+        activation: str,
+        /,
+        *,
+        rounding: int = 16,
+        peer: "kernels.Peer | None" = None,
     ) -> LayersNode | None: ...
 
 

@@ -414,22 +414,29 @@ def sample(logits: mx.array, rules: Sequence[SampleRule], keys: Sequence[int]) -
     return kernels.sample(logits.astype(mx.float32), rules, keys)
 
 
-def fuse(layers: Sequence[LayerWeights], eps: float, activation: str, *, rounding: int = 16) -> LayersNode | None:
+def fuse(
+    layers: Sequence[LayerWeights],
+    eps: float,
+    activation: str,
+    *,
+    rounding: int = 16,
+    peer: "kernels.Peer | None" = None,
+) -> LayersNode | None:
     """Return the layers as one node, which saves graph overhead; None if a layer is not supported as a whole.
 
     rounding: bits of the rounded activations of a prompt's rows, 16 or 8. Those of decode rows, mixers and experts have
-    16.
+    16. peer: the rank that has the other part of each layer.
     """
     plans = [layer_plan(layer, eps, activation) for layer in layers]
     complete = [plan for plan in plans if plan is not None]
-    return None if len(complete) < len(plans) else _Fused(complete, rounding)
+    return None if len(complete) < len(plans) else _Fused(complete, rounding, peer)
 
 
 class _Fused:
     """Layers as one node of the kernels. See `LayersNode`."""
 
-    def __init__(self, plans: "list[kernels.LayerPlan]", rounding: int) -> None:
-        self._plans = plans
+    def __init__(self, plans: "list[kernels.LayerPlan]", rounding: int, peer: "kernels.Peer | None") -> None:
+        self._plans, self._peer = plans, peer
         self._rounding = rounding  # bits of a prompt's rows
 
     def __call__(
@@ -443,13 +450,14 @@ class _Fused:
         wanted: int,
     ) -> mx.array:
         firsts = firsts if any(firsts) else ()
-        return kernels.layers(x, keys, values, offset, self._plans, firsts, phase == "prefill", self._rounding, wanted)
+        prefill = phase == "prefill"
+        return kernels.layers(x, keys, values, offset, self._plans, firsts, prefill, self._rounding, wanted, self._peer)
 
     def run_pass(
         self, x: mx.array, rows: Pass, layers: slice, states: Sequence[Sequence[mx.array]], kept: int, wanted: int
     ) -> list[mx.array]:
-        places = rows.store.places[layers]
-        return kernels.layers_pass(x, native_pass(rows), places, self._plans, states, kept, self._rounding, wanted)
+        of_pass = native_pass(rows), rows.store.places[layers], self._plans, states, kept, self._rounding, wanted
+        return kernels.layers_pass(x, *of_pass, self._peer)
 
 
 if missing is None and (_wanted := environment.threads()):

@@ -281,7 +281,7 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
 
 
-def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: int) -> LayersNode | None:
+def fuse(_layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: object) -> LayersNode | None:
     """Return None: stock MLX cannot run whole layers as one node."""
     return None
 

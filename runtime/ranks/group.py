@@ -63,6 +63,11 @@ class Group:
         """MLX's group."""
         return self._raw
 
+    @property
+    def peer(self) -> "kernels.Peer | None":
+        """The connection to the only other rank, if any."""
+        return self._peer
+
     @classmethod
     def join(cls, address: str, backend: str = "ring", others: str = "the other ranks") -> "Group":
         """Connect to the other ranks, which MLX_RANK and MLX_HOSTFILE name. others: their names. address: rank 0's.

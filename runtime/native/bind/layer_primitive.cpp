@@ -34,24 +34,6 @@ LinearCall projection(const float* x, int64_t rows, const MatrixHandle& w, float
   return call;
 }
 
-// The experts of a layer, whose input is x.
-void run_layer_experts(const LayerPlan& plan, const LinearCall* following, int64_t rows, const float* x, float* out) {
-  ExpertsCall call = plan.experts->call();
-  call.x = x;
-  call.out = out;
-  call.rows = rows;
-  call.norm = plan.before_experts != nullptr ? plan.before_experts : plan.mlp_norm;
-  call.eps = plan.eps;
-  call.next = following;
-  run_experts(Pool::shared(), best_kernels(), call);
-}
-
-// out = (residual + norm(x)) * scale.
-void add_normed(const LayerPlan& plan, int64_t rows, const float* x, const float* norm, const float* residual, float scale,
-                float* out) {
-  run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.qkv->view().k, norm, plan.eps, residual, scale, out});
-}
-
 // One layer's memory in a pass: K/V blocks, or the mixer's sequences. prompts, rounding: as in LinearCall.
 struct LayerMemory {
   const LayerBlocks* blocks = nullptr;
@@ -63,7 +45,38 @@ struct LayerMemory {
   const uint8_t* prompts = nullptr;
   int rounding = 0;
   int64_t wanted = 0;  // first rows that the layer computes; the others only append and advance the state
+  Peer* peer = nullptr;  // of the rank that has the other part of each layer, if any
+
+  // Whether this rank adds the residual to its part.
+  bool adds_residual() const { return peer == nullptr || peer->rank() == 0; }
 };
+
+
+// The experts of a layer, whose input is x; out may be x.
+void run_layer_experts(const LayerPlan& plan, const LinearCall* following, int64_t rows, const float* x, float* out) {
+  ExpertsCall call = plan.experts->call();
+  const int64_t numbers = rows * call.router.k;
+  const bool apart = !call.residual && out == x;
+  call.x = x;
+  call.out = apart ? scratch(Slot::other_branch, numbers) : out;
+  call.rows = rows;
+  call.norm = plan.before_experts != nullptr ? plan.before_experts : plan.mlp_norm;
+  call.eps = plan.eps;
+  call.next = following;
+  run_experts(Pool::shared(), best_kernels(), call);
+  if (apart) std::memcpy(out, call.out, static_cast<size_t>(numbers) * sizeof(float));
+}
+
+// Adds the other rank's part of x (rows, E), if the layers are divided between two.
+void add_other_part(const LayerPlan& plan, const LayerMemory& memory, float* x) {
+  if (memory.peer != nullptr) memory.peer->add(x, memory.wanted * plan.qkv->view().k);
+}
+
+// out = (residual + norm(x)) * scale.
+void add_normed(const LayerPlan& plan, int64_t rows, const float* x, const float* norm, const float* residual, float scale,
+                float* out) {
+  run_norm_add(Pool::shared(), best_kernels(), {x, rows, plan.qkv->view().k, norm, plan.eps, residual, scale, out});
+}
 
 // gates = gelu(gates) * the layer's own input, (rows, P).
 void run_own_input(const LayerMemory& memory, int64_t rows, int64_t size, float* gates) {
@@ -144,28 +157,34 @@ void run_down_gate(const LayerPlan& plan, int64_t rows, const float* x, float* i
 }
 
 // The feed-forward of x in place. `last`: the call behind it. branch: (rows, E).
-void run_feed_forward(const LayerPlan& plan, const LinearCall* last, int64_t rows, const LinearCall& gate_up, LinearCall down,
-                      float* branch, float* x) {
+void run_feed_forward(const LayerPlan& plan, const LayerMemory& memory, const LinearCall* last, const LinearCall& gate_up,
+                      LinearCall down, float* branch, float* x) {
   Pool& pool = Pool::shared();
   const Kernels& kernels = best_kernels();
+  const int64_t rows = memory.wanted;
   if (plan.down == nullptr) {
-    if (plan.experts != nullptr) run_layer_experts(plan, last, rows, x, x);
-    return;
+    if (plan.experts == nullptr) return;
+    run_layer_experts(plan, last, rows, x, x);
+    return add_other_part(plan, memory, x);
   }
   down.next = last;
   run_linear(pool, kernels, gate_up);
   if (plan.down_gate != nullptr) run_down_gate(plan, rows, x, gate_up.out);
   if (plan.mlp_post == nullptr) {
-    down.residual = down.out = x;
     if (plan.experts != nullptr) run_layer_experts(plan, nullptr, rows, x, x);  // beside the shared one, of the same input
-    return run_linear(pool, kernels, down);
+    if (plan.experts != nullptr || memory.adds_residual()) down.residual = x;
+    down.out = x;
+    run_linear(pool, kernels, down);
+    return add_other_part(plan, memory, x);
   }
   down.out = branch;
   run_linear(pool, kernels, down);
+  add_other_part(plan, memory, branch);
   if (plan.experts != nullptr) {
     const int64_t width = plan.qkv->view().k;
     float* other = scratch(Slot::other_branch, rows * width);
     run_layer_experts(plan, nullptr, rows, x, other);
+    add_other_part(plan, memory, other);
     run_rms_norm(pool, kernels, branch, rows, width, plan.after_dense, plan.eps, branch);
     add_normed(plan, rows, other, plan.after_experts, branch, 1.0f, branch);
   }
@@ -194,7 +213,7 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
     last = &own_gate;
   }
   LinearCall output = projection(heads, rows, *plan.output, plan.attention_post == nullptr ? out : branch);
-  if (plan.attention_post == nullptr) output.residual = x;
+  if (plan.attention_post == nullptr && memory.adds_residual()) output.residual = x;
   if (plan.down != nullptr) {
     gate_up = projection(out, rows, *plan.gate_up, wide);
     gate_up.norm = plan.mlp_norm;
@@ -231,8 +250,9 @@ void run_layer(const LayerPlan& plan, const LayerPlan* after, const LayerMemory&
     run_linear(pool, kernels, output);
     run_linear(pool, kernels, beside);
   }
+  add_other_part(plan, memory, plan.attention_post == nullptr ? out : branch);
   if (plan.attention_post != nullptr) add_normed(plan, rows, branch, plan.attention_post, x, 1.0f, out);
-  run_feed_forward(plan, last, rows, gate_up, down, branch, out);
+  run_feed_forward(plan, memory, last, gate_up, down, branch, out);
   if (plan.own_gate == nullptr) return;
   run_linear(pool, kernels, own_gate);
   run_own_input(memory, rows, own_gate.w.n, own_gate.out);
@@ -256,13 +276,15 @@ int64_t inputs_of(const std::vector<Layer>& layers) {
 // mixer's inputs of the first `kept` rows, if any. counts: rows of each sequence. prompts: see LinearCall, or empty.
 class Layers : public Node {
  public:
-  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept, std::vector<uint8_t> prompts, int rounding)
+  Layers(mx::Stream stream, std::vector<Layer> layers, std::vector<int> counts, int kept, std::vector<uint8_t> prompts, int rounding,
+         std::shared_ptr<Peer> peer)
       : Node(stream),
         layers_(std::make_shared<const std::vector<Layer>>(std::move(layers))),
         counts_(std::move(counts)),
         kept_(kept),
         prompts_(std::move(prompts)),
-        rounding_(rounding) {}
+        rounding_(rounding),
+        peer_(std::move(peer)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     std::vector<float*> to;
@@ -273,7 +295,7 @@ class Layers : public Node {
       to.push_back(out.data<float>());
     }
     std::vector<Rows> from(inputs.begin(), inputs.end());
-    auto task = [layers = layers_, counts = counts_, kept = kept_, prompts = prompts_, rounding = rounding_, rows, width, wanted, from = std::move(from), to = std::move(to)] {
+    auto task = [layers = layers_, counts = counts_, kept = kept_, prompts = prompts_, rounding = rounding_, peer = peer_, rows, width, wanted, from = std::move(from), to = std::move(to)] {
       std::vector<std::vector<char>> copies(from.size());
       const float* x = from[0].read<float>(copies[0]);
       const int64_t stride = width + inputs_of(*layers);
@@ -287,7 +309,8 @@ class Layers : public Node {
         const Layer& layer = (*layers)[i];
         const LayerPlan* after = i + 1 < layers->size() ? (*layers)[i + 1].plan.get() : nullptr;
         LayerMemory memory{.blocks = &layer.blocks, .kept = kept, .own_input = own_input, .input_stride = stride,
-                           .prompts = prompts.empty() ? nullptr : prompts.data(), .rounding = rounding, .wanted = after == nullptr ? wanted : rows};
+                           .prompts = prompts.empty() ? nullptr : prompts.data(), .rounding = rounding, .wanted = after == nullptr ? wanted : rows,
+                           .peer = peer.get()};
         if (layer.plan->own_gate != nullptr) own_input += layer.plan->own_gate->view().n;
         std::vector<MixerRows> sequences;
         if (layer.plan->mixer != nullptr) {
@@ -316,6 +339,7 @@ class Layers : public Node {
   int kept_;
   std::vector<uint8_t> prompts_;
   int rounding_;
+  std::shared_ptr<Peer> peer_;
 };
 
 }  // namespace
@@ -385,7 +409,7 @@ LayerPlan::LayerPlan(std::shared_ptr<AttentionPlan> attention_, std::shared_ptr<
   if (experts == nullptr) return;
   const bool branches = after_dense != nullptr && before_experts != nullptr && after_experts != nullptr;
   require(branches ? mlp_post != nullptr && down != nullptr : mlp_post == nullptr, "experts behind a norm are a branch of their own");
-  require(branches != experts->call().residual, "experts of a branch are added later");
+  require(!branches || !experts->call().residual, "experts of a branch are added later");
 }
 
 const float* LayerPlan::keep(const std::optional<mx::array>& norm) {
@@ -398,13 +422,16 @@ const float* LayerPlan::keep(const std::optional<mx::array>& norm) {
 namespace {
 
 // Checks x (B, T, E and all layers' own inputs), and returns the shape of the result, with `wanted` rows if that is not negative.
-mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans, int wanted) {
+mx::Shape check_rows(const mx::array& x, const std::vector<std::shared_ptr<LayerPlan>>& plans, int wanted,
+                     const std::shared_ptr<Peer>& peer) {
   require(x.dtype() == mx::float32 && !plans.empty(), "activations must be float32");
   int64_t inputs = 0;
   for (const auto& plan : plans) {
     require(plan != nullptr, "a layer has no plan");
     require(plan->qkv->view().k == plans[0]->qkv->view().k, "layers are equally wide");
     if (plan->own_gate != nullptr) inputs += plan->own_gate->view().n;
+    const bool adds = plan->after_dense == nullptr && (peer == nullptr || peer->rank() == 0);
+    require(plan->experts == nullptr || plan->experts->call().residual == adds, "experts add x on one rank, unless they are a branch");
   }
   const int64_t width = plans[0]->qkv->view().k;
   require(x.ndim() == 3 && x.shape(2) == width + inputs, "x must be (B, T, E), with the layers' own inputs behind");
@@ -422,8 +449,8 @@ int rounding_of_prompts(int wish) {
 
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill, int rounding,
-                 int wanted) {
-  mx::Shape shape = check_rows(x, plans, wanted);
+                 int wanted, const std::shared_ptr<Peer>& peer) {
+  mx::Shape shape = check_rows(x, plans, wanted, peer);
   require(keys.size() == plans.size() && values.size() == plans.size() && (firsts.empty() || firsts.size() == plans.size()),
           "keys, values and the first position of every layer are needed");
   std::vector<Layer> stack;
@@ -434,15 +461,16 @@ mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const s
   }
   rounding = rounding_of_prompts(rounding);
   const auto rows = static_cast<size_t>(rounding != 16 && prefill ? int64_t{x.shape(0)} * x.shape(1) : 0);
-  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0, std::vector<uint8_t>(rows, 1), rounding);
+  auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), std::vector<int>(), 0, std::vector<uint8_t>(rows, 1), rounding, peer);
   return mx::array(std::move(shape), mx::float32, std::move(node), {x});
 }
 
 std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pass>& pass,
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
-                                   const std::vector<std::vector<mx::array>>& states, int kept, int rounding, int wanted) {
-  mx::Shape shape = check_rows(x, plans, wanted);
+                                   const std::vector<std::vector<mx::array>>& states, int kept, int rounding, int wanted,
+                                   const std::shared_ptr<Peer>& peer) {
+  mx::Shape shape = check_rows(x, plans, wanted, peer);
   require(places.size() == plans.size(), "the place of every layer is needed");
   require(x.shape(0) == 1 && x.shape(1) == pass->rows() && kept >= 0 && kept <= pass->rows(), "x must have the rows of the pass");
   std::vector<Layer> stack;
@@ -468,7 +496,7 @@ std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pas
   const std::vector<mx::Dtype> types(shapes.size(), mx::float32);
   rounding = rounding_of_prompts(rounding);
   auto node = std::make_shared<Layers>(cpu_stream(), std::move(stack), pass->counts(), kept,
-                                       rounding != 16 ? pass->of_prompts() : std::vector<uint8_t>(), rounding);
+                                       rounding != 16 ? pass->of_prompts() : std::vector<uint8_t>(), rounding, peer);
   return mx::array::make_arrays(std::move(shapes), types, std::move(node), inputs);
 }
 

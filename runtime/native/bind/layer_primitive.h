@@ -16,6 +16,7 @@
 #include "matrix_handle.h"
 #include "mixer_primitive.h"
 #include "mlx/array.h"
+#include "peer_primitive.h"
 
 namespace headrace {
 
@@ -68,10 +69,11 @@ class LayerPlan : public std::enable_shared_from_this<LayerPlan> {
 // `firsts` (empty: 0) -> x (B, T, E). With layers that have an input of their own, the input x has those of all layers behind its E
 // numbers. `prefill`: prompt tokens. `rounding`: bits of prompts' rows, 16 or 8, in products with the weights of
 // attention and of a dense feed-forward; for 16 they are in halves where there are tiles. wanted: rows of the result, the first of x; all if negative. Other rows append K/V and
-// advance states.
+// advance states. peer: the rank with the other part of each layer; both parts are summed behind attention and feed-forward, and rank 0's
+// has the residual.
 mx::array layers(const mx::array& x, const std::vector<mx::array>& keys, const std::vector<mx::array>& values, int offset,
                  const std::vector<std::shared_ptr<LayerPlan>>& plans, const std::vector<int>& firsts, bool prefill,
-                 int rounding, int wanted = -1);
+                 int rounding, int wanted = -1, const std::shared_ptr<Peer>& peer = nullptr);
 
 // The same for the rows of a pass, (1, N, E). places: per layer its group and index in the group. states: of each layer with a mixer,
 // one per sequence. Returns x; then for each such layer the new states, and the inputs (1, `kept`, projected) of its first rows, if any
@@ -80,6 +82,6 @@ std::vector<mx::array> layers_pass(const mx::array& x, const std::shared_ptr<Pas
                                    const std::vector<std::pair<int, int>>& places,
                                    const std::vector<std::shared_ptr<LayerPlan>>& plans,
                                    const std::vector<std::vector<mx::array>>& states, int kept, int rounding,
-                                   int wanted = -1);
+                                   int wanted = -1, const std::shared_ptr<Peer>& peer = nullptr);
 
 }  // namespace headrace

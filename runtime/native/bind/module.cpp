@@ -166,7 +166,8 @@ NB_MODULE(_native, m) {
   m.def("expert_linear", &hr::expert_linear, "x"_a, "indices"_a, "w"_a, "experts"_a);
   m.def("rms_norm", &hr::rms_norm, "x"_a, "weight"_a, "eps"_a);
   m.def("layers", &hr::layers, "x"_a, "keys"_a, "values"_a, "offset"_a, "plans"_a,
-        "firsts"_a = std::vector<int>(), "prefill"_a = true, "rounding"_a = 16, "wanted"_a = -1);
+        "firsts"_a = std::vector<int>(), "prefill"_a = true, "rounding"_a = 16, "wanted"_a = -1,
+        "peer"_a.none() = nb::none());
   m.def("attend", &hr::attend, "qkv"_a, "keys"_a, "values"_a, "offset"_a, "plan"_a, "first"_a = 0,
         "prefill"_a = true);
   m.def("rotate_heads", &hr::rotate_heads, "x"_a, "rope"_a, "offset"_a);
@@ -177,7 +178,8 @@ NB_MODULE(_native, m) {
   m.def("gated", &hr::gated, "gate"_a, "up"_a.none(), "activation"_a);
   m.def("mix_pass", &hr::mix_pass, "x"_a, "states"_a, "counts"_a, "plan"_a);
   m.def("layers_pass", &hr::layers_pass, "x"_a, "rows"_a, "places"_a, "plans"_a,
-        "states"_a = std::vector<std::vector<hr::mx::array>>(), "kept"_a = 0, "rounding"_a = 16, "wanted"_a = -1);
+        "states"_a = std::vector<std::vector<hr::mx::array>>(), "kept"_a = 0, "rounding"_a = 16, "wanted"_a = -1,
+        "peer"_a.none() = nb::none());
   m.def("attend_pass", &hr::attend_pass, "qkv"_a, "rows"_a, "group"_a, "index"_a, "plan"_a,
         "appends_only"_a = false);
   m.def("cut_block", &hr::cut_block, "block"_a, "entries"_a, "packings"_a, "head_dim"_a);

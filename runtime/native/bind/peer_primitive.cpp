@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../core/pause.h"
+#include "../core/scratch.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "node.h"
 #include "strided.h"
@@ -33,7 +34,7 @@ size_t moved(ssize_t result) {
 }
 
 template <class T>
-void add(const char* from, size_t bytes, char* to) {
+void add_to(const char* from, size_t bytes, char* to) {
   const auto* x = reinterpret_cast<const T*>(from);
   auto* sum = reinterpret_cast<T*>(to);
   for (size_t i = 0; i < bytes / sizeof(T); ++i) sum[i] += x[i];
@@ -69,7 +70,7 @@ class PeerNode : public Node {
         peer->exchange(own, bytes, to + static_cast<size_t>(1 - peer->rank()) * bytes, bytes);
       } else {
         peer->exchange(own, bytes, to, bytes);
-        floats ? add<float>(own, bytes, to) : add<uint32_t>(own, bytes, to);
+        floats ? add_to<float>(own, bytes, to) : add_to<uint32_t>(own, bytes, to);
       }
     });
   }
@@ -99,6 +100,13 @@ void Peer::exchange(const char* sent, size_t to_send, char* received, size_t to_
       poll(&ready, 1, -1);
     }
   }
+}
+
+void Peer::add(float* x, int64_t n) {
+  float* other = scratch(Slot::received, n);
+  const size_t bytes = static_cast<size_t>(n) * sizeof(float);
+  exchange(reinterpret_cast<const char*>(x), bytes, reinterpret_cast<char*>(other), bytes);
+  for (int64_t i = 0; i < n; ++i) x[i] += other[i];
 }
 
 mx::array Peer::all_sum(const mx::array& x) {

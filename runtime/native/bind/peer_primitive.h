@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "mlx/array.h"
@@ -32,6 +33,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // An array of the other rank. Blocks `stream` until it has come.
   mx::array receive(const mx::Shape& shape, mx::Dtype dtype, mx::Stream stream);
 
+  // x += the other rank's, with the same bits on both.
+  void add(float* x, int64_t n);
   // Sends and receives at a time. Waits a while awake, then asleep. Throws std::runtime_error if the connection is lost.
   void exchange(const char* sent, size_t to_send, char* received, size_t to_receive);
   int rank() const { return rank_; }

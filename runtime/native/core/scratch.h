@@ -43,7 +43,7 @@ class Scratch {
 enum class Slot {
   shared_rows, rows, panel, tile, scores, states, output, wide, heads, logits, routing, inner, products, other_rows,
   weights, unpacked, cut_logits, cut_weights, mixed, beside,
-  beside_heads, branch, other_branch, own_input, kCount
+  beside_heads, branch, other_branch, own_input, received, kCount
 };
 
 inline float* scratch(Slot slot, int64_t n) {

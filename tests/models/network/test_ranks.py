@@ -184,7 +184,9 @@ def test_weights_are_quantized_on_every_rank(two: Ranks, tmp_path: Path) -> None
     job = job_of(plain, requantize=[4, 32], kv="auto", environment=_EXACT)
     wanted = alone(job)
     assert differences(two.ask(**job, kind="pipeline", shares=[1, 1]), wanted) == 0
-    assert differences(two.ask(**job, kind="tensor", shares=[1, 1]), wanted) < 1e-6
+    divided = two.ask(**job, kind="tensor", shares=[1, 1])
+    assert differences(divided, wanted) < 1e-6
+    assert divided["fused"]  # all layers are one node
 
 
 def test_a_pipeline_rounds_activations_to_8_bits(two: Ranks, tmp_path: Path) -> None:
