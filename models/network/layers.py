@@ -221,7 +221,7 @@ def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: E
         sigmoid=experts.sigmoid,
         correction=None
         if experts.correction is None
-        else parameters.vector(f"{mlp}.{experts.correction}", experts.count),
+        else parameters.vector(f"{mlp}.{experts.correction}", experts.count, dtype=mx.float32),
         scale=experts.scale,
         groups=experts.groups,
         router_norm=norm,

@@ -150,15 +150,16 @@ class Parameters:
             raise UnsupportedModelError(f"{each.format(0)} and the other experts are quantized differently")
         return self._prepared(_joined(parts, mx.stack))
 
-    def vector(self, name: str, size: int, offset: float = 0.0) -> mx.array:
-        """Return a norm's weight (size,) in the compute dtype, plus `offset` added in float32.
+    def vector(self, name: str, size: int, offset: float = 0.0, dtype: mx.Dtype | None = None) -> mx.array:
+        """Return a norm's weight (size,) in the compute dtype, or in `dtype`, plus `offset` added in float32.
 
         It may be stored with axes of one (Kimi Linear).
         """
         found = self._arrays.get(name)
         array = self._pop(name, (size,) if found is None or found.size != size else tuple(found.shape)).flatten()
         offset = 0.0 if self._whole_norms else offset
-        return (array.astype(mx.float32) + offset).astype(self._dtype) if offset else array.astype(self._dtype)
+        array = array.astype(mx.float32) + offset if offset else array
+        return array.astype(dtype or self._dtype)
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a parameter that is one number."""

@@ -22,7 +22,7 @@ _READS = 4  # neighbouring values that a thread reads
 _MAX_THREADS = 1024  # of a threadgroup
 _HEADS = 4  # heads of a threadgroup
 _MAX_WIDTH = 4 * _READS * _MAX_THREADS  # values of a row: they stay in registers
-_MAX_HEAD = 512  # values of a head, as well
+_MAX_HEAD = 576  # values of a head, as well: a latent with its key
 
 
 class Status(NamedTuple):

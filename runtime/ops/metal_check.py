@@ -70,14 +70,16 @@ def _both(function: Callable[[], tuple[mx.array | None, ...]]) -> tuple[list[mx.
 
 
 def specs(dtype: mx.Dtype) -> Iterator[AttentionSpec]:
-    """Yield attention layouts with norms, with values normalized, with a partly rotated head, and with an amplitude."""
+    """Yield attention layouts: norms, values normalized, partly rotated heads, an amplitude, latents with their key."""
     rope = Rope(64, 10000.0 ** (mx.arange(32) / 32))
     norms = _values((128,), dtype, 7), _values((128,), dtype, 8)
     spec = AttentionSpec(6, 2, 128, 1.0, rope, *norms)
     yield spec
     yield replace(spec, v_norm=True)
     yield replace(spec, norm_last=True)
-    yield replace(spec, q_norm=None, k_norm=None, rope=Rope(128, 10000.0 ** (mx.arange(64) / 64), 1.3))
+    bare = replace(spec, q_norm=None, k_norm=None)
+    yield replace(bare, rope=Rope(128, 10000.0 ** (mx.arange(64) / 64), 1.3))
+    yield replace(bare, kv_heads=1, head_dim=576, rope=replace(rope, amplitude=1.3))
 
 
 def _values(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:

@@ -1,20 +1,25 @@
 """Routing, and products with stacks of expert matrices, in stock MLX."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
 
 from headrace.runtime.ops.weights import Mixture, Weight
 
 
-def routed(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
-    """Return each token's experts and their weights, (B, T, active) each. logits (B, T, X)."""
-    chosen, shares = _chosen(logits, m)
+def routed(logits: mx.array, m: Mixture, *, compiled: bool = False) -> tuple[mx.array, mx.array]:
+    """Return each token's experts and their weights, (B, T, active) each. logits (B, T, X).
+
+    compiled: elementwise operations in a row are one kernel, as in `activations.COMPILED`.
+    """
+    chosen, shares = _chosen(logits, m, compiled)
     return chosen, shares if m.expert_scale is None else shares * m.expert_scale[chosen]
 
 
-def _chosen(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
+def _chosen(logits: mx.array, m: Mixture, compiled: bool) -> tuple[mx.array, mx.array]:
     """Return the same before the experts' own scales."""
     if not m.sigmoid and m.correction is None and m.groups == (1, 1):
         chosen = mx.argpartition(logits, kth=-m.active, axis=-1)[..., -m.active :]
@@ -23,22 +28,58 @@ def _chosen(logits: mx.array, m: Mixture) -> tuple[mx.array, mx.array]:
         else:
             shares = mx.take_along_axis(mx.softmax(logits, axis=-1, precise=True), chosen, axis=-1)
         return chosen, shares if m.scale == 1.0 else shares * m.scale
-    wide = logits.astype(mx.float32)
-    scores = mx.sigmoid(wide) if m.sigmoid else mx.softmax(wide, axis=-1)
-    (groups, kept) = m.groups
-    ranks = wide if kept >= groups else scores  # in the same order, and without the ties of rounded scores
-    if m.correction is not None:
-        ranks = scores + m.correction
+    (groups, kept), runs = m.groups, _COMPILED if compiled else _RUNS
+    scores, ranks = _scores(logits, m, runs)
     if kept < groups:
         parts = mx.unflatten(ranks, -1, (groups, -1))
         best = mx.topk(parts, min(m.best, parts.shape[-1]), axis=-1).sum(axis=-1)  # (B, T, groups)
         least = mx.sort(best, axis=-1)[..., groups - kept, None]
-        ranks = mx.where((best >= least)[..., None], parts, 0.0).flatten(-2)
+        ranks = runs["within"](parts, best[..., None], least[..., None]).flatten(-2)
     chosen = mx.argpartition(ranks, kth=-m.active, axis=-1)[..., -m.active :]
     shares = mx.take_along_axis(scores, chosen, axis=-1)
-    if m.normalized and m.active > 1:
-        shares = shares / shares.sum(axis=-1, keepdims=True)
-    return chosen, (shares * m.scale).astype(logits.dtype)
+    total = [shares.sum(axis=-1, keepdims=True)] if m.normalized and m.active > 1 else []
+    return chosen, _weighing(m.scale, logits.dtype, compiled)(shares, *total)
+
+
+def _scores(logits: mx.array, m: Mixture, runs: Mapping[str, Callable[..., Any]]) -> tuple[mx.array, mx.array]:
+    """Return the scores of all experts, and what ranks them, both float32 (B, T, X)."""
+    if m.sigmoid and m.correction is not None:
+        scores, ranks = runs["corrected"](logits, m.correction)
+        return scores, ranks
+    wide, scores = runs["sigmoid"](logits) if m.sigmoid else (logits.astype(mx.float32), None)
+    scores = mx.softmax(wide, axis=-1) if scores is None else scores
+    if m.correction is not None:
+        return scores, scores + m.correction
+    return scores, wide if m.groups[1] >= m.groups[0] else scores  # logits are without the ties of rounded scores
+
+
+def _corrected(logits: mx.array, correction: mx.array) -> tuple[mx.array, mx.array]:
+    scores = mx.sigmoid(logits.astype(mx.float32))
+    return scores, scores + correction
+
+
+def _sigmoid(logits: mx.array) -> tuple[mx.array, mx.array]:
+    wide = logits.astype(mx.float32)
+    return wide, mx.sigmoid(wide)
+
+
+def _within(parts: mx.array, best: mx.array, least: mx.array) -> mx.array:
+    """Return the ranks of the groups that are as good as the least of those kept, else 0."""
+    return mx.where(best >= least, parts, 0.0)
+
+
+_RUNS: dict[str, Callable[..., Any]] = {"corrected": _corrected, "sigmoid": _sigmoid, "within": _within}
+_COMPILED = {name: mx.compile(run, shapeless=True) for name, run in _RUNS.items()}
+
+
+@lru_cache(maxsize=16)
+def _weighing(scale: float, dtype: mx.Dtype, compiled: bool) -> Callable[..., mx.array]:
+    """Return the function from experts' scores, and their sum if there is one, to weights in `dtype`."""
+
+    def weigh(shares: mx.array, *total: mx.array) -> mx.array:
+        return ((shares / total[0] if total else shares) * scale).astype(dtype)
+
+    return mx.compile(weigh, shapeless=True) if compiled else weigh
 
 
 @lru_cache(maxsize=64)

@@ -159,7 +159,7 @@ def experts(
     """
     h = rms_norm(x, norm, eps) if normed is None else normed
     asked = h if m.router_norm is None else rms_norm(x, m.router_norm, eps)
-    chosen, shares = mixtures.routed(linear(asked, m.router), m)  # (B, T, active) each
+    chosen, shares = mixtures.routed(linear(asked, m.router), m, compiled=on_gpu())  # (B, T, active) each
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)

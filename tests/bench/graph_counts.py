@@ -38,6 +38,10 @@ OTHERS: dict[str, Callable[[int], dict[str, Any]]] = {  # as mlx-lm's classes wr
     "ministral3": lambda _: {},
     "glm4": lambda _: {},
     "glm4-moe": lambda _: {"first_k_dense_replace": 0, "moe_intermediate_size": 64, "head_dim": 128},
+    "glm4-lite": lambda _: _LATENT,
+    "deepseek-v3": lambda _: (
+        _LATENT | {"rope_scaling": config_of("deepseek-v3")["rope_scaling"] | {"mscale_all_dim": 1}}
+    ),
     "gemma4": lambda layers: _GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)},
     "gemma4-mixture": lambda layers: {
         "moe_intermediate_size": 64,
@@ -45,6 +49,10 @@ OTHERS: dict[str, Callable[[int], dict[str, Any]]] = {  # as mlx-lm's classes wr
     },
 }
 _GEMMA4 = {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+_LATENT = {
+    "first_k_dense_replace": 0, "moe_intermediate_size": 64, "head_dim": None, "qk_rope_head_dim": 64,
+    "kv_lora_rank": 512,
+}  # fmt: skip
 PACKED = ("llama", "qwen3")  # with packed K/V
 BATCHED = ("llama", "qwen3", "gemma3")
 ROWS = 4  # sequences of a batch, of different lengths
@@ -210,7 +218,7 @@ def model_of(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     plain = folder / f"{family}-{layers}"
     if not plain.exists() and family in OTHERS:
         wide = {"num_hidden_layers": layers, "hidden_size": 256, "head_dim": 64, "max_position_embeddings": 256}
-        write_mlx_lm_model(plain, {**config_of(family), **wide, **OTHERS[family](layers)})
+        write_mlx_lm_model(plain, {**config_of(family), **wide, **OTHERS[family](layers)}, dtype=DTYPE)
     elif not plain.exists():
         changes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 256, "head_dim": 64}
         if family == "gpt-oss":
@@ -222,7 +230,7 @@ def model_of(folder: Path, family: str, layers: int, mixed: bool) -> Path:
     modules = [f"model.layers.{i}.{name}" for i in range(layers) for name in ("self_attn.v_proj", "mlp.up_proj")]
     name = f"{family}-{layers}-{'mixed' if mixed else 'even'}"
     kinds: dict[str, Any] = dict.fromkeys(modules, other) if mixed else {}
-    if family == "glm4-moe":  # mlx-lm's class keeps its routers whole
+    if family in ("glm4-moe", "glm4-lite", "deepseek-v3"):  # mlx-lm's classes keep their routers whole
         kinds |= {f"model.layers.{i}.mlp.gate": False for i in range(layers)}
     return quantize_model(plain, folder / name, kinds)
 
@@ -248,8 +256,9 @@ def _as_on_a_gpu() -> Iterator[None]:
     def rope(x: mx.array, *_arguments: Any, **_options: Any) -> mx.array:
         return mx.arctanh(x)
 
-    def attention(q: mx.array, k: mx.array, v: mx.array, **_options: Any) -> Any:
-        return mx.depends(q, [k, v])
+    def attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> Any:
+        beside = [option for option in (options.get("mask"), options.get("sinks")) if isinstance(option, mx.array)]
+        return mx.depends(q, [k, v, *beside])
 
     def launch(_name: str, _source: str, inputs: dict[str, mx.array], outputs: dict[str, Any], **_options: Any) -> Any:
         results = [mx.zeros(*output) for output in outputs.values()]
