@@ -130,8 +130,8 @@ class Mixture:
 
     The experts with the largest scores are used: the softmax of the router's logits, or their sigmoid (`sigmoid`).
     Their weights are the scores, divided by their sum if `normalized`, times `scale`. For the choice alone,
-    `correction` (X,) float32 is added to the scores, and only the experts of the best `groups[1]` of `groups[0]` groups take
-    part, by the sum of their `best` largest: two (DeepSeek-V3, arXiv:2412.19437), or one (V2, arXiv:2405.04434).
+    `correction` (X,) float32 is added to the scores, and only the experts of the best `groups[1]` of `groups[0]` groups
+    take part, by the sum of their `best` largest: two (DeepSeek-V3, arXiv:2412.19437), or one (V2, arXiv:2405.04434).
     `shares_first`: the weights multiply the experts' input, not their output (Llama 4).
     `router_norm` (E,) is the router's own norm of the input. `expert_scale` (X,) multiplies the weights at last.
     Without `residual` the output of `Ops.experts` is the experts' alone.
