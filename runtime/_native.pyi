@@ -169,6 +169,9 @@ class Peer:
     def all_gather(self, x: mx.array) -> mx.array:
         """Return rank 0's x (n, ...) and rank 1's behind it: (2n, ...)."""
 
+    def gather_columns(self, x: mx.array, others: int) -> mx.array:
+        """Return x (..., n) and the other rank's (..., others) beside it, on rank 0; x on the other, which sends it."""
+
     def send(self, x: mx.array) -> mx.array:
         """Return x, sent once it is evaluated."""
 
@@ -184,7 +187,7 @@ class StreamingRead:
     def one_pass(self) -> float: ...
 
 def make_rope(periods: mx.array, amplitude: float) -> Rope: ...
-def embed(tokens: mx.array, w: Matrix) -> mx.array: ...
+def embed(tokens: mx.array, w: Matrix, first: int | None = None) -> mx.array: ...
 def linear(
     x: mx.array,
     w: Matrix,

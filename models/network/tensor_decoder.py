@@ -50,16 +50,14 @@ class TensorDecoder(Decoder):
         for row in kv.rows:
             ends += row.count
             chosen += range(ends - row.logits, ends)
-        return [self.logits(x[0, mx.array(chosen)][:, None])] if chosen else kv.arrays
+        if not chosen:
+            return kv.arrays
+        rows = x[0] if chosen == list(range(x.shape[1])) else x[0, mx.array(chosen)]
+        return [self.logits(rows[:, None])]
 
     def all_logits(self, x: mx.array) -> mx.array:
-        """Return the logits (B, T, V) of every position of x (B, T, E), on every rank."""
-        logits, most = super().all_logits(x), max(len(own) for own in self._vocabulary)
-        logits = mx.pad(logits, [(0, 0), (0, 0), (0, most - logits.shape[-1])])
-        parts = mx.split(self._group.all_gather(logits), self._group.size)
-        return mx.concatenate(
-            [part[..., : len(own)] for part, own in zip(parts, self._vocabulary, strict=True)], axis=-1
-        )
+        """Return the logits (B, T, V) of every position of x (B, T, E), on rank 0; the others evaluate the result."""
+        return self._group.gather_columns(super().all_logits(x), [len(own) for own in self._vocabulary])
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         return super().layers(x, self._norms.around(kv))
@@ -83,10 +81,7 @@ class TensorDecoder(Decoder):
     def _look_up(self, tokens: mx.array) -> mx.array:
         """Sum the rows that each rank has."""
         own = self._vocabulary[self._group.rank]
-        place = tokens.astype(mx.int32) - own.start
-        inside = (place >= 0) & (place < len(own))
-        rows = super()._look_up(mx.where(inside, place, 0).astype(mx.uint32))
-        return self._group.all_sum(mx.where(inside[..., None], rows, 0))
+        return self._group.all_sum(self._ops.embed(tokens, self._table, self._dtype, own.start))
 
     def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
         x = self._fed(at, kv, index)

@@ -167,10 +167,10 @@ def grow(buffer: mx.array, capacity: int) -> mx.array:
     return kernels.grow(buffer, capacity)
 
 
-def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
-    """Return rows of the embedding table. tokens (B, T) -> (B, T, E); NaN for tokens outside the table."""
+def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
+    """Return rows of the embedding table; see the reference. Without `first` those outside the table are NaN."""
     matrix = table.matrix if isinstance(table, PreparedWeight) else None
-    return reference.embed(tokens, table, dtype) if matrix is None else kernels.embed(tokens, matrix)
+    return reference.embed(tokens, table, dtype, first) if matrix is None else kernels.embed(tokens, matrix, first)
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:

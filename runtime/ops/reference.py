@@ -75,20 +75,20 @@ def grow(buffer: mx.array, capacity: int) -> mx.array:
     return mx.concatenate([buffer, mx.zeros((batch, heads, capacity - entries, dim), buffer.dtype)], axis=2)
 
 
-def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype) -> mx.array:
-    """Return rows of the embedding table. tokens (B, T) -> (B, T, E)."""
+def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = None) -> mx.array:
+    """Return rows of the embedding table. (B, T) -> (B, T, E). first: the token of its first row, if it is a part of
+    the vocabulary; rows of other tokens are zeros.
+    """
+    if first is not None:
+        place = tokens.astype(mx.int32) - first
+        inside = (place >= 0) & (place < table.rows)
+        return mx.where(inside[..., None], embed(mx.where(inside, place, 0), table, dtype), 0)
     if table.scales is None:
         return table.data[tokens].astype(dtype)
     scales, biases = table.scales[tokens], None if table.biases is None else table.biases[tokens].astype(dtype)
-    return mx.dequantize(
-        table.data[tokens],
-        scales=scales if biases is None else scales.astype(dtype),  # else MLX computes in their dtype
-        biases=biases,
-        group_size=table.group_size,
-        bits=table.bits,
-        mode=table.mode,
-        dtype=dtype,
-    )
+    scales = scales if biases is None else scales.astype(dtype)  # else MLX computes in their dtype
+    how: dict[str, Any] = {"group_size": table.group_size, "bits": table.bits, "mode": table.mode, "dtype": dtype}
+    return mx.dequantize(table.data[tokens], scales, biases, **how)
 
 
 def linear(x: mx.array, w: Weight) -> mx.array:

@@ -99,6 +99,14 @@ class Group:
             return self._peer.all_gather(x)
         return x if self._raw is None else mx.distributed.all_gather(x, group=self._raw)
 
+    def gather_columns(self, x: mx.array, columns: list[int]) -> mx.array:
+        """Return all ranks' arrays (..., columns[rank]) side by side, on rank 0; the others evaluate the result."""
+        if self._peer is not None:
+            return self._peer.gather_columns(x, columns[1 - self.rank])
+        padding = [*[(0, 0)] * (x.ndim - 1), (0, max(columns) - x.shape[-1])]
+        parts = mx.split(self.all_gather(mx.pad(x, padding)), self.size)
+        return mx.concatenate([part[..., :own] for part, own in zip(parts, columns, strict=True)], axis=-1)
+
     def send(self, x: mx.array, rank: int) -> mx.array:
         """Send to another rank once the result is evaluated, which is `x`."""
         if self._peer is not None:

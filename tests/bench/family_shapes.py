@@ -335,6 +335,10 @@ FAMILIES: dict[str, FamilyShape] = {
         qk_norm=True, intermediate_size=9216, tie_word_embeddings=False,  # llama.cpp takes no tied ones
     ),
     "llama": _dense("llama", "llama", {}),
+    "llama-3b": _dense(
+        "llama", "llama", {}, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24,
+        vocab_size=128256,
+    ),
     "olmo2": _dense("olmo2", "olmo2", {}, tie_word_embeddings=False),  # llama.cpp takes no tied ones
     "exaone4": _dense(
         "exaone4", "exaone4", {}, sliding_window=None, sliding_window_pattern=None, rope_scaling=None

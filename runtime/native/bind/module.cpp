@@ -153,13 +153,14 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](int socket, int rank) { return std::make_shared<hr::Peer>(socket, rank); }), "socket"_a, "rank"_a)
       .def("all_sum", &hr::Peer::all_sum, "x"_a)
       .def("all_gather", &hr::Peer::all_gather, "x"_a)
+      .def("gather_columns", &hr::Peer::gather_columns, "x"_a, "others"_a)
       .def("send", &hr::Peer::send, "x"_a)
       .def("receive", [](hr::Peer& peer, const std::vector<int>& shape, hr::mx::Dtype dtype, hr::mx::Stream stream) {
         return peer.receive(hr::mx::Shape(shape.begin(), shape.end()), dtype, stream);
       }, "shape"_a, "dtype"_a, "stream"_a);
 
   m.def("make_rope", &hr::make_rope, "periods"_a, "amplitude"_a);
-  m.def("embed", &hr::embed, "tokens"_a, "w"_a);
+  m.def("embed", &hr::embed, "tokens"_a, "w"_a, "first"_a.none() = nb::none());
   m.def("linear", &hr::linear, "x"_a, "w"_a, "norm"_a.none() = nb::none(), "eps"_a = 0.0f,
         "residual"_a.none() = nb::none(), "activation"_a = "", "rounding"_a = 16, "curve"_a.none() = nb::none());
   m.def("experts", &hr::experts, "x"_a, "norm"_a, "eps"_a, "plan"_a);

@@ -2,6 +2,7 @@
 #include "peer_primitive.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,7 +24,8 @@
 namespace headrace {
 namespace {
 
-constexpr int kLooks = 50;  // at the socket, of half a microsecond each, then sleep: busy machines have other work
+constexpr int kLooks = 50;    // at the socket, of half a microsecond each
+constexpr int kYields = 150;  // more, that let other threads run, where both ranks are at the same place; then sleep
 
 // Bytes moved by one call of send or recv; 0 if none can be moved now.
 size_t moved(ssize_t result) {
@@ -40,7 +42,7 @@ void add_to(const char* from, size_t bytes, char* to) {
   for (size_t i = 0; i < bytes / sizeof(T); ++i) sum[i] += x[i];
 }
 
-enum class Collective { sum, gather, send, receive };
+enum class Collective { sum, gather, columns, send, receive };
 
 class PeerNode : public Node {
  public:
@@ -60,11 +62,20 @@ class PeerNode : public Node {
       return;
     }
     encoder.dispatch([peer = peer_, collective = collective_, rows = Rows(inputs[0]), bytes = inputs[0].nbytes(),
-                      floats = out.dtype() == mx::float32, to = out.data<char>()] {
+                      floats = out.dtype() == mx::float32, to = out.data<char>(), of_out = out.nbytes(),
+                      rows_of_out = out.size() / static_cast<size_t>(out.shape(-1))] {
       std::vector<char> copy;
       const char* own = rows.read<char>(copy);
       if (collective == Collective::send) {
         peer->exchange(own, bytes, nullptr, 0);
+      } else if (collective == Collective::columns) {
+        std::vector<char> others(of_out - bytes);
+        peer->exchange(nullptr, 0, others.data(), others.size());
+        const size_t mine = bytes / rows_of_out, theirs = others.size() / rows_of_out;
+        for (size_t i = 0; i < rows_of_out; ++i) {
+          std::memcpy(to + i * (mine + theirs), own + i * mine, mine);
+          std::memcpy(to + i * (mine + theirs) + mine, others.data() + i * theirs, theirs);
+        }
       } else if (collective == Collective::gather) {
         std::memcpy(to + static_cast<size_t>(peer->rank()) * bytes, own, bytes);
         peer->exchange(own, bytes, to + static_cast<size_t>(1 - peer->rank()) * bytes, bytes);
@@ -87,6 +98,7 @@ class PeerNode : public Node {
 Peer::~Peer() { close(socket_); }
 
 void Peer::exchange(const char* sent, size_t to_send, char* received, size_t to_receive) {
+  const int most = to_send > 0 ? kLooks + kYields : kLooks;  // a rank that only receives waits for a computation
   for (int looks = 0; to_send > 0 || to_receive > 0; ++looks) {
     const size_t out = to_send > 0 ? moved(::send(socket_, sent, to_send, MSG_DONTWAIT | MSG_NOSIGNAL)) : 0;
     const size_t in = to_receive > 0 ? moved(::recv(socket_, received, to_receive, MSG_DONTWAIT)) : 0;
@@ -95,6 +107,8 @@ void Peer::exchange(const char* sent, size_t to_send, char* received, size_t to_
       looks = 0;
     } else if (looks < kLooks) {
       cpu_pause();
+    } else if (looks < most) {
+      sched_yield();
     } else {
       pollfd ready{socket_, static_cast<short>((to_send > 0 ? POLLOUT : 0) | (to_receive > 0 ? POLLIN : 0)), 0};
       poll(&ready, 1, -1);
@@ -121,6 +135,14 @@ mx::array Peer::all_gather(const mx::array& x) {
   mx::Shape shape = x.shape();
   shape[0] *= 2;
   return mx::array(std::move(shape), x.dtype(), std::make_shared<PeerNode>(cpu_stream(), shared_from_this(), Collective::gather), {x});
+}
+
+mx::array Peer::gather_columns(const mx::array& x, int others) {
+  if (x.ndim() == 0 || x.size() == 0 || others <= 0) throw std::invalid_argument("there are no columns to gather");
+  if (rank_ != 0) return send(x);
+  mx::Shape shape = x.shape();
+  shape.back() += others;
+  return mx::array(std::move(shape), x.dtype(), std::make_shared<PeerNode>(cpu_stream(), shared_from_this(), Collective::columns), {x});
 }
 
 mx::array Peer::send(const mx::array& x) {

@@ -28,6 +28,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   mx::array all_sum(const mx::array& x);
   // Rank 0's x (n, ...) and rank 1's behind it: (2n, ...).
   mx::array all_gather(const mx::array& x);
+  // On rank 0 x (..., n) and the other rank's (..., others) beside it; on the other x, which is sent.
+  mx::array gather_columns(const mx::array& x, int others);
   // x, sent once it is evaluated.
   mx::array send(const mx::array& x);
   // An array of the other rank. Blocks `stream` until it has come.

@@ -2,7 +2,6 @@
 #include "embed.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "half.h"
 
@@ -55,12 +54,13 @@ void read_row(const Matrix& w, int64_t row, float* out) {
 
 }  // namespace
 
-void run_embed(const Matrix& w, const uint32_t* tokens, int64_t count, float* out) {
+void run_embed(const Matrix& w, const uint32_t* tokens, int64_t count, float* out, int64_t first, float outside) {
   for (int64_t i = 0; i < count; ++i, out += w.k) {
-    if (tokens[i] < static_cast<uint64_t>(w.n)) {
-      read_row(w, tokens[i], out);
+    const int64_t row = static_cast<int64_t>(tokens[i]) - first;
+    if (row >= 0 && row < w.n) {
+      read_row(w, row, out);
     } else {
-      std::fill(out, out + w.k, std::numeric_limits<float>::quiet_NaN());
+      std::fill(out, out + w.k, outside);
     }
   }
 }

@@ -1,11 +1,14 @@
 // Rows of a matrix as floats: the embedding of tokens, for every storage format.
 #pragma once
 
+#include <limits>
+
 #include "kernels.h"
 
 namespace headrace {
 
-// out (count, K): row tokens[i] of w; NaN for rows outside w.
-void run_embed(const Matrix& w, const uint32_t* tokens, int64_t count, float* out);
+// out (count, K): row tokens[i] - first of w; `outside` for rows that w lacks.
+void run_embed(const Matrix& w, const uint32_t* tokens, int64_t count, float* out, int64_t first = 0,
+               float outside = std::numeric_limits<float>::quiet_NaN());
 
 }  // namespace headrace

@@ -195,6 +195,12 @@ def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
     )
     beyond = native.embed(mx.array([[0, weight.rows, -1]]), held, mx.float32)
     assert mx.isnan(beyond).all(axis=-1).tolist() == [[False, True, True]]
+    later = mx.arange(weight.rows + 14)[None]  # of a table whose first row is that of token 7
+    parts = [embed(later, w, mx.float32, 7) for embed, w in ((native.embed, held), (reference.embed, table))]
+    assert _difference(*parts) < 1e-6
+    assert mx.any(parts[0] != 0, axis=-1).tolist() == [
+        [7 <= token < weight.rows + 7 for token in range(weight.rows + 14)]
+    ]
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

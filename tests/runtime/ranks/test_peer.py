@@ -50,6 +50,18 @@ def test_arrays_are_gathered_in_the_order_of_ranks(ends: list[Any]) -> None:
         assert found.tolist() == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_columns_are_gathered_on_rank_0(ends: list[Any], rows: int) -> None:
+    own, others = mx.random.normal((rows, 1, 5)), mx.random.normal((rows, 1, 1 << 18))
+    with mx.stream(mx.new_stream(mx.cpu)):
+        first = ends[0].gather_columns(own, others.shape[-1])
+    with mx.stream(mx.new_stream(mx.cpu)):
+        second = ends[1].gather_columns(others, own.shape[-1])
+    mx.eval(first, second)
+    assert mx.array_equal(first, mx.concatenate([own, others], axis=-1))
+    assert mx.array_equal(second, others)
+
+
 def test_one_rank_sends_and_the_other_receives(ends: list[Any]) -> None:
     sent = mx.random.normal((3, 1 << 19))
     received = ends[1].receive(sent.shape, mx.float32, mx.new_stream(mx.cpu))
