@@ -128,16 +128,19 @@ def waits(shape: StepShape, link: Link, ranks: int, way: Way, rows: int = 1) -> 
 
 
 def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> tuple[int, ...]:
-    """Return each machine's layers: in proportion to bandwidth, and no more than its memory holds.
+    """Return each machine's layers: reads in proportion to bandwidth, and no more than its memory holds.
 
-    If all together have too little memory, they are in proportion to memory.
+    The first machine reads the output projection, too, so it has fewer layers. If all together have too little memory,
+    layers are in proportion to memory.
     """
     most = [_most_layers(shape, target, context, first=i == 0) for i, target in enumerate(targets)]
     if sum(most) < shape.layers:
         return _apportioned(shape.layers, [float(room or 1) for room in most])
     wanted, free, left = [0] * len(targets), set(range(len(targets))), shape.layers
     while free:
-        share = _apportioned(left, [targets[i].bandwidth if i in free else 0.0 for i in range(len(targets))])
+        share = _apportioned(
+            left, _layers_to_read(shape, left, [t.bandwidth * (i in free) for i, t in enumerate(targets)])
+        )
         full = {i for i in free if share[i] >= most[i]}
         if not full or all(share[i] == most[i] for i in full):
             return tuple(share[i] if i in free else wanted[i] for i in range(len(targets)))
@@ -145,6 +148,16 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
             wanted[i] = most[i]
         free, left = free - full, left - sum(most[i] for i in full)
     return tuple(wanted)
+
+
+def _layers_to_read(shape: StepShape, layers: int, bandwidths: Sequence[float]) -> list[float]:
+    """Return the layers that machines read in equal times, the first with the output projection; 0 for bandwidth 0."""
+    output = sum(matrix.nbytes for matrix in shape.matrices if matrix.output)
+    others = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
+    alone = bandwidths[0] and not shape.stock  # every rank of mlx-lm's pipelines has the output projection
+    head = output / (others / shape.layers) if alone else 0.0  # in layers
+    found = [(layers + head) * bandwidth / sum(bandwidths) for bandwidth in bandwidths]
+    return [max(1.0, found[0] - head) if bandwidths[0] else 0.0, *found[1:]]
 
 
 def _beyond_one(count: int, targets: Sequence[Target]) -> list[float]:
