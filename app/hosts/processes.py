@@ -5,6 +5,7 @@ processes shows it.
 """
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -32,7 +33,8 @@ _REMOTE = (
 CONNECT_S = 4
 SILENCE_S = 5.0  # without a heartbeat a process is lost
 _LOOK_S = 0.2
-_END_S = 2.0
+END_S = 2.0  # that a process gets to end by itself
+AT_ONCE_S = 0.3  # the same, after an error
 _KEPT_LINES = 20
 
 
@@ -109,7 +111,7 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return None
         for reader in self._readers:
-            reader.join(_END_S)
+            reader.join(END_S)
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         last = next((line for line in reversed(self._said) if line.strip()), "")
         return f"{how}: {last.removeprefix('headrace: ').strip():.300}" if last else how
@@ -125,16 +127,15 @@ class RankProcess:
         if self._process.poll() is None and not self.host.local and self._remote_pid:
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    [*_ssh(self.host), f"kill -9 {self._remote_pid}"], timeout=_END_S, capture_output=True, check=False
+                    [*_ssh(self.host), f"kill -9 {self._remote_pid}"], timeout=END_S, capture_output=True, check=False
                 )
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self._process.wait(END_S)
 
     def terminate(self) -> None:
-        """Ask the process to end."""
-        self.close_input()
-        self._process.terminate()
+        """Ask the process to end, and those that it has started."""
+        self._signal(signal.SIGTERM)
 
     def wait(self, until: float) -> bool:
         """Return whether the process has ended by this time of the monotonic clock."""
@@ -144,16 +145,19 @@ class RankProcess:
         return False
 
     def close(self) -> None:
-        """Close the pipes of a process that has ended."""
-        for reader in self._readers:
-            reader.join(_END_S)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with suppress(OSError, ValueError):
-                assert pipe is not None
+        """Close the pipes of a process that has ended, but for those that others hold, such as a master of ssh."""
+        for reader, pipe in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
+            reader.join(AT_ONCE_S)
+            if pipe is not None and not reader.is_alive():
                 pipe.close()
 
+    def _signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            with suppress(OSError):  # it has just ended
+                os.killpg(self._process.pid, number)
+
     def _gone(self) -> HeadraceError:
-        how = self.ended(_END_S) or "closed its output"
+        how = self.ended(END_S) or "closed its output"
         return EngineError(f"{self.host.name} could not be started: it {how}", self._how_to_reach())
 
     def _how_to_reach(self) -> str | None:
@@ -163,12 +167,14 @@ class RankProcess:
         """Take heartbeats, of which the first has the process's id, and the report."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._heard = time.monotonic()
             with suppress(ValueError, RecursionError, TypeError):
-                if "versions" in (found := json.loads(line)):
+                if not isinstance(found := json.loads(line), dict):
+                    continue
+                self._heard = time.monotonic()
+                if "versions" in found:
                     now = time.time()
                     self._reports.put({**found, "clock_offset": found.get("clock", now) - now})
-                elif isinstance(found, dict) and isinstance(pid := found.get("pid"), int):
+                elif isinstance(pid := found.get("pid"), int):
                     self._remote_pid = pid
         self._reports.put(None)
 
@@ -180,7 +186,7 @@ class RankProcess:
                 print(f"{self.host.name}: {line}", end="", file=sys.stderr, flush=True)
 
 
-def end_all(processes: Sequence[RankProcess], *, grace_s: float = _END_S) -> None:
+def end_all(processes: Sequence[RankProcess], *, grace_s: float) -> None:
     """End processes: those that do not end by themselves within `grace_s` are terminated, then killed."""
     for process in processes:
         process.close_input()
@@ -188,7 +194,7 @@ def end_all(processes: Sequence[RankProcess], *, grace_s: float = _END_S) -> Non
     remaining = [process for process in processes if not process.wait(until)]
     for process in remaining:
         process.terminate()
-    until = time.monotonic() + min(grace_s, _END_S / 2)
+    until = time.monotonic() + min(grace_s, END_S / 2)
     for process in [process for process in remaining if not process.wait(until)]:
         process.kill()
     for process in processes:

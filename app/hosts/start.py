@@ -19,7 +19,7 @@ from headrace.app.hosts.facts import Facts, give_files, machine_facts, own_versi
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
 from headrace.app.hosts.model_digest import model_digest
 from headrace.app.hosts.probe import Measured, measure_link
-from headrace.app.hosts.processes import RankProcess, end_all
+from headrace.app.hosts.processes import AT_ONCE_S, END_S, RankProcess, end_all
 from headrace.app.hosts.split_choice import chosen_split
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.config import environment
@@ -139,15 +139,15 @@ class Ranks:
             speed = f", link {link.latency_s * 1e6:,.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s" if link else ""
             yield f"{host.name}: {part}{speed}"
 
-    def close(self) -> None:
-        """End all ranks; a second call does nothing."""
+    def close(self, grace_s: float = END_S) -> None:
+        """End all ranks; a second call does nothing. grace_s: that they get to end by themselves."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
             with suppress(Exception):
                 self.leader.close()
-            end_all(self.processes)
+            end_all(self.processes, grace_s=grace_s)
 
     def _lost(self, error: RankLostError) -> None:
         """Report a lost rank with the way it ended, and end the others. The process ends afterwards."""
@@ -156,7 +156,7 @@ class Ranks:
             gone = next((p for p in self.processes if str(error).startswith(p.host.name)), None)
             how = gone.ended(0.5) if gone else None
             self._say(RankLostError(f"{error}{f' (it {how})' if how else ''}", error.hint))
-            end_all(self.processes, grace_s=0.3)
+            end_all(self.processes, grace_s=AT_ONCE_S)
 
     def _environment(self) -> tuple[list[str], dict[str, str]]:
         """Return the variables and files of the other ranks, and set those of rank 0."""
@@ -240,7 +240,7 @@ def start_ranks(choice: HostsChoice, resolved: ResolvedModel, say: Say) -> Ranks
         ranks.split = chosen_split(choice.split, resolved.path, ranks.hosts, ranks.reports, list(ranks.links.values()))
         ranks.go()
     except BaseException:
-        ranks.close()
+        ranks.close(AT_ONCE_S)
         raise
     return ranks
 

@@ -76,7 +76,7 @@ class Group:
         """
         line = f"{others} did not connect in {JOIN_S} s\n{_HINT}"
         try:
-            with _ended_by_interrupt(), _ended_by_hangup(), _ended_after(JOIN_S, line):
+            with _ended_by_signals(), _ended_by_hangup(), _ended_after(JOIN_S, line):
                 raw = mx.distributed.init(strict=True, backend=backend)
                 device, ring = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu, backend == "ring"
                 return cls(raw, device, gathers=ring, peer=_peer(raw, address) if ring else None)
@@ -161,17 +161,20 @@ def _sum(ring: mx.distributed.Group, numbers: list[int]) -> mx.array:
 
 
 @contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
-    """Have Ctrl-C end this process at once if it is handled in Python, whose handlers wait for the interpreter lock."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+def _ended_by_signals() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM end this process at once if Python handles them: handlers wait for the interpreter lock."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    python = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in python:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in python.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -116,10 +116,13 @@ def test_a_rank_that_cannot_take_part_is_named(tmp_path: Path, text: str, named:
     assert named in str(caught.value)
 
 
-def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["exec sleep 600", "trap '' TERM; sleep 600", "while echo nonsense; do sleep 0.01; done"])
+def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Its processes end, also those that hold its output."""
     monkeypatch.setattr(processes, "SILENCE_S", 0.2)
     with pytest.raises(EngineError, match="has not been heard of"):
-        started(two(script(tmp_path, "python", "exec sleep 60")), None)
+        started(two(script(tmp_path, "python", text)), None)
+    assert "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]
 
 
 def test_a_rank_that_starts_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from tests.patience import PATIENCE_S
 from tests.rank_process import hostfile
 
 _JOIN = """
-import sys
+import signal, sys
 from headrace.runtime.ranks import group
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 group.JOIN_S = int(sys.argv[1])
 print("joining", flush=True)
 group.Group.join("127.0.0.1", others="rank 1 (mac2)")
@@ -45,13 +46,14 @@ def guards(pid: int) -> list[psutil.Process]:
     raise AssertionError("no guard")
 
 
-@pytest.mark.parametrize("rank", [0, 1])  # the first accepts, the last connects
-def test_an_interrupt_ends_a_join_and_its_guard(tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGINT), (1, signal.SIGINT), (0, signal.SIGTERM)])
+def test_a_signal_ends_a_join_and_its_guard(tmp_path: Path, rank: int, number: signal.Signals) -> None:
+    """The first rank accepts, the last connects. Python handles the signal before."""
     process = joining(tmp_path, rank, seconds=int(10 * PATIENCE_S))
     found = guards(process.pid)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == -signal.SIGINT  # shells show 130
+    assert process.returncode == -number  # shells show 130 for Ctrl-C
     assert not psutil.wait_procs(found, PATIENCE_S)[1]
 
 
