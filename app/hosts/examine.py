@@ -6,7 +6,7 @@ from typing import Any, Literal
 from headrace.app.hosts.facts import Facts, rdma_state
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, Host, Hosts
 from headrace.app.hosts.probe import Measured
-from headrace.app.hosts.start import Ranks, described_model, refusal
+from headrace.app.hosts.start import Ranks, described_model, missing_backend, refusal
 from headrace.models.registry.resolve import ResolvedModel
 
 _CLOCK_S = 2.0
@@ -72,7 +72,7 @@ def _problems(
     def add(severity: Literal["broken", "advice"], problem: str, do: str) -> None:
         found.append(dict(zip(("severity", "what", "do"), (severity, problem, do), strict=True)))
 
-    error = refusal(host, report, own, model) if host.rank else None
+    error = refusal(host, report, own, model) if host.rank else missing_backend(backend)
     if error is not None:
         add("broken", str(error), error.hint or "`headrace doctor` there")
     if "link_error" in report:

@@ -21,6 +21,9 @@ RING, JACCL, JACCL_RING, NCCL = "ring", "jaccl", "jaccl-ring", "nccl"
 _BACKENDS = (RING, JACCL, JACCL_RING, NCCL)
 _FORM = 'a hostfile looks like [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
 _KEYS, _ROW_KEYS = {"hosts", "backend", "envs"}, {"ssh", "ips", "rdma", "python"}
+_NAMES = "names are separated by commas: localhost,mac2"
+_OWN_ENVS = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_WORLD_SIZE")  # of each start
+_LONGEST_NAME = 255
 _ENV = re.compile(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f\ud800-\udfff]*\Z", re.ASCII)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 64
@@ -78,14 +81,17 @@ def read_hosts(text: str) -> Hosts:
 
     path = _file(text)
     if path is None and "," not in text:
-        raise UsageError(f"--hosts: no such hostfile: {text}", "or names with commas: localhost,mac2")
+        raise UsageError(f"--hosts: no such hostfile: {text:.200}", f"or {_NAMES}")
     try:
         pythons = _pythons(path) if path else []  # first: MLX's reader leaves broken files open
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # MLX leaves the file to the collector
-            read = Hostfile.from_file(path) if path else Hostfile.from_list(text.replace(" ", ""))
+            names = ",".join(name.strip() for name in text.split(","))
+            read = Hostfile.from_file(path) if path else Hostfile.from_list(names)
     except (ValueError, OSError, RecursionError) as error:
-        raise UsageError(f"--hosts: {error}", _FORM) from error
+        unread = isinstance(error, json.JSONDecodeError | UnicodeError | RecursionError)
+        where = f"{path} is not JSON: " if unread else ""
+        raise UsageError(f"--hosts: {where}{error}", _FORM if path else _NAMES) from error
     backend = read.backend or RING
     if backend not in _BACKENDS:
         raise UsageError(f"--hosts: {backend!r} is no backend here", f"use one of {', '.join(_BACKENDS)}")
@@ -99,13 +105,16 @@ def read_hosts(text: str) -> Hosts:
     envs = read.envs
     if not isinstance(envs, list) or not all(isinstance(one, str) and _ENV.match(one) for one in envs):
         raise UsageError("--hosts: envs must be a list of NAME=VALUE in printable characters", _FORM)
-    if backend == RING and (ip := next((ip for host in hosts for ip in host.ips if ":" in ip), None)):
-        raise UsageError(f"--hosts: MLX's ring takes no IPv6 address such as {ip}", "name an IPv4 address")
+    if own := next((name for name in _OWN_ENVS if any(one.startswith(f"{name}=") for one in envs)), None):
+        raise UsageError(f"--hosts: envs has {own}, which every start sets itself", "leave it out")
     if not is_here(hosts[0].ssh):
         raise UsageError(
             f"--hosts: the first host must be this machine, not {hosts[0].ssh}", "put localhost or its own name first"
         )
-    return Hosts(tuple(_addressed(hosts)), backend, tuple(envs))
+    hosts = _addressed(hosts)
+    if backend == RING:
+        _check_ring(hosts)
+    return Hosts(tuple(hosts), backend, tuple(envs))
 
 
 def is_here(name: str) -> bool:
@@ -144,25 +153,36 @@ def _pythons(path: Path) -> list[str | None]:
 
 
 def _checked(host: Host) -> Host:
-    if not isinstance(host.ssh, str) or not host.ssh.strip() or host.ssh.startswith("-") or not host.ssh.isprintable():
-        raise UsageError(f"--hosts: {host.ssh!r:.60} is no host", _FORM)
+    ssh = host.ssh
+    if not isinstance(ssh, str) or not ssh.strip() or ssh.startswith("-") or not ssh.isprintable():
+        raise UsageError(f"--hosts: {ssh!r:.60} is no host", _FORM)
+    if len(ssh) > _LONGEST_NAME:
+        raise UsageError(f"--hosts: {ssh[:60]}... is no host: a name of {len(ssh):,} characters", _FORM)
+    if not isinstance(host.ips, list) or not isinstance(host.rdma, list):
+        raise UsageError(f"--hosts: {ssh}: ips and rdma must be lists", _FORM)
+    return replace(host, ips=tuple(_address(ssh, one) for one in host.ips), rdma=tuple(host.rdma))
+
+
+def _address(ssh: str, text: Any) -> str:
+    """Return an address as others connect to it. Raises UsageError."""
     try:
-        if not isinstance(host.ips, list) or not isinstance(host.rdma, list):
-            raise ValueError("no list")
-        ips = tuple(_address(one) for one in host.ips)
+        address = ipaddress.ip_address(str.strip(text))  # numbers would be addresses, too
+        if not address.is_unspecified and not address.is_multicast:
+            return str(address)
     except (ValueError, TypeError):
+        pass
+    raise UsageError(f"--hosts: {ssh}: {text!r:.60} is no machine's IP address", "headrace chooses ports itself")
+
+
+def _check_ring(hosts: Sequence[Host]) -> None:
+    """Raises UsageError for addresses that MLX's ring does not take."""
+    if ip := next((ip for host in hosts for ip in host.ips if ":" in ip), None):
+        raise UsageError(f"--hosts: MLX's ring takes no IPv6 address such as {ip}", "name an IPv4 address")
+    if odd := next((host for host in hosts if len(host.ips) != len(hosts[0].ips)), None):
         raise UsageError(
-            f"--hosts: {host.ssh} has no lists of addresses and devices: {host.ips!r:.80}", _FORM
-        ) from None
-    return replace(host, ips=ips, rdma=tuple(host.rdma))
-
-
-def _address(text: Any) -> str:
-    """Return an address as others connect to it. Raises ValueError and TypeError."""
-    address = ipaddress.ip_address(str.strip(text))  # numbers would be addresses, too
-    if address.is_unspecified or address.is_multicast:
-        raise ValueError("an address of no machine")
-    return str(address)
+            f"--hosts: {odd.name} has {len(odd.ips)} ips and {hosts[0].name} {len(hosts[0].ips)}",
+            "MLX's ring needs as many of each host",
+        )
 
 
 def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
@@ -179,7 +199,7 @@ def _check_rdma(backend: str, hosts: Sequence[Host]) -> None:
             )
 
 
-def _addressed(hosts: Sequence[Host]) -> list[Host]:
+def _addressed(hosts: list[Host]) -> list[Host]:
     """Return hosts with addresses: those of the file, or else of their names as this machine resolves them."""
     found = [host if host.ips else replace(host, ips=(_resolved(host),)) for host in hosts]
     others = [host for host in found if not host.local]
@@ -199,7 +219,7 @@ def _resolved(host: Host) -> str:
         if host.rank == 0:
             return "127.0.0.1"
         raise UsageError(
-            f"--hosts: {name} has no address here", "use another name for it, or a hostfile with its ips"
+            f"--hosts: {name:.100} has no address here", "use another name for it, or a hostfile with its ips"
         ) from None
 
 
@@ -209,6 +229,8 @@ def _ssh_hostname(name: str) -> str:
         shown = subprocess.run(
             ["ssh", "-G", "--", name], capture_output=True, text=True, timeout=5.0, check=False
         ).stdout
+    except FileNotFoundError:
+        raise UsageError("--hosts: ssh is not installed here", "it starts the ranks of other machines") from None
     except (OSError, subprocess.TimeoutExpired):
         shown = ""
     hosts = (line.partition(" ")[2] for line in shown.splitlines() if line.startswith("hostname "))

@@ -30,6 +30,12 @@ _REMOTE = (
     's=$(command -v headrace) || { echo "headrace is not installed, or not on the PATH" >&2; '
     f'exit 127; }}; p=$(head -n 1 "$s" | cut -c 3-); }}; exec "$p" -P -m {_MODULE}'
 )
+_TRY = "try `ssh {} headrace --version`, which must ask for nothing"
+_SSH_HINTS = {
+    "Permission denied": "`ssh-copy-id {}`, so that ssh asks for no password",
+    "Host key verification failed": "`ssh {}` by hand, and accept its key or remove an old one",
+    "Connection refused": "turn on ssh there; on a Mac: System Settings, General, Sharing, Remote Login",
+}
 CONNECT_S = 4
 SILENCE_S = 5.0  # without a heartbeat a process is lost
 _LOOK_S = 0.2
@@ -158,10 +164,13 @@ class RankProcess:
 
     def _gone(self) -> HeadraceError:
         how = self.ended(END_S) or "closed its output"
-        return EngineError(f"{self.host.name} could not be started: it {how}", self._how_to_reach())
+        return EngineError(f"{self.host.name} could not be started: it {how}", self._how_to_reach(how))
 
-    def _how_to_reach(self) -> str | None:
-        return None if self.host.local else f"try `ssh {self.host.ssh} headrace --version`, which must ask for nothing"
+    def _how_to_reach(self, how: str = "") -> str | None:
+        if self.host.local:
+            return None
+        hints = [hint for words, hint in _SSH_HINTS.items() if words in how]
+        return (hints or [_TRY])[0].format(shlex.quote(self.host.ssh))
 
     def _read_output(self) -> None:
         """Take heartbeats, of which the first has the process's id, and the report."""

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
+import mlx.core as mx
+
 from headrace.app.hosts.choice import HostsChoice
 from headrace.app.hosts.facts import Facts, give_files, machine_facts, own_versions
 from headrace.app.hosts.hostfile import JACCL, JACCL_RING, NCCL, Host, Hosts, read_hosts
@@ -112,7 +114,7 @@ class Ranks:
     @property
     def backend(self) -> str:
         """MLX's name of the backend."""
-        return JACCL if self.hosts.backend == JACCL_RING else self.hosts.backend
+        return mlx_backend(self.hosts.backend)
 
     def go(self) -> None:
         """Let the ranks connect to the control channel and to each other. Raises EngineError."""
@@ -189,6 +191,18 @@ class Ranks:
         return [], {"MLX_HOSTFILE": json.dumps(rows)}
 
 
+def mlx_backend(backend: str) -> str:
+    """Return MLX's name of a hostfile's backend."""
+    return JACCL if backend == JACCL_RING else backend
+
+
+def missing_backend(backend: str) -> UsageError | None:
+    """Return an error if MLX on this machine does not have a backend."""
+    if mx.distributed.is_available(mlx_backend(backend)):
+        return None
+    return UsageError(f"--hosts: MLX here has no {backend}", 'a hostfile with "backend": "ring" runs over TCP')
+
+
 def refusal(host: Host, report: Facts, own: Facts, model: Facts | None) -> HeadraceError | None:
     """Return why a rank cannot take part, None if it can."""
     if "versions" not in report:
@@ -233,7 +247,10 @@ def start_ranks(choice: HostsChoice, resolved: ResolvedModel, say: Say) -> Ranks
 
     Raises UsageError for the hosts, EngineError that names a rank that cannot take part.
     """
-    ranks = Ranks(read_hosts(choice.hosts), say)
+    hosts = read_hosts(choice.hosts)
+    if error := missing_backend(hosts.backend):
+        raise error
+    ranks = Ranks(hosts, say)
     atexit.register(ranks.close)
     try:
         ranks.start(described_model(resolved))

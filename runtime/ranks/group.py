@@ -162,7 +162,7 @@ def _sum(ring: mx.distributed.Group, numbers: list[int]) -> mx.array:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM end this process at once if Python handles them: handlers wait for the interpreter lock."""
+    """Have Ctrl-C and SIGTERM end this process at once: handlers in Python would wait for the interpreter lock."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -214,5 +214,5 @@ def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
 
 def test_a_lost_rank_is_found_in_the_middle_of_another_line() -> None:
     log = "[ring] Socket 5headrace: rank 1 (mac2) has closed the connection\n  hint: start again\n[ring] Failing\n"
-    assert _exit_message(1, log, "") == "rank 1 (mac2) has closed the connection"
+    assert _exit_message(1, log, "") == "rank 1 (mac2) has closed the connection; this machine goes on alone"
     assert "exit code 1" in _exit_message(1, "[ring] Failing\n", "")

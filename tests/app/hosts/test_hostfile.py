@@ -29,7 +29,7 @@ def test_names() -> None:
         ("rank 1 (127.0.0.1)", "127.0.0.1", True),
     ]
     assert (hosts.backend, hosts.local_ranks) == ("ring", 2)
-    assert read_hosts(f"{socket.gethostname()},localhost").hosts[0].local
+    assert read_hosts(f"{socket.gethostname()}, localhost").hosts[0].local
 
 
 def test_a_hostfile(tmp_path: Path) -> None:
@@ -88,6 +88,9 @@ def test_others_reach_rank_0_by_its_own_address(monkeypatch: pytest.MonkeyPatch)
         [TWO[0], {"ssh": "localhost", "ips": ["::1"]}],
         [TWO[0], {"ssh": "b", "ips": ["127.0.0.1"], "rdma": None}],
         [TWO[0], {"ssh": "b", "ips": ["127.0.0.1"], "python": "\0"}],
+        [TWO[0], {"ssh": "b" * 256, "ips": ["127.0.0.1"]}],
+        [TWO[0], {"ssh": "localhost", "ips": ["127.0.0.1", "127.0.0.2"]}],
+        {"hosts": TWO, "envs": ["A=1", "MLX_RANK=1"]},
     ],
 )
 def test_refused(tmp_path: Path, content: Any) -> None:
@@ -102,6 +105,7 @@ def test_refused(tmp_path: Path, content: Any) -> None:
         "localhost",
         "localhost,",
         "localhost,no.such.host.invalid",
+        "localhost,local host",
         "a" * 5000,
         "~no-such/x",
         f"localhost,{'b' * 70}",

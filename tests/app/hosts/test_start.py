@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -116,7 +117,7 @@ def test_a_rank_that_cannot_take_part_is_named(tmp_path: Path, text: str, named:
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["exec sleep 600", "trap '' TERM; sleep 600", "while echo nonsense; do sleep 0.01; done"])
+@pytest.mark.parametrize("text", ["exec sleep 600", "trap '' TERM; sleep 600", "while echo hello; do sleep 0.01; done"])
 def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Its processes end, also those that hold its output."""
     monkeypatch.setattr(processes, "SILENCE_S", 0.2)
@@ -209,6 +210,7 @@ def test_an_examination_reports_every_problem(tmp_path: Path) -> None:
     assert rows[1]["model"] is True
     json.dumps(document)
     assert examination.examine(two(), model)["ok"] is True
+    assert examination.examine(replace(two(), backend="no-such"), model)["ok"] is False
 
 
 def test_digests_tell_copies_from_other_weights(tmp_path: Path) -> None:
