@@ -8,14 +8,14 @@ import mlx.core as mx
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-VOCAB, WIDTH, INNER, EXPERTS, EPS = 64, 32, 48, 4, 1e-5
+VOCAB, WIDTH, INNER, EXPERTS, EPS = 64, 32, 64, 4, 1e-5
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": EPS, "max_position_embeddings": 256,
     "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
 _MIXTURE = {
-    "moe_intermediate_size": 16, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": 2,
     "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
 }  # fmt: skip
@@ -30,8 +30,8 @@ _DELTA = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
 _GATED = {
-    "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 24, "mlp_only_layers": [], "norm_topk_prob": True,
+    "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 64, "mlp_only_layers": [], "norm_topk_prob": True,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "glm4_moe": {

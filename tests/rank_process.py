@@ -68,8 +68,11 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
     from headrace.runtime.engine.engine import Engine
     from headrace.runtime.engine.request import Request, Step
     from headrace.runtime.sampling.params import SamplingParams
+    from tests.speculating import Always
 
     engine = Engine(network, context_limit=limit, keep_prefix=True, most_running=8)
+    if job.get("always"):  # draft tokens in every pass
+        engine._drafting.controller = Always()
     weights = network.cost.weight_bytes
     found: dict[str, Any] = {"tokens": [], "logprobs": [], "drafted": 0, "weights": weights, "shared": []}
     found["fused"] = all(node is not None for _, node in getattr(network, "_layer_groups", ()))
@@ -95,6 +98,15 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
             found["drafted"] += sum(step.record.proposed for step in own)
             found["shared"].append(sorted({step.record.batch for step in own}))
     return found
+
+
+def heads(network: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of two answers whose draft tokens are often right, and the head's own first ones."""
+    from tests.speculating import run_corrected
+
+    sequences, corrected, _ = run_corrected(network, job["prompts"], job["wholes"])
+    firsts = [sorted(proposer.firsts.items()) for proposer in corrected]
+    return {"tokens": [sequence.tokens for sequence in sequences], "firsts": [list(map(list, own)) for own in firsts]}
 
 
 def collect(engine: Any, steps: dict[Any, list[Any]]) -> None:
@@ -137,7 +149,10 @@ def _lead(size: int) -> None:
                     kv="auto" if job.get("kv") == "auto" else kv_format(job["kv"]) if "kv" in job else None,
                     activations=job.get("activations", 16),
                 )
-                answer = answers(loaded.network, loaded.context_limit, job)
+                if "wholes" in job:
+                    answer = heads(loaded.network, job)
+                else:
+                    answer = answers(loaded.network, loaded.context_limit, job)
                 if job.get("torn"):
                     _tear(loaded.network)
             except HeadraceError as error:

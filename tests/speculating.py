@@ -85,3 +85,56 @@ def run(engine: Engine, requests: Sequence[Request], proposers: Sequence[Any] = 
         for sequence, event in engine.step():
             events[sequence].append(event)
     return [events[sequence] for sequence in sequences]
+
+
+class Corrected:
+    """A head's proposer whose draft tokens are replaced by the known answer's, many by a wrong one.
+
+    firsts: the head's own first draft token, by the number of tokens known.
+    """
+
+    source, needs_all_tokens, is_wanted, dry_run, cost_s = "mtp", True, True, None, 0.0
+
+    def __init__(self, mtp: Any, whole: Sequence[int]) -> None:
+        self._mtp, self._whole = mtp, whole
+        self.firsts: dict[int, int] = {}
+
+    def update(self, tokens: Sequence[int]) -> None:
+        self._known = len(tokens)
+        self._mtp.update(tokens)
+
+    def chances(self, count: int) -> Sequence[float]:
+        return [1.0] * min(count, 3)
+
+    def propose(self, count: int) -> Sequence[int]:
+        own = self._mtp.propose(count)
+        if own:
+            self.firsts[self._known] = own[0]
+        right = self._whole[self._known : self._known + count]
+        return [token ^ 1 if (self._known + at) * 7 % 10 < 4 else token for at, token in enumerate(right)]
+
+
+def run_corrected(
+    network: Any, prompts: Sequence[Sequence[int]], wholes: Sequence[Sequence[int]], *, preempts: bool = False
+) -> tuple[list[Sequenced], list[Corrected], list[str]]:
+    """Run prompts together, with their prediction heads corrected to `wholes`, prompts and answers.
+
+    Returns sequences, proposers, and the states of the second sequence by step. preempts: it is preempted once.
+    """
+    engine = speculating(network, context_limit=128)
+    sequences = [
+        engine.submit(Request(prompt, len(whole) - len(prompt), speculate="mtp"))
+        for prompt, whole in zip(prompts, wholes, strict=True)
+    ]
+    corrected, states, steps = list[Corrected](), list[str](), 0
+    while engine.has_work:
+        engine.step()
+        steps += 1
+        states.append(sequences[1].state)
+        if not corrected and all(sequence.mtp for sequence in sequences):
+            corrected = [Corrected(own.proposers[0], whole) for own, whole in zip(sequences, wholes, strict=True)]
+            for sequence, proposer in zip(sequences, corrected, strict=True):
+                sequence.proposers = [proposer]
+        if preempts and steps == 8:
+            engine.preempt_youngest()
+    return sequences, corrected, states

@@ -81,12 +81,16 @@ _OUTER = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "vocab_
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A text-only view of a checkpoint. stored: tensor names in `tensors` -> names in the checkpoint."""
+    """A text-only view of a checkpoint. stored: tensor names in `tensors` -> names in the checkpoint.
+
+    whole_norms: norms include what their family stores them without; None: as the convolutions show.
+    """
 
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     stored: dict[str, str]
     ignored: dict[str, int]  # top-level names of the other parts -> bytes
+    whole_norms: bool | None = None
 
     @property
     def quantization(self) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from headrace.models.network.activations import ActivationsChoice, with_activati
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
+from headrace.models.network.families import WITH_HEADS
 from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
@@ -48,8 +49,6 @@ KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
 None: unquantized."""
 _Sized = tuple[Callable[[], Network], int, Sequence[LayerKV]]
-# Architectures of the decoder whose checkpoints may have heads.
-WITH_HEADS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 LEAST_CONTEXT = 512  # tokens; a shorter context has to be asked for
 
 
@@ -230,9 +229,9 @@ def sized_network(
         return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
 
     def with_head() -> Network:
-        from headrace.models.network.mtp_network import add_head
+        from headrace.models.network.head_decoder import add_own_head
 
-        return add_head(_decoder(checkpoint, config, dtype, requantize, kv), head, device, kernels, requantize)
+        return add_own_head(_decoder(checkpoint, config, dtype, requantize, kv), head, requantize)
 
     return with_head, weights + head.nbytes, kv_layers(config, kv)
 

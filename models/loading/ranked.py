@@ -23,6 +23,7 @@ from headrace.models.loading.load import (
 )
 from headrace.models.network.activations import ActivationsChoice, with_activations
 from headrace.models.network.ranked import Place, check_division
+from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import UsageError, expected
 from headrace.runtime.machine import memory
@@ -32,6 +33,7 @@ from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 from headrace.runtime.ranks.follower import Follower, FollowerNetwork, follow
 from headrace.runtime.ranks.group import Group
+from headrace.runtime.ranks.head import LeaderHead
 from headrace.runtime.ranks.leader import Leader, LeaderNetwork
 from headrace.runtime.ranks.link import Record
 from headrace.runtime.ranks.split import Split
@@ -84,9 +86,11 @@ def load_ranked(
         resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force, place=place
     )
     answers, network = leader.answers(None), loaded.network
+    if isinstance(network, TensorDecoder) and network.draft_head is not None:
+        network.draft_head = LeaderHead(network.draft_head, leader)
     limit = min([loaded.context_limit, *(answer["context"] for answer in answers)])
     fitting = min([_contexts(network, limit), *(answer["fitting"] for answer in answers)])
-    kv_memory = int(max(1.0, fitting) * network.cost.kv_bytes(limit))
+    kv_memory = int(max(1.0, fitting) * _kv_bytes(network, limit))
     ranked = LeaderNetwork(network, leader, kv_memory, staged=split.kind == "pipeline")
     return replace(loaded, network=cast(Network, ranked), context_limit=limit)
 
@@ -121,8 +125,14 @@ def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, A
 
 def _contexts(network: Network | FollowerNetwork, limit: int) -> float:
     """Return the sequences of `limit` entries whose K/V fit beside the weights; at most MOST_CONTEXTS."""
-    room, each = memory.budget(), network.cost.kv_bytes(limit)
+    room, each = memory.budget(), _kv_bytes(network, limit)
     return MOST_CONTEXTS if room is None or not each else min(MOST_CONTEXTS, room.usable / each)
+
+
+def _kv_bytes(network: Network | FollowerNetwork, limit: int) -> int:
+    """Return the K/V bytes of a sequence of `limit` entries, with those of a prediction head."""
+    parts = [network.cost, *([] if network.draft_head is None else [network.draft_head.cost])]
+    return sum(part.kv_bytes(limit) for part in parts)
 
 
 def _load_part(directory: Path, place: Place, how: Record) -> tuple[FollowerNetwork, int]:

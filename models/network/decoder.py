@@ -178,6 +178,10 @@ class Decoder:
 
         With a draft head, the last norm, too.
         """
+        x = self._through(x, kv)
+        return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
+
+    def _through(self, x: mx.array, kv: KVPass) -> mx.array:
         embedded, at = x, Residual(x)
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
@@ -187,7 +191,7 @@ class Decoder:
                 continue
             for index in range(layers.start, layers.stop):
                 at = self._layer(at, kv, index, embedded)
-        return at.x if self.draft_head is None else self._ops.rms_norm(at.x, self._norm, self.config.norm_eps)
+        return at.x
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
@@ -195,15 +199,11 @@ class Decoder:
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
-        if self.draft_head is not None:
-            return self.project(x)
+        if self.draft_head is not None:  # x is normalized
+            return self._ops.linear(x, self._head)
         logits = self._ops.norm_linear(self._centred(x), self._norm, self.config.norm_eps, self._head)
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
-
-    def project(self, x: mx.array) -> mx.array:
-        """Return the logits (B, T, V) of normalized x (B, T, E)."""
-        return self._ops.linear(x, self._head)
 
     def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node, or one by one if that is not possible.

@@ -107,3 +107,5 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": Family(_AFTER, qk_norm="heads", mixer_norms=NormNames()),
     "kimi_linear": Family(),
 }  # fmt: skip
+# Architectures whose checkpoints may have multi-token prediction heads.
+WITH_HEADS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next")

@@ -58,7 +58,8 @@ class RankedMlxLm(MlxLmNetwork):
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         """See `MlxLmNetwork`. Hands the pass to the device, as the other ranks do at this point."""
         out = super().layers(x, kv)
-        if self._staged or any(row.logits for row in kv.rows):  # a stage's output is sent within the logits
+        wanted = any(row.logits or row.hidden for row in kv.rows)
+        if self._staged or wanted:  # a stage's output is sent within the logits
             mx.async_eval(out)
         else:
             mx.async_eval(kv.arrays)

@@ -1,4 +1,4 @@
-"""Multi-token prediction heads of checkpoints whose networks are mlx-lm's classes.
+"""Multi-token prediction heads of checkpoints: their tensors, and their layer as a model of mlx-lm's class.
 
 At position t, with the last hidden state of t and token t + 1, a head predicts token t + 2:
 
@@ -6,8 +6,9 @@ At position t, with the last hidden state of t and token t + 1, a head predicts 
     hidden = norm(layer(x)), logits = output projection(hidden)           the model's table and output projection
 
 mlx-lm's classes drop the head's tensors. Its layer becomes the only one of a model of the same class, so that caches,
-quantization and kernels are those of every other model. The hidden states are the input of the output projection,
-after the last norm, as in vLLM and SGLang; draft tokens behind the first take the head's own ones.
+quantization and kernels are those of every other model; of our decoder, see `models.network.head_decoder`. The hidden
+states are the input of the output projection, after the last norm, as in vLLM and SGLang; draft tokens behind the first
+take the head's own ones.
 
 Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
 """
@@ -20,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import TensorInfo
 
 _OUTER = ("", "language_model.", "model.")  # prefixes of conversions
 
@@ -51,7 +53,7 @@ _FAMILIES = {
     "qwen3_5": _QWEN, "qwen3_5_moe": _QWEN, "qwen3_5_text": _QWEN, "qwen3_5_moe_text": _QWEN,
 }  # fmt: skip
 # Names in the model of one layer. Its table is replaced by the head's input.
-_INPUT = "model.embed_tokens."
+INPUT = "model.embed_tokens."
 _LAYER = "model.layers.0."
 _SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the model's own
 # Config keys that make the only layer one of full attention, and of experts if the network has any.
@@ -119,9 +121,14 @@ class HeadTensors:
     shifts: bool
 
     @property
+    def infos(self) -> dict[str, TensorInfo]:
+        """The tensors, by stored name."""
+        return {name: self.checkpoint.tensors[name] for name in self.renamed}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensors, as stored."""
-        return sum(self.checkpoint.tensors[name].nbytes for name in self.renamed)
+        return sum(info.nbytes for info in self.infos.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +181,9 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
         return None
     names, prefix = found
     ends = {
-        names.embedding_norm: f"{_INPUT}embedding_norm",
-        names.hidden_norm: f"{_INPUT}hidden_norm",
-        names.projection: f"{_INPUT}projection",
+        names.embedding_norm: f"{INPUT}embedding_norm",
+        names.hidden_norm: f"{INPUT}hidden_norm",
+        names.projection: f"{INPUT}projection",
         names.norm: "model.norm",
     }
     renamed: dict[str, str] = {}
@@ -189,7 +196,7 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
             renamed[name] = f"{ends[module]}.{part}"
         elif rest.startswith(names.layer):
             renamed[name] = _LAYER + rest.removeprefix(names.layer)
-    if f"{_INPUT}projection.weight" not in renamed.values():
+    if f"{INPUT}projection.weight" not in renamed.values():
         return None
     text = config.get("text_config")
     one = {**text, **_ONE_LAYER} if isinstance(text, Mapping) else None

@@ -15,7 +15,7 @@ import mlx.core as mx
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.models.checkpoint.text_part import text_part
+from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.network.config_fields import Fields
 from headrace.models.network.falcon import multiplied
 from headrace.models.network.stacks import with_stacks
@@ -27,6 +27,7 @@ class Parameters:
     """Tensors of the text part by module path. requantize: quantization of plain matrices.
 
     take: returns a rank's part of tensors. read: reads the checkpoint's; parts of files are read one after the other.
+    part: of the checkpoint, if not its text.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class Parameters:
         requantize: Quantization | None = None,
         take: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         read: Callable[[Checkpoint], dict[str, Any]] = read_arrays,
+        part: TextPart | None = None,
     ) -> None:
-        part, arrays = text_part(checkpoint), read(checkpoint)
+        part, arrays = part or text_part(checkpoint), read(checkpoint)
         self._at_once = read is not read_arrays
         self._quantization = part.quantization
         self._ops = ops
@@ -48,7 +50,7 @@ class Parameters:
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
-        self._whole_norms = any(shape[-1] == 1 for shape in taps)
+        self._whole_norms = any(shape[-1] == 1 for shape in taps) if part.whole_norms is None else part.whole_norms
         if part.config.get("model_type") == "falcon_h1":
             self._arrays = multiplied(self._arrays, Fields(part.config), folded=self._whole_norms)
         if take is not None:

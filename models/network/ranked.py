@@ -13,7 +13,10 @@ from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.decoder_costs import kv_layers
+from headrace.models.network.families import WITH_HEADS
+from headrace.models.network.head_decoder import HeadDecoder, TensorHead, head_config, head_parameters
 from headrace.models.network.long_rope_decoder import long_rope
+from headrace.models.network.mtp import HeadTensors, head_tensors
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.stage_decoder import Stage, StageDecoder, stage
 from headrace.models.network.stored_kv import stored_kv
@@ -59,7 +62,8 @@ class Place:
         part = _divided(checkpoint, config, self.split, self.group.rank, requantize)
         parameters = Parameters(checkpoint, ops, dtype, requantize, part.take, _reading(part, checkpoint))
         kv = stored_kv(part.whole, ops, dtype, wanted)
-        weights = parameters.nbytes
+        head = _Head.of(checkpoint, config, part, ops, dtype, requantize)
+        weights = parameters.nbytes + (0 if head is None else head.parameters.nbytes)
 
         def make() -> Decoder:
             made: Decoder
@@ -67,6 +71,8 @@ class Place:
                 made = StageDecoder(part, parameters, ops, dtype, kv, self.group)
             else:
                 made = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+            if head is not None and made.rolls_back:
+                made.draft_head = head.made(made, self.group)
             for array in made.arrays:  # one after the other, for tensors that are read whole before a part is kept
                 mx.eval(array)
             return made
@@ -78,17 +84,62 @@ class Place:
     ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
         """Do the same for mlx-lm's classes."""
         from headrace.models.network.mlx_lm_ranked import RankedMlxLm  # late: imports mlx-lm
+        from headrace.models.network.mtp_network import add_head
 
         kernels, device = None if ops is reference else ops, mx.default_device().type
         network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv, kernels=kernels)
+        alone = self.split.kind == "pipeline" and self.group.rank == 0  # has all hidden states, table and logits
+        head = head_tensors(checkpoint) if alone else None
 
         def make() -> Network:
             made = network.use_kernels()
+            if head is not None:
+                made = add_head(made, head, device, kernels, None)
             for array in made.arrays:  # one after the other: each is read whole before a part is kept
                 mx.eval(array)
             return made
 
-        return make, sum(array.nbytes for array in network.arrays), network.cost.kv
+        weights = sum(array.nbytes for array in network.arrays)
+        return make, weights + (0 if head is None else head.nbytes), network.cost.kv
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A rank's part of a multi-token prediction head. part: None for all of it."""
+
+    tensors: HeadTensors
+    parameters: Parameters
+    part: TensorPart | None
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        part: TensorPart | Stage,
+        ops: Ops,
+        dtype: mx.Dtype,
+        requantize: Quantization | None,
+    ) -> "_Head | None":
+        """Return a rank's part: with `tensor` as of each layer, else rank 0 has all, beside embedding and head."""
+        if config.architecture not in WITH_HEADS or (isinstance(part, Stage) and part.rank):
+            return None
+        if (tensors := head_tensors(checkpoint)) is None:
+            return None
+        if isinstance(part, Stage):
+            return cls(tensors, head_parameters(tensors, ops, dtype, requantize), None)
+        own = tensor_part(head_config(tensors), part.split, part.rank, part.unit)
+        read = _reading(part, checkpoint)
+        return cls(tensors, head_parameters(tensors, ops, dtype, requantize, own.take, read), own)
+
+    def made(self, network: Decoder, group: Group) -> HeadDecoder:
+        """Return the head of a rank's network."""
+        ops, dtype, hidden_first = network.ops, network.dtype, self.tensors.hidden_first
+        if self.part is None:
+            config = head_config(self.tensors)
+            return HeadDecoder(config, self.parameters, ops, dtype).of(network, hidden_first=hidden_first)
+        head = TensorHead(self.part, self.parameters, ops, dtype, None, group)
+        return head.of(network, hidden_first=hidden_first)
 
 
 def check_division(
@@ -105,6 +156,7 @@ def check_division(
     for rank in range(len(split.shares)):
         part = _divided(checkpoint, config, split, rank, requantize)
         Parameters(checkpoint, reference, mx.float32, None, part.take, _reading(part, checkpoint))
+        _Head.of(checkpoint, config, part, reference, mx.float32, None)
 
 
 def _divided(

@@ -96,10 +96,10 @@ class StageDecoder(Decoder):
         assert sent is not None
         mx.async_eval(sent)  # also if no row is wanted: the other ranks append
         if not (wanted := _wanted(kv.rows)):
-            return x[:, :0, : self.config.hidden_size]
+            return x[:, :0, : self.config.hidden_size]  # (1, 0, E)
         received = self._group.receive((1, wanted, self.config.hidden_size), self.dtype, self._group.size - 1)
         mx.async_eval(received)  # in the order of passes, whichever is chosen from first
-        return received
+        return received if self.draft_head is None else self._ops.rms_norm(received, self._norm, self.config.norm_eps)
 
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """See `Decoder`. All but the last rank want the output of every row."""
@@ -117,7 +117,7 @@ class StageDecoder(Decoder):
     def _run(self, x: mx.array, kv: KVPass) -> mx.array | None:
         """Run this rank's layers and send their output on; None if none is wanted. x (1, N, E + P of layers left)."""
         group, own = self._group, self.config.hidden_size + self.config.input_size * len(self._layers)
-        out = super().layers(x[..., :own] if x.shape[-1] > own else x, kv)
+        out = self._through(x[..., :own] if x.shape[-1] > own else x, kv)
         if self._last:
             wanted = _wanted(kv.rows)
             return group.send(out[:, :wanted], 0) if wanted else None
@@ -147,6 +147,6 @@ class _AllOutput:
 
 
 def _wanted(rows: Sequence[PassRow]) -> int:
-    """Return the tokens up to the last one with logits."""
+    """Return the tokens up to the last one with logits, or whose hidden states rank 0 drafts from."""
     ends = accumulate(row.count for row in rows)
-    return max((end for end, row in zip(ends, rows, strict=True) if row.logits), default=0)
+    return max((end for end, row in zip(ends, rows, strict=True) if row.logits or row.hidden), default=0)

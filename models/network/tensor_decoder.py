@@ -51,16 +51,24 @@ class TensorDecoder(Decoder):
             ends += row.count
             chosen += range(ends - row.logits, ends)
         if not chosen:
-            return kv.arrays
+            return [x] if any(row.hidden for row in kv.rows) else kv.arrays
         rows = x[0] if chosen == list(range(x.shape[1])) else x[0, mx.array(chosen)]
         return [self.logits(rows[:, None])]
 
     def all_logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, T, V) of every position of x (B, T, E), on rank 0; the others evaluate the result."""
-        return self._group.gather_columns(super().all_logits(x), [len(own) for own in self._vocabulary])
+        return self._at_once(self._group.gather_columns(super().all_logits(x), [len(own) for own in self._vocabulary]))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        return super().layers(x, self._norms.around(kv))
+        out, rows = super().layers(x, self._norms.around(kv)), kv.rows
+        drafts = any(row.hidden for row in rows) and not any(row.logits for row in rows)
+        return self._at_once(out) if drafts else out
+
+    def _at_once(self, x: mx.array) -> mx.array:
+        """Hand x to the device, with a draft head: passes of a step are evaluated in their order on every rank."""
+        if self.draft_head is not None:
+            mx.async_eval(x)
+        return x
 
     @property
     def _arrays(self) -> list[mx.array]:
@@ -79,9 +87,12 @@ class TensorDecoder(Decoder):
         return super().embed(self._group.all_sum(tokens))
 
     def _look_up(self, tokens: mx.array) -> mx.array:
-        """Sum the rows that each rank has."""
+        return self._group.all_sum(self.own_rows(tokens))
+
+    def own_rows(self, tokens: mx.array) -> mx.array:
+        """Return the rows (B, T, E) of the table that this rank has, and zeros for those of others."""
         own = self._vocabulary[self._group.rank]
-        return self._group.all_sum(self._ops.embed(tokens, self._table, self._dtype, own.start))
+        return self._ops.embed(tokens, self._table, self._dtype, own.start)
 
     def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
         x = self._fed(at, kv, index)

@@ -194,7 +194,7 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     its sequences' next pass begins, so that the device does not wait for them before the passes behind.
     """
     rows = [
-        PassRow(chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows if chunk.chooses else 0)
+        PassRow(chunk.sequence.kv, chunk.count, chunk.phase, chunk.output, chunk.rows * chunk.chooses, chunk.drafts)
         for chunk in chunks
     ]
     passes = kv.make_passes(rows)
@@ -247,13 +247,11 @@ def _choosing_rows(choosing: list[ScheduledChunk]) -> int | list[int]:
 
 def _kept_hidden(group: list[ScheduledChunk], x: mx.array) -> dict[Sequence, mx.array]:
     """Return the rows (1, T, E) of x (1, N, E) of the sequences that draft from hidden states."""
-    if not any(chunk.sequence.mtp for chunk in group):
+    if not any(chunk.drafts for chunk in group):
         return {}
     ends = list(accumulate(chunk.count for chunk in group))
     return {
-        chunk.sequence: x[:, end - chunk.count : end]
-        for chunk, end in zip(group, ends, strict=True)
-        if chunk.sequence.mtp
+        chunk.sequence: x[:, end - chunk.count : end] for chunk, end in zip(group, ends, strict=True) if chunk.drafts
     }
 
 

@@ -500,6 +500,8 @@ class Engine:
         self._ended.clear()
 
     def _forget_state(self, sequence: Sequence) -> None:
+        if sequence.mtp is not None:
+            sequence.mtp.close()
         sequence.cache = sequence.sampler = None  # users may keep the sequence
         sequence.proposers, sequence.mtp = [], None
         self._budget.release(sequence)

@@ -43,8 +43,8 @@ class MtpDraft:
         self._limit = limit
         self._costs = RunningMedian(_COSTS)
         self._waiting: deque[mx.array] = deque()  # hidden states (1, T, E) without an entry, in order
-        self._end = 0  # position behind the newest hidden state
-        self._restart(0)
+        self._next = self._end = 0  # positions of the next committed entry, and behind the newest hidden state
+        self._open()
         self._tokens: Sequence[int] = ()
         self._known = 0  # tokens at the last proposal
         self._draft_tokens: Sequence[int] = ()
@@ -52,6 +52,10 @@ class MtpDraft:
     @property
     def cost_s(self) -> float:
         return self._costs.median or 0.0
+
+    def close(self) -> None:
+        """Free the head's K/V; no draft tokens are proposed afterwards."""
+        self._cache.close()
 
     def take(self, start: int, hidden: mx.array) -> None:
         """See `TakesHidden`. Positions that were taken before are skipped."""
@@ -129,8 +133,12 @@ class MtpDraft:
 
     def _restart(self, start: int, waiting: Sequence[mx.array] = ()) -> None:
         """Drop all entries; the next one is of position `start`."""
+        self._cache.close()
+        self._open()
+        self._waiting = deque(waiting)
+        self._next = start
+        self._end = start + sum(hidden.shape[1] for hidden in waiting)
+
+    def _open(self) -> None:
         self._kv = self._head.kv_backend(KVOptions(self._limit))
         self._cache = self._kv.acquire(())
-        self._waiting = deque(waiting)
-        self._next = start  # position of the next committed entry
-        self._end = start + sum(hidden.shape[1] for hidden in waiting)

@@ -44,7 +44,12 @@ class ScheduledChunk:
     @property
     def output(self) -> bool:
         """True if the output of the layers is used: for tokens, or by a proposer."""
-        return self.chooses or self.sequence.mtp is not None
+        return self.chooses or self.drafts
+
+    @property
+    def drafts(self) -> bool:
+        """True if a proposer of the sequence drafts from hidden states."""
+        return self.sequence.mtp is not None
 
 
 def mean_context(chunks: list[ScheduledChunk]) -> int:

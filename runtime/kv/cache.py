@@ -26,6 +26,8 @@ class KVCache(Protocol):
     """The engine's side of one sequence's cache."""
 
     limit: int
+    needs_marks: bool
+    """True if `trim` reaches marked lengths only (recurrent state, sliding windows)."""
 
     @property
     def length(self) -> int:
@@ -45,11 +47,6 @@ class KVCache(Protocol):
     @property
     def allocated_bytes(self) -> int:
         """Bytes allocated, in use or not."""
-        ...
-
-    @property
-    def needs_marks(self) -> bool:
-        """True if `trim` reaches marked lengths only (recurrent state, sliding windows)."""
         ...
 
     def commit(self, tokens: int) -> None:
@@ -82,7 +79,7 @@ class PassRow:
     """One sequence's tokens in a pass: `count` new ones, of one phase.
 
     output: the output of the layers is wanted. Without, the last layer may append only. logits: the last so many tokens
-    have logits.
+    have logits. hidden: a proposer drafts from the output.
     """
 
     cache: KVCache
@@ -90,6 +87,7 @@ class PassRow:
     phase: Phase
     output: bool = True
     logits: int = 0
+    hidden: bool = False
 
 
 class KVPass(Protocol):

@@ -14,6 +14,7 @@ from headrace.runtime.errors import EngineError, PoolFullError
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.ranks.head import DividedHead, FollowerHead
 from headrace.runtime.ranks.link import Link, RankLostError, Record, connect
 
 TOLD_S = 1.0
@@ -24,6 +25,9 @@ class FollowerNetwork(Protocol):
 
     @property
     def cost(self) -> StepCost: ...
+
+    @property
+    def draft_head(self) -> DividedHead | None: ...
 
     def kv_backend(self, options: KVOptions, /) -> KVBackend: ...
 
@@ -83,17 +87,18 @@ class _Repeated:
         self._caches: dict[int, KVCache] = {}
         self._tokens: dict[int, list[int]] = {}
         self._passes: deque[KVPass] = deque()
+        self._head = None if network.draft_head is None else FollowerHead(network.draft_head)
         self._clock = _KernelClock(link)
 
     def backend(self, limit: int, max_running: int, keep_prefix: bool) -> None:
-        for held in (self._caches, self._tokens, self._passes):
-            held.clear()
+        self._drop()
         self._backend = self._network.kv_backend(KVOptions(limit, max_running, keep_prefix))
         self._link.send({"marks": self._backend.acquire(()).needs_marks})
 
-    def acquire(self, number: int, tokens: list[int], end: int, entries: int) -> None:
+    def acquire(self, number: int, tokens: list[int], end: int, entries: int, marks: bool) -> None:
         self._tokens[number] = tokens
         self._caches[number] = cache = self._backend.acquire(tokens[:end], entries)
+        cache.needs_marks = marks
         self._link.send({"found": cache.committed})
 
     def release(self, number: int, newer: list[int]) -> None:
@@ -129,6 +134,10 @@ class _Repeated:
         kv = self._passes.popleft()
         mx.async_eval(self._network.follow(kv))
 
+    def head(self, name: str, *arguments: Any) -> None:
+        if (result := getattr(self._head, name)(*arguments)) is not None:
+            mx.async_eval(result)
+
     def evict(self) -> None:
         self._backend.evict()
 
@@ -138,10 +147,14 @@ class _Repeated:
         mx.clear_cache()
 
     def clear(self) -> None:
-        for held in (self._caches, self._tokens, self._passes):
-            held.clear()
+        self._drop()
         self._backend.clear()
         self._link.send({"cleared": True})
+
+    def _drop(self) -> None:
+        for held in (self._caches, self._tokens, self._passes, self._head):
+            if held is not None:
+                held.clear()
 
 
 class _KernelClock:

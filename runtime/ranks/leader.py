@@ -170,9 +170,10 @@ class LeaderNetwork:
     def kv_backend(self, options: KVOptions) -> "KVBackend":
         """Return the network's backend, whose calls the followers repeat."""
         self._leader.log("backend", options.limit, options.max_running, options.keep_prefix)
-        marks = any(answer["marks"] for answer in self._leader.ask())
+        backend = self._network.kv_backend(options)
+        marks = any([*(answer["marks"] for answer in self._leader.ask()), backend.acquire(()).needs_marks])
         parts = self._leader.size if self.takes_turns else 1
-        return cast(KVBackend, LeaderBackend(self._network.kv_backend(options), self._leader, marks, parts))
+        return cast(KVBackend, LeaderBackend(backend, self._leader, marks, parts))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
         self._leader.log("run")
@@ -192,8 +193,8 @@ class LeaderNetwork:
 class LeaderBackend:
     """A K/V backend whose calls the followers repeat; K/V of several ranks are not kept on disk.
 
-    marks: a follower's caches need marks. parts: passes of a step with as many rows, so that each rank of a pipeline
-    has one to compute.
+    marks: a rank's caches need marks; those of all ranks go back alike. parts: passes of a step with as many rows, so
+    that each rank of a pipeline has one to compute.
     """
 
     def __init__(self, backend: KVBackend, leader: Leader, marks: bool, parts: int = 1) -> None:
@@ -208,9 +209,10 @@ class LeaderBackend:
         end = len(prompt)
         while True:
             self._made += 1
-            self._leader.log("acquire", self._made, list(prompt), end, entries)
+            self._leader.log("acquire", self._made, list(prompt), end, entries, self._marks)
             inner = self._backend.acquire(prompt[:end], entries)
-            made = LeaderCache(inner, self._made, self._leader, list(prompt), self._marks or inner.needs_marks)
+            inner.needs_marks = self._marks
+            made = LeaderCache(inner, self._made, self._leader, list(prompt))
             found = {inner.committed, *(answer["found"] for answer in self._leader.ask())}
             if len(found) == 1:
                 return cast(KVCache, made)
@@ -267,15 +269,14 @@ class LeaderBackend:
 
 def _told(row: PassRow) -> list[Any]:
     cache = cast(LeaderCache, row.cache)
-    return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits]
+    return [cache.number, cache.inner.length, row.count, row.phase, row.output, row.logits, row.hidden]
 
 
 class LeaderCache:
     """A cache whose calls the followers repeat. tokens: those that the followers know."""
 
-    def __init__(self, inner: KVCache, number: int, leader: Leader, tokens: list[int], needs_marks: bool) -> None:
+    def __init__(self, inner: KVCache, number: int, leader: Leader, tokens: list[int]) -> None:
         self.inner, self.number, self._leader, self.tokens = inner, number, leader, tokens
-        self.needs_marks = needs_marks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -53,3 +53,7 @@ class TakesHidden(Protocol):
     def take(self, start: int, hidden: mx.array, /) -> None:
         """Take the hidden states (1, T, E) of committed positions from `start`."""
         ...
+
+    def close(self) -> None:
+        """Free memory; nothing is taken or proposed afterwards."""
+        ...

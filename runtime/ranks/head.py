@@ -1,0 +1,154 @@
+"""A multi-token prediction head that several ranks divide: rank 0's calls, and followers that repeat them.
+
+Contract: a pass of the head, and its logits, are handed to the device at once and in one order on every rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import mlx.core as mx
+
+from headrace.runtime.errors import EngineError
+from headrace.runtime.kv.backend import KVBackend, KVOptions, one_pass
+from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.network import DraftHead
+from headrace.runtime.ops import Phase
+
+if TYPE_CHECKING:
+    from headrace.runtime.ranks.leader import Leader
+
+
+class LeaderHead:
+    """A `DraftHead` of one rank's part, whose passes the followers repeat. All else is the head's own."""
+
+    def __init__(self, head: DraftHead, leader: "Leader") -> None:
+        self._head, self._leader, self._numbers = head, leader, count()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._head, name)
+
+    def kv_backend(self, options: KVOptions) -> KVBackend:
+        """Return the head's backend, for caches that begin empty."""
+        backend = self._head.kv_backend(options)
+        return cast(KVBackend, _LeaderBackend(backend, self._leader, next(self._numbers), options.limit))
+
+    def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass) -> mx.array:
+        """See `DraftHead`."""
+        self._leader.flush()  # `make_passes` has logged the pass
+        out = self._head.hidden(tokens, hidden, kv)
+        mx.async_eval(out)
+        return out
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """See `DraftHead`. Followers take the hidden states of the newest pass."""
+        self._leader.log("head", "logits")
+        self._leader.flush()
+        out = self._head.logits(hidden)
+        mx.async_eval(out)
+        return out
+
+
+class _LeaderBackend:
+    """The backend of one sequence's cache, which the followers have, too, under `number`."""
+
+    def __init__(self, backend: KVBackend, leader: "Leader", number: int, limit: int) -> None:
+        self._backend, self._leader, self._number, self._limit = backend, leader, number, limit
+
+    def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
+        self._leader.log("head", "acquire", self._number, self._limit)
+        return cast(KVCache, _LeaderCache(self._backend.acquire(prompt, entries), self._number, self._leader))
+
+    def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
+        [row] = rows
+        cache = cast(_LeaderCache, row.cache).inner
+        passes = self._backend.make_passes([replace(row, cache=cache)])
+        self._leader.log("head", "hidden", self._number, cache.length, row.count, row.phase)
+        return passes
+
+
+class _LeaderCache:
+    """A cache whose calls the followers repeat."""
+
+    def __init__(self, inner: KVCache, number: int, leader: "Leader") -> None:
+        self.inner, self._number, self._leader = inner, number, leader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def commit(self, tokens: int) -> None:
+        self._leader.log("head", "commit", self._number, tokens)
+        self.inner.commit(tokens)
+
+    def rollback(self) -> None:
+        if self.inner.length > self.inner.committed:
+            self._leader.log("head", "rollback", self._number)
+        self.inner.rollback()
+
+    def close(self) -> None:
+        self._leader.log("head", "close", self._number)
+        self.inner.close()
+
+
+class DividedHead(Protocol):
+    """A rank's part of a head."""
+
+    @property
+    def cost(self) -> StepCost:
+        """See `DraftHead`."""
+        ...
+
+    def kv_backend(self, options: KVOptions, /) -> KVBackend:
+        """See `DraftHead`."""
+        ...
+
+    def follow_head(self, tokens: int, kv: KVPass, /) -> mx.array:
+        """Run rank 0's pass over so many tokens; return the hidden states (1, T, E)."""
+        ...
+
+    def logits(self, hidden: mx.array, /) -> mx.array:
+        """See `DraftHead`."""
+        ...
+
+
+class FollowerHead:
+    """A follower's part of the head, and its caches. Every method is a call of `LeaderHead` or its caches."""
+
+    def __init__(self, head: DividedHead) -> None:
+        self._head = head
+        self._caches: dict[int, tuple[KVBackend, KVCache]] = {}
+        self._newest: mx.array  # hidden states (1, T, E)
+
+    def acquire(self, number: int, limit: int) -> None:
+        backend = self._head.kv_backend(KVOptions(limit))
+        self._caches[number] = backend, backend.acquire(())
+
+    def hidden(self, number: int, length: int, tokens: int, phase: Phase) -> mx.array:
+        """Return what to evaluate. Raises EngineError if this rank's entries are not rank 0's."""
+        backend, cache = self._caches[number]
+        if cache.length != length:
+            raise EngineError(f"this rank has {cache.length} entries of a prediction head, rank 0 {length}")
+        kv_pass = one_pass(backend, cache, tokens, phase)
+        self._newest = self._head.follow_head(tokens, kv_pass)
+        kv_pass.advance()
+        return self._newest
+
+    def logits(self) -> mx.array:
+        """Return what to evaluate."""
+        return self._head.logits(self._newest)
+
+    def commit(self, number: int, tokens: int) -> None:
+        self._caches[number][1].commit(tokens)
+
+    def rollback(self, number: int) -> None:
+        self._caches[number][1].rollback()
+
+    def close(self, number: int) -> None:
+        if number in self._caches:  # else cleared, after an error
+            self._caches.pop(number)[1].close()
+
+    def clear(self) -> None:
+        """Drop all caches."""
+        self._caches.clear()
