@@ -4,10 +4,10 @@ Each becomes the layout of mlx-lm's class; facts of the files are those of llama
 
     parts       tensors of a layer, and their targets
     common      entries and tensors that many share
-    delta, gemma, gemma3n, kimi, lfm, mamba, mixtures, others      families
+    delta, gemma, mamba, mixtures, others      families
 """
 
-from headrace.models.gguf.layered import delta, gemma, gemma3n, kimi, lfm, mamba, mixtures, others
+from headrace.models.gguf.layered import delta, gemma, mamba, mixtures, others
 from headrace.models.gguf.layered.parts import Contents, LayeredArchitecture
 
 __all__ = ["LAYERED", "Contents", "LayeredArchitecture"]
@@ -17,8 +17,8 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "qwen35moe": delta.QWEN35_MOE,
     "qwen3next": delta.QWEN3_NEXT,
     "gemma4": gemma.GEMMA4,
-    "lfm2": lfm.LFM2,
-    "lfm2moe": lfm.LFM2_MOE,
+    "lfm2": others.LFM2,
+    "lfm2moe": others.LFM2_MOE,
     "granitehybrid": mamba.GRANITE_HYBRID,
     "nemotron_h": mamba.NEMOTRON_H,
     "nemotron_h_moe": mamba.NEMOTRON_H,
@@ -31,6 +31,6 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "phi2": others.PHI2,
     "apertus": others.APERTUS,
     "llama4": others.LLAMA4,
-    "gemma3n": gemma3n.GEMMA3N,
-    "kimi-linear": kimi.KIMI_LINEAR,
+    "gemma3n": gemma.GEMMA3N,
+    "kimi-linear": delta.KIMI_LINEAR,
 }

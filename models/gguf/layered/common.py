@@ -24,13 +24,13 @@ def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, r
     }
 
 
-def biases(parts: dict[str, Part], keys: tuple[str, ...], *, optional: bool = False) -> dict[str, Part]:
-    """Return the parts, and biases of those at `keys`."""
+def biases(parts: dict[str, Part], *keys: str, optional: bool = False) -> dict[str, Part]:
+    """Return the parts, and biases of those at `keys`; of all without keys."""
     more = {
         f"{key}.bias": Part(
             parts[key].module, parts[key].shape.split()[0], "bias", rows=parts[key].rows, optional=optional
         )
-        for key in keys
+        for key in keys or parts
     }
     return {**parts, **more}
 
@@ -40,12 +40,15 @@ def head_norms(at: str = "self_attn", *, optional: bool = False) -> dict[str, Pa
     return {key: Part(f"{at}.{name}", "head", optional=optional) for key, name in names.items()}
 
 
-def mlp(at: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, Part]:
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def mlp(at: str = "mlp", names: tuple[str, str, str] = _GATED, *, inner: str = "inner") -> dict[str, Part]:
     gate, up, down = names
     return {
-        "ffn_gate": Part(f"{at}.{gate}", "inner hidden"),
-        "ffn_up": Part(f"{at}.{up}", "inner hidden"),
-        "ffn_down": Part(f"{at}.{down}", "hidden inner"),
+        "ffn_gate": Part(f"{at}.{gate}", f"{inner} hidden"),
+        "ffn_up": Part(f"{at}.{up}", f"{inner} hidden"),
+        "ffn_down": Part(f"{at}.{down}", f"hidden {inner}"),
     }
 
 
@@ -65,6 +68,18 @@ def shared_expert(at: str, *, optional: bool = False) -> dict[str, Part]:
         "ffn_up_shexp": Part(f"{at}.up_proj", "shared hidden", optional=optional),
         "ffn_down_shexp": Part(f"{at}.down_proj", "hidden shared", optional=optional),
     }
+
+
+LATENTS = {
+    "attn_kv_a_mqa": Part("self_attn.kv_a_proj_with_mqa", "latent hidden"),
+    "attn_kv_a_norm": Part("self_attn.kv_a_layernorm", "kv_lora"),
+    "attn_output": Part("self_attn.o_proj", "hidden heads*value"),
+}
+"""Attention over latents (MLA)."""
+LATENT_HEADS = {
+    "attn_k_b": Part("self_attn.embed_q", "heads kv_lora nope"),
+    "attn_v_b": Part("self_attn.unembed_out", "heads value kv_lora"),
+}
 
 
 def base_config(metadata: Metadata, file: Contents, model_type: str, *, layer_norm: str = "rms_norm_eps") -> Config:
@@ -109,13 +124,24 @@ def feed_forward(metadata: Metadata, default: int | None = None) -> int:
     return metadata.integer("{arch}.feed_forward_length", default, minimum=1, maximum=1 << 22)
 
 
-def mixture(metadata: Metadata, count: str, active: str, width: str) -> Config:
-    """Return the counts and the width of experts under the class's names."""
+def mixture(metadata: Metadata, count: str, active: str, width: str, default: int | None = None) -> Config:
+    """Return the counts and the width of experts under the class's names. default: the width, if none is stated."""
     experts = metadata.integer("{arch}.expert_count", minimum=1, maximum=1 << 14)
     return {
         count: experts,
         active: metadata.integer("{arch}.expert_used_count", minimum=1, maximum=experts),
-        width: metadata.integer("{arch}.expert_feed_forward_length", minimum=1, maximum=1 << 22),
+        width: metadata.integer("{arch}.expert_feed_forward_length", default, minimum=1, maximum=1 << 22),
+    }
+
+
+def routed(metadata: Metadata) -> Config:
+    """Return the entries of DeepSeek's way to choose experts."""
+    return mixture(metadata, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size") | {
+        "n_shared_experts": metadata.integer("{arch}.expert_shared_count", 0, maximum=1 << 10) or None,
+        "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", False),
+        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 0.0) or 1.0,
+        "n_group": metadata.integer("{arch}.expert_group_count", 0) or 1,
+        "topk_group": metadata.integer("{arch}.expert_group_used_count", 0) or 1,
     }
 
 
@@ -129,3 +155,20 @@ def attention_sizes(config: Config) -> dict[str, int]:
         "hidden": config["hidden_size"], "vocab": config["vocab_size"], "heads": config["num_attention_heads"],
         "kv_heads": config["num_key_value_heads"], "head": config["head_dim"],
     }  # fmt: skip
+
+
+def latent_sizes(config: Config) -> dict[str, int]:
+    rope, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
+    rank = config["kv_lora_rank"]
+    return {"query": rope + nope, "nope": nope, "value": value, "kv_lora": rank, "latent": rank + rope}
+
+
+def alike(config: Config) -> list[tuple[str, ...]]:
+    """Return the same group of tensors for every layer."""
+    return [("layer",)] * config["num_hidden_layers"]
+
+
+def feed_forwards(config: Config) -> list[str]:
+    """Return "dense" for each of the first layers, "sparse" for those with experts."""
+    dense = config["first_k_dense_replace"]
+    return ["dense" if layer < dense else "sparse" for layer in range(config["num_hidden_layers"])]

@@ -1,19 +1,29 @@
-"""Gated delta networks: Qwen 3.5, its mixtures, and Qwen3-Next.
+"""Gated delta networks: Qwen 3.5, its mixtures, Qwen3-Next, and Kimi Linear.
 
 llama.cpp's converter stores Qwen 3.5's value heads tiled, [G0 v0, G1 v0, ..., G0 v1, ...], and the class reads them
 grouped by key head. Qwen3-Next is converted to the class of Qwen 3.5's mixture, which has its projections apart.
+Kimi Linear has a decay for each channel, and attention over latents without positions in layers with K/V heads. Its
+files store -exp(A_log).
 """
+
+from dataclasses import replace
 
 import numpy as np
 
 from headrace.models.gguf.layered.common import (
+    LATENT_HEADS,
+    LATENTS,
+    NORMS,
     POST_NORMS,
     attention,
     attention_sizes,
     base_config,
     experts,
     feed_forward,
+    feed_forwards,
     head_norms,
+    latent_sizes,
+    layers_of,
     mixture,
     mlp,
     refuse_scaled_rope,
@@ -21,7 +31,7 @@ from headrace.models.gguf.layered.common import (
 )
 from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, LayeredArchitecture, Orders, Part, tables
 from headrace.models.gguf.metadata import Metadata
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _SECTIONS = [11, 11, 10]  # of multimodal RoPE, which are equal for text
 _DELTA = "linear_attn"
@@ -143,11 +153,7 @@ QWEN35 = LayeredArchitecture(
     "Qwen3_5ForConditionalGeneration", _config, _kinds, _sizes, {**_REST, "delta": _delta("heads", "rows", "mixed")},
     _TABLES, orders=_tiled, wrapped="qwen3_5", drafts=_DRAFTS,
 )  # fmt: skip
-QWEN35_MOE = LayeredArchitecture(
-    "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
-    {**_REST, "delta": _delta("heads", "rows", "mixed")}, _TABLES, orders=_tiled, wrapped="qwen3_5_moe",
-    drafts=_DRAFTS,
-)  # fmt: skip
+QWEN35_MOE = replace(QWEN35, model_class="Qwen3_5MoeForConditionalGeneration", wrapped="qwen3_5_moe")
 QWEN3_NEXT = LayeredArchitecture(
     "Qwen3_5MoeForConditionalGeneration", _config, _kinds, _sizes,
     {
@@ -160,4 +166,85 @@ QWEN3_NEXT = LayeredArchitecture(
     },
     _TABLES, orders=_by_key_head, wrapped="qwen3_5_moe",
     otherwise={"delta": ("attn_qkv", "joined_delta")}, drafts=_DRAFTS,
+)  # fmt: skip
+
+
+_SIGMOID = 2
+
+
+def _kimi(metadata: Metadata, file: Contents) -> Config:
+    config, count = base_config(metadata, file, "kimi_linear"), layers_of(metadata)
+    query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=1 << 16)
+    rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=1 << 16)
+    gating = metadata.integer("{arch}.expert_gating_func", _SIGMOID)
+    if gating != _SIGMOID or metadata.integer("{arch}.attention.q_lora_rank", 0) or config["tie_word_embeddings"]:
+        raise UnsupportedModelError("this variant of GGUF architecture 'kimi-linear' is not supported")
+    if rotated >= query:
+        raise CheckpointError(f"the GGUF's heads of {query} have no part beside the {rotated} shared numbers")
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
+    listed = {name: [i + 1 for i in range(count) if bool(kv_heads[i]) == full] for name, full in _LAYERS.items()}
+    return config | mixture(metadata, "num_experts", "num_experts_per_token", "moe_intermediate_size") | {
+        "num_key_value_heads": config["num_attention_heads"], "model_max_length": config["max_position_embeddings"],
+        "kv_lora_rank": metadata.integer("{arch}.attention.kv_lora_rank", minimum=1, maximum=1 << 20),
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "mla_use_nope": True,
+        "v_head_dim": metadata.integer("{arch}.attention.value_length_mla", minimum=1, maximum=1 << 16),
+        "intermediate_size": feed_forward(metadata), "moe_renormalize": True, "moe_layer_freq": 1,
+        "num_shared_experts": metadata.integer("{arch}.expert_shared_count", 0, maximum=1 << 10),
+        "first_k_dense_replace": metadata.integer("{arch}.leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 0.0) or 1.0,
+        "linear_attn_config": {
+            **listed, "num_heads": config["num_attention_heads"],
+            "head_dim": metadata.integer("{arch}.kda.head_dim", minimum=1, maximum=1 << 16),
+            "short_conv_kernel_size": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
+        },
+    }  # fmt: skip
+
+
+_LAYERS = {"kda_layers": False, "full_attn_layers": True}
+
+
+def _kimi_kinds(config: Config) -> list[tuple[str, ...]]:
+    delta = config["linear_attn_config"]["kda_layers"]
+    return [("norms", "delta" if n in delta else "attention", mlps) for n, mlps in enumerate(feed_forwards(config), 1)]
+
+
+def _kimi_sizes(config: Config) -> dict[str, int]:
+    linear, width = config["linear_attn_config"], config["moe_intermediate_size"]
+    return attention_sizes(config) | latent_sizes(config) | {
+        "state": linear["head_dim"], "kernel": linear["short_conv_kernel_size"], "inner": config["intermediate_size"],
+        "experts": config["num_experts"], "width": width, "shared": width * config["num_shared_experts"],
+    }  # fmt: skip
+
+
+_SELF = "self_attn"
+
+
+def _taps(name: str) -> Part:
+    stored = "heads*state kernel 1"
+    return Part(f"{_SELF}.{name}_conv.conv", "1 heads*state 1 kernel", stored=stored, plain=True)
+
+
+KIMI_LINEAR = LayeredArchitecture(
+    "KimiLinearForCausalLM", _kimi, _kimi_kinds, _kimi_sizes,
+    {
+        "norms": NORMS,
+        "delta": {
+            **{f"attn_{name}": Part(f"{_SELF}.{name}_proj", "heads*state hidden") for name in "qkv"},
+            **{f"ssm_conv1d_{name}": _taps(name) for name in "qkv"},
+            **{f"ssm_{name}_a": Part(f"{_SELF}.{name}_a_proj", "state hidden") for name in "fg"},
+            **{f"ssm_{name}_b": Part(f"{_SELF}.{name}_b_proj", "heads*state state") for name in "fg"},
+            "ssm_beta": Part(f"{_SELF}.b_proj", "heads hidden"),
+            "ssm_a.": Part(_SELF, "1 1 heads 1", "A_log", values="log", stored="1 1 heads 1", plain=True),
+            "ssm_dt.bias": Part(_SELF, "heads*state", "dt_bias"),
+            "ssm_norm": Part(f"{_SELF}.o_norm", "state"),
+            "attn_output": Part(f"{_SELF}.o_proj", "hidden heads*state"),
+        },
+        "attention": {"attn_q": Part(f"{_SELF}.q_proj", "heads*query hidden"), **LATENTS, **LATENT_HEADS},
+        "dense": mlp(),
+        "sparse": {
+            **experts("mlp.gate", "mlp.switch_mlp"), **shared_expert("mlp.shared_experts", optional=True),
+            "exp_probs_b.bias": Part("mlp", "experts", "e_score_correction_bias"),
+        },
+    },
+    tables(),
 )  # fmt: skip

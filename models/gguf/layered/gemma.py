@@ -1,10 +1,27 @@
-"""Gemma 4: two sizes of heads, K/V shared by the last layers, inputs per layer, and a mixture in one size.
+"""Gemma 3n and 4: inputs per layer, and last layers that read the K/V of earlier ones.
 
-RoPE of full attention turns a part of each head ("proportional"); `rope_freqs.weight` divides the frequencies of the
-rest by 1e30.
+Gemma 4 has two sizes of heads, and a mixture in one size. RoPE of its full attention turns a part of each head
+("proportional"); `rope_freqs.weight` divides the frequencies of the rest by 1e30. Gemma 3n has alternating updates of
+several streams and a low-rank layer beside attention; the file states the sparsity of activations in standard
+deviations.
 """
 
-from headrace.models.gguf.layered.common import base_config, layers_of, mixture
+import math
+
+from headrace.models.gguf.layered.common import (
+    POST_NORMS,
+    alike,
+    attention,
+    attention_sizes,
+    base_config,
+    experts,
+    feed_forward,
+    head_norms,
+    layers_of,
+    mixture,
+    mlp,
+    refuse_scaled_rope,
+)
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -12,7 +29,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
-def _config(metadata: Metadata, file: Contents) -> Config:
+def _gemma4(metadata: Metadata, file: Contents) -> Config:
     count = layers_of(metadata)
     config = base_config(metadata, file, "gemma4_text")
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
@@ -76,7 +93,7 @@ def _share(metadata: Metadata, factors: list[float] | None) -> float:
     return turned / len(factors)
 
 
-def _kinds(config: Config) -> list[tuple[str, ...]]:
+def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
     count, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
     both = ["inputs"] if config["hidden_size_per_layer_input"] else []
     both += ["experts"] if config["enable_moe_block"] else []
@@ -90,12 +107,11 @@ def _kinds(config: Config) -> list[tuple[str, ...]]:
     return found
 
 
-def _sizes(config: Config) -> dict[str, int]:
+def _gemma4_sizes(config: Config) -> dict[str, int]:
     per_layer = config["hidden_size_per_layer_input"]
-    return {
-        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "heads": config["num_attention_heads"],
-        "head": config["head_dim"], "full_head": config["global_head_dim"], "kv_heads": config["num_key_value_heads"],
-        "full_kv_heads": config["num_global_key_value_heads"], "inner": config["intermediate_size"],
+    return attention_sizes(config) | {
+        "full_head": config["global_head_dim"], "full_kv_heads": config["num_global_key_value_heads"],
+        "inner": config["intermediate_size"],
         "inputs": per_layer, "all_inputs": per_layer * config["num_hidden_layers"],
         "input_vocab": config["vocab_size_per_layer_input"], "experts": config.get("num_experts", 0),
         "width": config.get("moe_intermediate_size", 0),
@@ -119,48 +135,117 @@ def _attention(full: str) -> dict[str, dict[str, Part]]:
     }
 
 
-def _mlp(inner: str) -> dict[str, Part]:
+def _input_tables(at: str, *, optional: bool) -> dict[str, Part]:
+    """Return the tensors outside layers of inputs per layer."""
     return {
-        "ffn_gate": Part("mlp.gate_proj", f"{inner} hidden"),
-        "ffn_up": Part("mlp.up_proj", f"{inner} hidden"),
-        "ffn_down": Part("mlp.down_proj", f"hidden {inner}"),
+        "per_layer_token_embd": Part(f"{at}.embed_tokens_per_layer", "input_vocab all_inputs", optional=optional),
+        "per_layer_model_proj": Part(f"{at}.per_layer_model_projection", "all_inputs hidden", optional=optional),
+        "per_layer_proj_norm": Part(f"{at}.per_layer_projection_norm", "inputs", optional=optional),
     }
 
 
-_EXPERTS = "experts.switch_glu"
+_NORMS = {
+    **POST_NORMS,
+    "ffn_norm": Part("pre_feedforward_layernorm", "hidden"),
+    "post_ffw_norm": Part("post_feedforward_layernorm", "hidden"),
+}
+_INPUTS = {
+    "inp_gate": Part("per_layer_input_gate", "inputs hidden"),
+    "proj": Part("per_layer_projection", "hidden inputs"),
+    "post_norm": Part("post_per_layer_input_norm", "hidden"),
+}
 GEMMA4 = LayeredArchitecture(
-    "Gemma4ForCausalLM", _config, _kinds, _sizes,
+    "Gemma4ForCausalLM", _gemma4, _gemma4_kinds, _gemma4_sizes,
     {
-        "norms": {
-            "attn_norm": Part("input_layernorm", "hidden"),
-            "post_attention_norm": Part("post_attention_layernorm", "hidden"),
-            "ffn_norm": Part("pre_feedforward_layernorm", "hidden"),
-            "post_ffw_norm": Part("post_feedforward_layernorm", "hidden"),
-            "layer_output_scale": Part("", "1", "layer_scalar", optional=True),
-        },
-        **_attention(""), **_attention("full_"), "mlp": _mlp("inner"), "wide": _mlp("2*inner"),
-        "inputs": {
-            "inp_gate": Part("per_layer_input_gate", "inputs hidden"),
-            "proj": Part("per_layer_projection", "hidden inputs"),
-            "post_norm": Part("post_per_layer_input_norm", "hidden"),
-        },
+        "norms": {**_NORMS, "layer_output_scale": Part("", "1", "layer_scalar", optional=True)},
+        **_attention(""), **_attention("full_"), "mlp": mlp(), "wide": mlp(inner="2*inner"), "inputs": _INPUTS,
         "experts": {
-            "ffn_gate_inp": Part("router.proj", "experts hidden"),
+            **experts("router.proj", "experts.switch_glu"),
             "ffn_gate_inp.scale": Part("router", "hidden", "scale"),
-            "ffn_gate_exps": Part(f"{_EXPERTS}.gate_proj", "experts width hidden"),
-            "ffn_up_exps": Part(f"{_EXPERTS}.up_proj", "experts width hidden"),
-            "ffn_down_exps": Part(f"{_EXPERTS}.down_proj", "experts hidden width"),
             "ffn_down_exps.scale": Part("router", "experts", "per_expert_scale"),
             "pre_ffw_norm_2": Part("pre_feedforward_layernorm_2", "hidden"),
             "post_ffw_norm_1": Part("post_feedforward_layernorm_1", "hidden"),
             "post_ffw_norm_2": Part("post_feedforward_layernorm_2", "hidden"),
         },
     },
-    {
-        **tables(),
-        "per_layer_token_embd": Part("model.embed_tokens_per_layer", "input_vocab all_inputs", optional=True),
-        "per_layer_model_proj": Part("model.per_layer_model_projection", "all_inputs hidden", optional=True),
-        "per_layer_proj_norm": Part("model.per_layer_projection_norm", "inputs", optional=True),
-    },
+    {**tables(), **_input_tables("model", optional=True)},
     unused=("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"),
+)  # fmt: skip
+
+
+_CLIP = 120.0  # of the coefficients of updates, which the file does not state
+_STREAMS = 4
+
+
+def _gemma3n(metadata: Metadata, file: Contents) -> Config:
+    refuse_scaled_rope(metadata)
+    config, count = base_config(metadata, file, "gemma3n_text"), layers_of(metadata)
+    windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
+    scales = metadata.numbers("{arch}.activation_sparsity_scale", count, infinite=True)
+    rank = file.shapes.get("blk.0.laurel_l.weight", ())[:1]
+    if not config["tie_word_embeddings"] or metadata.integer("{arch}.altup.num_inputs", _STREAMS) != _STREAMS:
+        raise UnsupportedModelError("this variant of GGUF architecture 'gemma3n' is not supported")
+    if not rank:
+        raise CheckpointError("tensor blk.0.laurel_l.weight is missing")
+    table = file.shapes.get("per_layer_token_embd.weight", (config["vocab_size"],))
+    return config | {
+        "intermediate_size": feed_forward(metadata), "laurel_rank": rank[0], "rope_scaling": None,
+        "hidden_size_per_layer_input": metadata.integer(
+            "{arch}.embedding_length_per_layer_input", minimum=1, maximum=1 << 16
+        ),
+        "vocab_size_per_layer_input": table[0],
+        "num_kv_shared_layers": metadata.integer("{arch}.attention.shared_kv_layers", 0, maximum=count - 1),
+        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in windowed],
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
+        "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", 10_000.0),
+        "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping", 30.0),
+        "activation_sparsity_pattern": [0.5 + 0.5 * math.erf(scale / math.sqrt(2)) for scale in scales],
+        "altup_num_inputs": _STREAMS, "altup_active_idx": metadata.integer("{arch}.altup.active_idx", 0, maximum=3),
+        "altup_coef_clip": _CLIP, "altup_correct_scale": True, "hidden_activation": "gelu_pytorch_tanh",
+    }  # fmt: skip
+
+
+def _gemma3n_sizes(config: Config) -> dict[str, int]:
+    per_layer = config["hidden_size_per_layer_input"]
+    return attention_sizes(config) | {
+        "inner": config["intermediate_size"], "rank": config["laurel_rank"], "streams": _STREAMS,
+        "others": _STREAMS - 1, "inputs": per_layer, "all_inputs": per_layer * config["num_hidden_layers"],
+        "input_vocab": config["vocab_size_per_layer_input"],
+    }  # fmt: skip
+
+
+_MODEL = "model.language_model"
+
+
+def _projections(module: str, source: str) -> dict[str, Part]:
+    """Return the matrices of a stack, one for each stream but the first."""
+    return {
+        f"{source}_{i}": Part(f"{_MODEL}.{module}.{i}", "others hidden hidden", source=source, index=i)
+        for i in range(_STREAMS - 1)
+    }
+
+
+_TABLES = tables(f"{_MODEL}.norm", f"{_MODEL}.embed_tokens")
+GEMMA3N = LayeredArchitecture(
+    "Gemma3nForCausalLM", _gemma3n, alike, _gemma3n_sizes,
+    {
+        "layer": {
+            **_NORMS, **attention(), **head_norms(), **mlp(), **_INPUTS,
+            "altup_correct_coef": Part("altup.correction_coefs", "streams streams"),
+            "altup_correct_scale": Part("altup", "hidden", "correct_output_scale"),
+            "altup_predict_coef": Part("altup.prediction_coefs", "streams*streams streams"),
+            "altup_router": Part("altup.modality_router", "streams hidden"),
+            "altup_router_norm": Part("altup.router_norm", "hidden"),
+            "laurel_l": Part("laurel.linear_left", "rank hidden"),
+            "laurel_r": Part("laurel.linear_right", "hidden rank"),
+            "laurel_post_norm": Part("laurel.post_laurel_norm", "hidden"),
+        },
+    },
+    {
+        "token_embd": _TABLES["token_embd"], "output_norm": _TABLES["output_norm"],
+        **_input_tables(_MODEL, optional=False),
+        **_projections("altup_projections", "altup_proj"),
+        **_projections("altup_unembed_projections", "altup_unembd_proj"),
+    },
+    layer=f"{_MODEL}.layers.{{}}",
 )  # fmt: skip

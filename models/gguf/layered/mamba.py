@@ -4,10 +4,9 @@ The files store -exp(A_log), and A, D and norms with another axis. Attention of 
 positions, so its interleaved rows of Q and K need no order.
 """
 
-from typing import Any
-
 from headrace.models.gguf.layered.common import (
     NORMS,
+    alike,
     attention,
     attention_sizes,
     base_config,
@@ -17,6 +16,7 @@ from headrace.models.gguf.layered.common import (
     mixture,
     mlp,
     refuse_scaled_rope,
+    routed,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
 from headrace.models.gguf.metadata import Metadata
@@ -39,24 +39,28 @@ def _mixer(at: str, *, norm: bool = True, bias: bool = True) -> dict[str, Part]:
     }
 
 
-def _mamba(metadata: Metadata, file: Contents) -> dict[str, Any]:
-    """Return the sizes of Mamba-2 layers by general names."""
+Keys = tuple[str, str, str, str, str, str]
+"""Entries of a config: heads, their size, groups, states of a channel, taps of the convolution, and its bias."""
+_KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_conv_bias")
+
+
+def _mamba(metadata: Metadata, file: Contents, keys: Keys = _KEYS) -> Config:
+    """Return the entries of Mamba-2 layers."""
     heads = metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16)
     inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
     groups = metadata.integer("{arch}.ssm.group_count", minimum=1, maximum=1 << 16)
     if inner % heads or heads % groups:
         raise CheckpointError(f"{heads} Mamba heads of {inner} in {groups} groups do not fit")
-    return {
-        "heads": heads, "head": inner // heads, "groups": groups,
-        "state": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
-        "kernel": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
-        "bias": any(name.endswith(".ssm_conv1d.bias") for name in file.shapes),
-    }  # fmt: skip
+    state = metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16)
+    kernel = metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64)
+    bias = any(name.endswith(".ssm_conv1d.bias") for name in file.shapes)
+    return dict(zip(keys, (heads, inner // heads, groups, state, kernel, bias), strict=True))
 
 
-def _mamba_sizes(heads: int, head: int, groups: int, state: int, kernel: int) -> dict[str, int]:
+def _hybrid_sizes(config: Config, keys: Keys = _KEYS) -> dict[str, int]:
+    heads, head, groups, state, kernel = (config[key] for key in keys[:5])
     inner, mixed = heads * head, heads * head + 2 * groups * state
-    return {
+    return attention_sizes(config) | {
         "mamba_heads": heads, "states": inner, "groups": groups, "per_group": inner // groups, "kernel": kernel,
         "mixed": mixed, "all": inner + mixed + heads,
     }  # fmt: skip
@@ -68,10 +72,8 @@ def _granite(metadata: Metadata, file: Contents) -> Config:
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     if metadata.flag("{arch}.rope.scaling.finetuned", False):
         raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
-    config |= {
+    config |= mamba | {
         "layer_types": ["attention" if count else "mamba" for count in kv_heads],
-        "mamba_n_heads": mamba["heads"], "mamba_d_head": mamba["head"], "mamba_n_groups": mamba["groups"],
-        "mamba_d_state": mamba["state"], "mamba_d_conv": mamba["kernel"], "mamba_conv_bias": mamba["bias"],
         "mamba_proj_bias": False, "time_step_limit": [0.0, _LONGEST_STEP],
         "attention_bias": False, "mlp_bias": False, "position_embedding_type": "nope",
         "attention_multiplier": metadata.positive("{arch}.attention.scale"),
@@ -83,26 +85,14 @@ def _granite(metadata: Metadata, file: Contents) -> Config:
         inner = feed_forward(metadata)
         return config | {"intermediate_size": inner, "shared_intermediate_size": inner, "num_local_experts": 0}
     shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=1 << 22)
-    width = metadata.integer("{arch}.expert_feed_forward_length", feed_forward(metadata), minimum=1, maximum=1 << 22)
-    count = metadata.integer("{arch}.expert_count", maximum=1 << 14)
-    active = metadata.integer("{arch}.expert_used_count", minimum=1, maximum=count)
-    return config | {
-        "num_local_experts": count, "num_experts_per_tok": active, "intermediate_size": width,
-        "shared_intermediate_size": shared,
-    }  # fmt: skip
+    names = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
+    return config | mixture(metadata, *names, feed_forward(metadata)) | {"shared_intermediate_size": shared}
 
 
 def _granite_sizes(config: Config) -> dict[str, int]:
-    keys = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-    inner = config["intermediate_size"]
-    return (
-        attention_sizes(config)
-        | _mamba_sizes(*(config[key] for key in keys))
-        | {
-            "inner": inner, "width": inner, "experts": config["num_local_experts"],
-            "shared": config["shared_intermediate_size"],
-        }
-    )  # fmt: skip
+    inner, experts = config["intermediate_size"], config["num_local_experts"]
+    more = {"inner": inner, "width": inner, "experts": experts, "shared": config["shared_intermediate_size"]}
+    return _hybrid_sizes(config) | more
 
 
 def _granite_kinds(config: Config) -> list[tuple[str, ...]]:
@@ -126,49 +116,37 @@ GRANITE_HYBRID = LayeredArchitecture(
 )  # fmt: skip
 
 
+_NEMOTRON_KEYS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias")
+
+
 def _nemotron(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "nemotron_h", layer_norm="layer_norm_epsilon")
-    count, mamba = layers_of(metadata), _mamba(metadata, file)
+    count, mamba = layers_of(metadata), _mamba(metadata, file, _NEMOTRON_KEYS)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     inner = metadata.per_layer("{arch}.feed_forward_length", count)
     mixed = metadata.integer("{arch}.expert_count", 0) > 0
     letters = ["*" if kv else ("E" if mixed else "-") if ff else "M" for kv, ff in zip(kv_heads, inner, strict=True)]
-    config |= {
+    config |= mamba | {
         "hybrid_override_pattern": "".join(letters[: config["num_hidden_layers"]]),
-        "intermediate_size": max(max(inner), 1), "mamba_num_heads": mamba["heads"], "mamba_head_dim": mamba["head"],
-        "n_groups": mamba["groups"], "ssm_state_size": mamba["state"], "conv_kernel": mamba["kernel"],
-        "use_conv_bias": mamba["bias"], "mamba_proj_bias": False, "attention_bias": False, "mlp_bias": False,
+        "intermediate_size": max(max(inner), 1), "mamba_proj_bias": False, "attention_bias": False, "mlp_bias": False,
         "use_bias": False, "tie_word_embeddings": False,
     }  # fmt: skip
     if "output.weight" not in file.shapes:
         raise UnsupportedModelError("a Nemotron-H with tied embeddings is not supported")
     if not mixed:
         return config
-    shared = metadata.integer("{arch}.expert_shared_count", 0)
     width = metadata.integer("{arch}.expert_shared_feed_forward_length", 0, maximum=1 << 22)
-    latent = metadata.integer("{arch}.moe_latent_size", 0, maximum=1 << 20)
-    return config | mixture(metadata, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size") | {
-        "n_shared_experts": shared or None, "moe_shared_expert_intermediate_size": width,
-        "moe_latent_size": latent or None, "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", False),
-        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 0.0) or 1.0,
-        "n_group": metadata.integer("{arch}.expert_group_count", 0) or 1,
-        "topk_group": metadata.integer("{arch}.expert_group_used_count", 0) or 1,
-    }  # fmt: skip
+    latent = metadata.integer("{arch}.moe_latent_size", 0, maximum=1 << 20) or None
+    return config | routed(metadata) | {"moe_shared_expert_intermediate_size": width, "moe_latent_size": latent}
 
 
 def _nemotron_sizes(config: Config) -> dict[str, int]:
-    keys = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
-    return (
-        attention_sizes(config)
-        | _mamba_sizes(*(config[key] for key in keys))
-        | {
-            "inner": config["intermediate_size"], "experts": config.get("n_routed_experts", 0),
-            "width": config.get("moe_intermediate_size", 0),
-            "shared": config.get("moe_shared_expert_intermediate_size", 0),
-            "latent": config.get("moe_latent_size") or 0,
-            "inputs": config.get("moe_latent_size") or config["hidden_size"],
-        }
-    )  # fmt: skip
+    latent = config.get("moe_latent_size") or 0
+    return _hybrid_sizes(config, _NEMOTRON_KEYS) | {
+        "inner": config["intermediate_size"], "experts": config.get("n_routed_experts", 0),
+        "width": config.get("moe_intermediate_size", 0), "latent": latent, "inputs": latent or config["hidden_size"],
+        "shared": config.get("moe_shared_expert_intermediate_size", 0),
+    }  # fmt: skip
 
 
 def _nemotron_kinds(config: Config) -> list[tuple[str, ...]]:
@@ -208,13 +186,11 @@ def _falcon(metadata: Metadata, file: Contents) -> Config:
     refuse_scaled_rope(metadata)
     config, mamba = base_config(metadata, file, "falcon_h1"), _mamba(metadata, file)
     normed = any(name.endswith(".ssm_norm.weight") for name in file.shapes)
-    if normed and mamba["groups"] > 1:
+    if normed and mamba["mamba_n_groups"] > 1:
         raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
     ones = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
-    return config | {
-        "intermediate_size": feed_forward(metadata), "mamba_d_ssm": mamba["heads"] * mamba["head"],
-        "mamba_n_heads": mamba["heads"], "mamba_d_head": mamba["head"], "mamba_n_groups": mamba["groups"],
-        "mamba_d_state": mamba["state"], "mamba_d_conv": mamba["kernel"], "mamba_conv_bias": mamba["bias"],
+    return config | mamba | {
+        "intermediate_size": feed_forward(metadata), "mamba_d_ssm": mamba["mamba_n_heads"] * mamba["mamba_d_head"],
         "mamba_rms_norm": normed, "mamba_norm_before_gate": False, "mamba_proj_bias": False,
         "mlp_bias": False, "attention_bias": False, "projectors_bias": False,
         # llama.cpp's converter folds all multipliers into the weights.
@@ -223,20 +199,13 @@ def _falcon(metadata: Metadata, file: Contents) -> Config:
 
 
 def _falcon_sizes(config: Config) -> dict[str, int]:
-    keys = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-    return (
-        attention_sizes(config) | _mamba_sizes(*(config[key] for key in keys)) | {"inner": config["intermediate_size"]}
-    )
-
-
-def _falcon_kinds(config: Config) -> list[tuple[str, ...]]:
-    return [("all",)] * config["num_hidden_layers"]
+    return _hybrid_sizes(config) | {"inner": config["intermediate_size"]}
 
 
 FALCON_H1 = LayeredArchitecture(
-    "FalconH1ForCausalLM", _falcon, _falcon_kinds, _falcon_sizes,
+    "FalconH1ForCausalLM", _falcon, alike, _falcon_sizes,
     {
-        "all": {
+        "layer": {
             "attn_norm": Part("input_layernorm", "hidden"), "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
             **attention(), **_mixer("mamba", norm=False, bias=False), **mlp("feed_forward"),
         },

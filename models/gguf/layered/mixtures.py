@@ -4,19 +4,25 @@ Layers for multi-token prediction are left out.
 """
 
 from headrace.models.gguf.layered.common import (
+    LATENT_HEADS,
+    LATENTS,
     NORMS,
     NUMBERED_DRAFTS,
     POST_NORMS,
+    alike,
     attention,
     attention_sizes,
     base_config,
     biases,
     experts,
     feed_forward,
+    feed_forwards,
     head_norms,
+    latent_sizes,
     mixture,
     mlp,
     refuse_scaled_rope,
+    routed,
     scaled_rope,
     shared_expert,
 )
@@ -28,26 +34,14 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 
 def _routed(metadata: Metadata) -> Config:
-    """Return the entries of DeepSeek's way to choose experts, which GLM has, too."""
-    shared = metadata.integer("{arch}.expert_shared_count", 0, maximum=1 << 10)
-    return mixture(metadata, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size") | {
-        "n_shared_experts": shared or None,
-        "first_k_dense_replace": metadata.integer("{arch}.leading_dense_block_count", 0),
-        "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", False),
-        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 0.0) or 1.0,
-        "n_group": metadata.integer("{arch}.expert_group_count", 0) or 1,
-        "topk_group": metadata.integer("{arch}.expert_group_used_count", 0) or 1,
-        "intermediate_size": feed_forward(metadata),
-    }
+    """Return the entries of a mixture with dense first layers."""
+    dense = metadata.integer("{arch}.leading_dense_block_count", 0)
+    return routed(metadata) | {"first_k_dense_replace": dense, "intermediate_size": feed_forward(metadata)}
 
 
 def _kinds(config: Config) -> list[tuple[str, ...]]:
-    dense = config["first_k_dense_replace"]
     queries = "q_lora" if config.get("q_lora_rank") else "q"
-    return [
-        ("layer", queries, "k_b", "dense" if layer < dense else "sparse")
-        for layer in range(config["num_hidden_layers"])
-    ]
+    return [("layer", queries, "k_b", kind) for kind in feed_forwards(config)]
 
 
 def _mixture_sizes(config: Config) -> dict[str, int]:
@@ -77,16 +71,11 @@ def _glm(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _glm_kinds(config: Config) -> list[tuple[str, ...]]:
-    dense = config["first_k_dense_replace"]
-    return [("layer", "dense" if layer < dense else "sparse") for layer in range(config["num_hidden_layers"])]
-
-
 GLM4_MOE = LayeredArchitecture(
-    "Glm4MoeForCausalLM", _glm, _glm_kinds, _mixture_sizes,
+    "Glm4MoeForCausalLM", _glm, lambda config: [("layer", kind) for kind in feed_forwards(config)], _mixture_sizes,
     {
         "layer": {
-            **POST_NORMS, **biases(attention(), ("attn_q", "attn_k", "attn_v"), optional=True),
+            **POST_NORMS, **biases(attention(), "attn_q", "attn_k", "attn_v", optional=True),
             **head_norms(optional=True),
         },
         "dense": mlp(), "sparse": _GATE,
@@ -125,24 +114,15 @@ def _deepseek(metadata: Metadata, file: Contents) -> Config:
 
 
 def _deepseek_sizes(config: Config) -> dict[str, int]:
-    sizes = _mixture_sizes(config | {"head_dim": 0})
-    rope, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
-    return sizes | {
-        "query": rope + nope, "nope": nope, "value": value, "q_lora": config["q_lora_rank"] or 0,
-        "kv_lora": config["kv_lora_rank"], "latent": config["kv_lora_rank"] + rope, "both": nope + value,
-    }  # fmt: skip
+    sizes = _mixture_sizes(config | {"head_dim": 0}) | latent_sizes(config)
+    return sizes | {"q_lora": config["q_lora_rank"] or 0, "both": sizes["nope"] + sizes["value"]}
 
 
 _SELF = "self_attn"
 DEEPSEEK2 = LayeredArchitecture(
     "DeepseekV3ForCausalLM", _deepseek, _kinds, _deepseek_sizes,
     {
-        "layer": {
-            **NORMS,
-            "attn_kv_a_mqa": Part(f"{_SELF}.kv_a_proj_with_mqa", "latent hidden"),
-            "attn_kv_a_norm": Part(f"{_SELF}.kv_a_layernorm", "kv_lora"),
-            "attn_output": Part(f"{_SELF}.o_proj", "hidden heads*value"),
-        },
+        "layer": {**NORMS, **LATENTS},
         "q": {"attn_q": Part(f"{_SELF}.q_proj", "heads*query hidden")},
         "q_lora": {
             "attn_q_a": Part(f"{_SELF}.q_a_proj", "q_lora hidden"),
@@ -150,10 +130,7 @@ DEEPSEEK2 = LayeredArchitecture(
             "attn_q_b": Part(f"{_SELF}.q_b_proj", "heads*query q_lora"),
         },
         "kv_b": {"attn_kv_b": Part(f"{_SELF}.kv_b_proj", "heads*both kv_lora")},
-        "k_b": {
-            "attn_k_b": Part(f"{_SELF}.embed_q", "heads kv_lora nope"),
-            "attn_v_b": Part(f"{_SELF}.unembed_out", "heads value kv_lora"),
-        },
+        "k_b": LATENT_HEADS,
         "dense": mlp(), "sparse": _GATE,
     },
     tables(),
@@ -175,13 +152,9 @@ def _minimax(metadata: Metadata, file: Contents) -> Config:
     }  # fmt: skip
 
 
-def _minimax_kinds(config: Config) -> list[tuple[str, ...]]:
-    return [("layer",)] * config["num_hidden_layers"]
-
-
 _SPARSE = "block_sparse_moe"
 MINIMAX_M2 = LayeredArchitecture(
-    "MiniMaxM2ForCausalLM", _minimax, _minimax_kinds,
+    "MiniMaxM2ForCausalLM", _minimax, alike,
     lambda config: attention_sizes(config)
     | {"experts": config["num_local_experts"], "width": config["intermediate_size"]},
     {
