@@ -20,8 +20,7 @@ from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.answer.tools import read_tools
 from headrace.app.answer.value_types import Whole, read_value
-from headrace.app.config.activations_option import activations_choice
-from headrace.app.config.kv_option import kv_choice
+from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
 from headrace.app.predict.prediction import Prediction

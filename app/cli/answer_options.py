@@ -18,9 +18,8 @@ from headrace.app.answer.value_types import (
     Whole,
     read_value,
 )
-from headrace.app.config.activations_option import ACTIVATION_NAMES
 from headrace.app.config.grammar_file import is_schema, read_grammar_file
-from headrace.app.config.kv_option import KV_NAMES
+from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.models.text.thinking import LEVELS
 from headrace.runtime.errors import UsageError
 

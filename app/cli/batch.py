@@ -232,7 +232,7 @@ def _report(
 
 def _summarise(report: "BatchReport", *, as_json: bool) -> None:
     from headrace.app.batch.summary import document, sentences, waits_table
-    from headrace.app.cli.json_output import print_json
+    from headrace.app.cli.say import print_json
     from headrace.app.output.tables import print_lines, table_lines
     from headrace.app.output.terminal import table_width
 

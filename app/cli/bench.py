@@ -17,8 +17,7 @@ from headrace.app.cli.bench_options import BenchOptions, bench_options, on_comma
 from headrace.app.cli.completion import files
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.hosts_options import chosen_hosts
-from headrace.app.cli.json_output import print_json
-from headrace.app.cli.say import say
+from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def _run_options(given: BenchOptions) -> "Options":
     """Check the options and plan the run. Raises UsageError."""
     from headrace.app.bench.measure.kv_formats import check_formats
     from headrace.app.bench.measure.run import Options
-    from headrace.app.cli.bench_peers import chosen_peers
+    from headrace.app.cli.bench_options import chosen_peers
     from headrace.app.config.settings import chosen_model, load_settings
 
     tests = _tests(given)

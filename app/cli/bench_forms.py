@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 
-from headrace.app.cli.json_output import json_text
-from headrace.app.cli.say import say
+from headrace.app.cli.say import json_text, say
 from headrace.app.output.document import Document
 
 

@@ -71,7 +71,7 @@ class _Report:
         from headrace.app.bench.measure.plan import plan
         from headrace.app.bench.measure.run import Options, run
         from headrace.app.bench.show.live import live_view
-        from headrace.app.cli.bench_peers import chosen_peers
+        from headrace.app.cli.bench_options import chosen_peers
 
         given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))  # no CPU kernels
         options = Options(

@@ -25,7 +25,7 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
     from headrace.app.bench.quality.run import run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.bench.quality.variants import Options
-    from headrace.app.cli.bench_peers import chosen_peers
+    from headrace.app.cli.bench_options import chosen_peers
     from headrace.app.config.settings import chosen_model, load_settings
 
     typed = {str(parameter.name): parameter.opts[-1] for parameter in ctx.command.params if parameter.name}

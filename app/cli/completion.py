@@ -89,7 +89,7 @@ def session_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 def kv_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Complete K/V formats with commas between them."""
-    from headrace.app.config.kv_option import KV_NAMES
+    from headrace.app.config.load_options import KV_NAMES
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in KV_NAMES if name.startswith(last) and name not in before.split(",")]

@@ -13,7 +13,7 @@ import click
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.diagnosis import Report, findings, gather
 from headrace.app.cli.finding import Finding, draw_finding, plain_finding
-from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.terminal import can_redraw, may_style
 from headrace.app.versions import NOT_INSTALLED

@@ -6,8 +6,7 @@ from textwrap import fill
 import click
 from click.shell_completion import CompletionItem
 
-from headrace.app.cli.json_output import print_json
-from headrace.app.cli.say import say
+from headrace.app.cli.say import print_json, say
 from headrace.app.output.explanations import FIELDS, Explanation, explanation, explanations
 
 _COLUMNS = 80

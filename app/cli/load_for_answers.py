@@ -39,8 +39,7 @@ def load_noted(
 
     hosts: machines that share it.
     """
-    from headrace.app.config.activations_option import activations_choice
-    from headrace.app.config.kv_option import kv_choice
+    from headrace.app.config.load_options import activations_choice, kv_choice
     from headrace.app.hosts.load import load_model
 
     loaded = load_model(

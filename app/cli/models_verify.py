@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.completion import installed_names
-from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import print_json
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.sanitise import sanitise
 from headrace.models.registry.checksums import content_problems, recorded_files

@@ -2,7 +2,7 @@
 
 import click
 
-from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import print_json
 from headrace.app.config.presets import presets_path
 from headrace.app.config.settings import settings_path, write_default
 from headrace.app.engine.link import log_path

@@ -8,7 +8,7 @@ import click
 
 from headrace.app.cli.answer_options import kv_option
 from headrace.app.cli.completion import chip_names, model_names
-from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import print_json
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.runtime.errors import UsageError
 

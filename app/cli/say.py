@@ -1,10 +1,30 @@
-"""Sanitised lines on standard output and error."""
+"""Lines, JSON documents and questions of commands on a terminal: sanitised text, indented ASCII JSON."""
+
+import json
+from typing import Any
 
 import click
 
 from headrace.app.output.sanitise import sanitise
+from headrace.runtime.errors import HeadraceError
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print `text` and a newline."""
     click.echo(sanitise(text), err=err)
+
+
+def confirm(question: str) -> None:
+    """Ask on standard error. Raises HeadraceError for "no"."""
+    if not click.confirm(question, err=True):
+        raise HeadraceError("nothing was removed")
+
+
+def json_text(document: Any) -> str:
+    """Return the document's text. ASCII cannot drive a terminal and fits any encoding."""
+    return json.dumps(document, indent=2)
+
+
+def print_json(document: Any) -> None:
+    """Print `document` and a newline."""
+    click.echo(json_text(document))

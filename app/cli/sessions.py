@@ -14,8 +14,7 @@ import click
 
 from headrace.app.cli.aliases import AliasedGroup
 from headrace.app.cli.completion import session_ids
-from headrace.app.cli.confirm import confirm
-from headrace.app.cli.json_output import json_text, print_json
+from headrace.app.cli.say import confirm, json_text, print_json
 from headrace.app.output.output_file import write_output
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column, print_lines, table_lines

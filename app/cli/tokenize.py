@@ -6,8 +6,7 @@ import sys
 import click
 
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.json_output import print_json
-from headrace.app.cli.say import say
+from headrace.app.cli.say import print_json, say
 from headrace.runtime.errors import UsageError
 
 

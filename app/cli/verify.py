@@ -8,7 +8,7 @@ import click
 
 from headrace.app.cli.answer_options import activations_option, as_object, kv_option
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.json_output import print_json
+from headrace.app.cli.say import print_json
 
 
 @dataclass(frozen=True, slots=True)

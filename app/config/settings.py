@@ -13,9 +13,8 @@ from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, Option
 from headrace.app.answer.value_types import Flag, Number, OneOf, Text, ValueType, Whole, read_value
-from headrace.app.config.activations_option import ACTIVATION_NAMES
 from headrace.app.config.file_lock import alone_with
-from headrace.app.config.kv_option import KV_NAMES
+from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.runtime.config import environment
 from headrace.runtime.config.paths import config_dir
 from headrace.runtime.config.replace_file import replace_file

@@ -13,8 +13,7 @@ from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.answerer import Answerer
 from headrace.app.answer.prompt_reuse import ReuseLog
 from headrace.app.answer.token_reports import token_reports
-from headrace.app.config.activations_option import activations_choice
-from headrace.app.config.kv_option import kv_choice
+from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.engine.batch_report import BatchReport
 from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec, PrefetchPrompt
 from headrace.app.engine.events import (

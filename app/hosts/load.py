@@ -1,49 +1,26 @@
 """Loading of a model for every command that answers: on this machine, or on several that share it."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from headrace.app.hosts.choice import HostsChoice
-from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.loading.load import KVChoice, LoadedModel, load_resolved
-from headrace.models.network.activations import ActivationsChoice
+from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
 from headrace.models.registry.resolve import ResolvedModel
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks, Say
 
 
-def load_model(
-    resolved: ResolvedModel,
-    hosts: HostsChoice | None,
-    *,
-    context: int | None = None,
-    requantize: Quantization | None = None,
-    kv: KVChoice = None,
-    activations: ActivationsChoice = 16,
-    force: bool = False,
-) -> LoadedModel:
+def load_model(resolved: ResolvedModel, hosts: HostsChoice | None, **options: Unpack[LoadOptions]) -> LoadedModel:
     """Load a model on `hosts`; None: on this machine alone. Raises the errors of `load_resolved` or `load_on_hosts`."""
     if hosts is None:
-        return load_resolved(
-            resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force
-        )
-    loaded, _ = load_on_hosts(
-        hosts, resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force
-    )
+        return load_resolved(resolved, **options)
+    loaded, _ = load_on_hosts(hosts, resolved, **options)
     return loaded
 
 
 def load_on_hosts(
-    choice: HostsChoice,
-    resolved: ResolvedModel,
-    *,
-    context: int | None = None,
-    requantize: Quantization | None = None,
-    kv: KVChoice = None,
-    activations: ActivationsChoice = 16,
-    force: bool = False,
-    say: "Say | None" = None,
+    choice: HostsChoice, resolved: ResolvedModel, *, say: "Say | None" = None, **options: Unpack[LoadOptions]
 ) -> "tuple[LoadedModel, Ranks]":
     """Start the ranks and load each one's part of a model. A lost rank ends this process, after `say`.
 
@@ -56,17 +33,7 @@ def load_on_hosts(
     ranks = start_ranks(choice, resolved, say or say_lost)
     assert ranks.split is not None
     try:
-        loaded = load_ranked(
-            resolved,
-            ranks.leader,
-            ranks.split,
-            backend=ranks.backend,
-            context=context,
-            requantize=requantize,
-            kv=kv,
-            activations=activations,
-            force=force,
-        )
+        loaded = load_ranked(resolved, ranks.leader, ranks.split, backend=ranks.backend, **options)
     except BaseException:
         ranks.close()
         raise

@@ -1,5 +1,32 @@
 """JSON documents that commands print."""
 
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Document = dict[str, Any]
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Return the lines of a table whose first `left` columns are aligned left."""
+    rule = ["---" if number < left else "---:" for number in range(len(head))]
+    return [f"| {' | '.join(line)} |" for line in (head, rule, *rows)]
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, headed by all their keys."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dictionaries to dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -1,17 +1,15 @@
 """Predictions as terminal tables, or in full and without colour elsewhere."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
 
 from headrace.app.output.document import Document
 from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table
 from headrace.app.output.terminal import console
 from headrace.runtime.metrics.units import format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 _FITS = {True: "yes", False: "no", None: "?"}
 
@@ -129,8 +127,6 @@ def _pays_from(target: Document, drafts: int) -> str:
 
 def show_fit(document: Document) -> None:
     """Print a row per model: memory, speed, largest context."""
-    from rich.text import Text
-
     target, rows = document["target"], document["models"]
     usable = target["usable_memory_bytes"]
     room = f", {format_bytes(usable)} for models" if usable else ""
@@ -181,9 +177,7 @@ def _chip_flops(chip: Document) -> str:
     return f"{chip['fp16_tflops']:.3g}" if chip["fp16_tflops"] else ""
 
 
-def _chip(name: str) -> "Text":
-    from rich.text import Text
-
+def _chip(name: str) -> Text:
     return Text(name, style="bold" if name == "this machine" else "")
 
 
@@ -233,8 +227,6 @@ def _show_levers(found: Document) -> None:
 
 def print_head(model: Document) -> None:
     """Print a model's name and sizes."""
-    from rich.text import Text
-
     facts = (
         f"{model['parameters'] / 1e9:.2f} B weights, {format_bytes(model['weight_bytes_per_step'])} per step, "
         f"{format_bytes(model['kv_bytes_per_token'])} of K/V per token"
@@ -245,8 +237,6 @@ def print_head(model: Document) -> None:
 
 
 def _title(text: str) -> None:
-    from rich.text import Text
-
     console().print(Text(text, style="bold cyan"))
 
 
@@ -269,14 +259,12 @@ def _intensity(value: float) -> str:
 
 def print_notes(lines: list[str]) -> None:
     """Print dim lines."""
-    from rich.text import Text
-
     screen = _screen()
     for line in lines:
         screen.print(Text(line, style="dim"))
 
 
-def _screen() -> "Console":
+def _screen() -> Console:
     """Return a console on standard output that never wraps in pipes and files."""
     screen = console()
     if not screen.is_terminal:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.text import Text
+
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.verify.checks import Plan, Row
@@ -60,8 +62,6 @@ def document(about: About, rows: Sequence[Row], *, interrupted: bool) -> Documen
 
 def show(found: Document, width: int | None) -> None:
     """Print a line per check on standard output, then the summary."""
-    from rich.text import Text
-
     checks = found["checks"]
     columns = [
         Column("check", [check["name"] for check in checks], right=False),

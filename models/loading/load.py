@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import mlx.core as mx
 
@@ -73,15 +73,18 @@ class LoadedModel:
         return getattr(self.network, "activations", 16)
 
 
+class LoadOptions(TypedDict, total=False):
+    """Options of `load_model`, for functions that pass them on."""
+
+    context: int | None
+    requantize: Quantization | None
+    kv: KVChoice
+    activations: ActivationsChoice
+    force: bool
+
+
 def load_resolved(
-    resolved: ResolvedModel,
-    *,
-    context: int | None = None,
-    requantize: Quantization | None = None,
-    kv: KVChoice = None,
-    activations: ActivationsChoice = 16,
-    force: bool = False,
-    place: "Place | None" = None,
+    resolved: ResolvedModel, *, place: "Place | None" = None, **options: Unpack[LoadOptions]
 ) -> LoadedModel:
     """Call `load_model` for a resolved model; an error names a damaged store entry and how to replace it.
 
@@ -89,16 +92,7 @@ def load_resolved(
     """
     path, name = resolved.path, resolved.name
     with report_store_damage(resolved.stored_as, path):
-        loaded = load_model(
-            path,
-            name=name,
-            context=context,
-            requantize=requantize,
-            kv=kv,
-            activations=activations,
-            force=force,
-            place=place,
-        )
+        loaded = load_model(path, name=name, place=place, **options)
         return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
 
 

@@ -1,6 +1,6 @@
 """Comparison of two documents by test: the speed of B relative to A, and its significance.
 
-It compares typical speeds (`app.bench.measure.typical`) at equal memory speed (`app.bench.compare.significance`). The
+It compares typical speeds (`app.bench.measure.sample`) at equal memory speed (`app.bench.compare.significance`). The
 rate of false alarms over all tests of a comparison is at most one in twenty.
 """
 

@@ -17,7 +17,7 @@ from headrace.app.bench.measure.memory_speed import MemorySpeed
 from headrace.app.bench.measure.ratios import agreement, ratios, scaling
 from headrace.app.bench.measure.result import Result
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.config.kv_option import PACKED
+from headrace.app.config.load_options import PACKED
 from headrace.app.output.document import Document
 from headrace.app.predict.step_cost_fit import fit_step_cost, points_of
 from headrace.app.versions import versions

@@ -23,7 +23,7 @@ _OPENVINO = {
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
     """Raise UsageError for unknown formats, `auto` among others, and formats that a peer lacks."""
-    from headrace.app.config.kv_option import kv_choice
+    from headrace.app.config.load_options import kv_choice
 
     for name in formats:
         kv_choice(name)

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.sample import Repetition, Sample
+from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
 from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.speculation import speculation_of
-from headrace.app.bench.measure.typical import typical_speed
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
 from headrace.runtime.machine.energy import per_token
 from headrace.runtime.metrics.telemetry import Percentiles, mbu, quantile

@@ -38,8 +38,9 @@ from headrace.runtime.machine.sensors import sensors
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks
-    from headrace.models.loading.load import LoadedModel
+    from headrace.models.loading.load import LoadedModel, LoadOptions
     from headrace.models.registry.background_check import BackgroundCheck
+    from headrace.models.registry.resolve import ResolvedModel
     from headrace.runtime.network import Network
 
 _CHECK_S = 5.0  # for the checksums of a model's files, after all measurements
@@ -254,38 +255,40 @@ def _load_all(
     """Return the models, and the ranks of the one on several machines; `stack` ends them."""
     if options.hosts is None:
         return [_load(name, options) for name in options.models], None
-    from headrace.app.config.activations_option import activations_choice
-    from headrace.app.config.kv_option import kv_choice
     from headrace.app.hosts.load import load_on_hosts
     from headrace.models.registry.background_check import BackgroundCheck
-    from headrace.models.registry.resolve import resolve
 
-    with drawn_progress() as progress:
-        resolved = resolve(options.models[0], progress=progress)
-    limit = max(test.tokens for test in options.tests)
-    kv = kv_choice(options.kv[0])
-    rounding = activations_choice(options.activations)
-    loaded, ranks = load_on_hosts(
-        options.hosts, resolved, context=limit, kv=kv, activations=rounding, force=options.force
-    )
+    resolved = _resolved(options.models[0])
+    loaded, ranks = load_on_hosts(options.hosts, resolved, **_load_options(options, options.kv[0]))
     stack.callback(ranks.close)
     return [(loaded, BackgroundCheck(resolved))], ranks
 
 
 def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
-    from headrace.app.config.activations_option import activations_choice
-    from headrace.app.config.kv_option import kv_choice
     from headrace.models.loading.load import load_resolved
     from headrace.models.registry.background_check import BackgroundCheck
+
+    resolved = _resolved(name)
+    loaded = load_resolved(resolved, **_load_options(options, options.kv[0] if len(options.kv) == 1 else "f16"))
+    return loaded, BackgroundCheck(resolved)
+
+
+def _resolved(name: str | None) -> "ResolvedModel":
     from headrace.models.registry.resolve import resolve
 
-    limit = max(test.tokens for test in options.tests)
     with drawn_progress() as progress:
-        resolved = resolve(name, progress=progress)
-    kv = kv_choice(options.kv[0] if len(options.kv) == 1 else "f16")
-    rounding = activations_choice(options.activations)
-    loaded = load_resolved(resolved, context=limit, kv=kv, activations=rounding, force=options.force)
-    return loaded, BackgroundCheck(resolved)
+        return resolve(name, progress=progress)
+
+
+def _load_options(options: Options, kv: str) -> "LoadOptions":
+    from headrace.app.config.load_options import activations_choice, kv_choice
+
+    return {
+        "context": max(test.tokens for test in options.tests),
+        "kv": kv_choice(kv),
+        "activations": activations_choice(options.activations),
+        "force": options.force,
+    }
 
 
 def _expected(model: "LoadedModel") -> tuple[bool, str]:
@@ -298,13 +301,8 @@ def _expected(model: "LoadedModel") -> tuple[bool, str]:
 
 def _draft(options: Options, model: "LoadedModel") -> "Network | None":
     from headrace.models.loading.draft import load_draft
-    from headrace.models.registry.resolve import resolve
 
-    if options.draft is None:
-        return None
-    with drawn_progress() as progress:
-        resolved = resolve(options.draft, progress=progress)
-    return load_draft(resolved, model).network
+    return None if options.draft is None else load_draft(_resolved(options.draft), model).network
 
 
 def _own(

@@ -8,6 +8,7 @@ sequences it joined. Workload: decoding with speculation, all sequences, from wh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 from headrace.app.bench.measure.plan import Test
@@ -136,3 +137,10 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def typical_speed(test: Test, sample: Sample) -> float:
+    """Return tokens per second of the median step for a decode test, of the whole test otherwise."""
+    if test.kind == "decode":
+        return test.batch / median(sample.latencies_s)
+    return sample.tokens_per_second(test)

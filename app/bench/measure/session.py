@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.sample import Backend, Repetition
-from headrace.app.bench.measure.typical import typical_speed
+from headrace.app.bench.measure.sample import Backend, Repetition, typical_speed
 from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.cpu_use import CPUMeter

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 
+from rich.text import Text
+
 from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.formats import model_line
-from headrace.app.bench.show.intervals import interval
-from headrace.app.output.document import Document
+from headrace.app.bench.show.phrases import interval
+from headrace.app.output.document import Document, csv_table, flat, markdown_table
 from headrace.app.output.tables import Column, print_lines, table_lines
-from headrace.app.output.text_forms import csv_table, flat, markdown_table
 from headrace.runtime.metrics.units import format_bytes
 
 _Cell = Callable[[Document], str]
@@ -16,8 +17,6 @@ _Cell = Callable[[Document], str]
 
 def show(document: Document, width: int | None) -> None:
     """Print a table of at most `width` cells and the circumstances."""
-    from rich.text import Text
-
     results = document["results"]
     columns = [
         Column.of(results, name, cell, leaves, right=name not in ("", "at")) for name, leaves, cell in _columns()

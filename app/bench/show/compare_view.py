@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich.text import Text
+
 from headrace.app.bench.show.formats import label
 from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table, table_lines
@@ -13,8 +15,6 @@ _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": 
 
 def show(comparison: dict[str, Any]) -> None:
     """Print it on standard output."""
-    from rich.text import Text
-
     screen = console()
     print_table(*_columns(comparison))
     for line in _notes(comparison):
@@ -29,8 +29,6 @@ def lines(comparison: dict[str, Any]) -> list[str]:
 
 
 def _columns(comparison: dict[str, Any]) -> list[Column]:
-    from rich.text import Text
-
     rows = comparison["tests"]
     styles = [_STYLES.get(row["verdict"], "dim") for row in rows]
 

@@ -5,13 +5,17 @@ from typing import Any
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.show.energy_view import energy_cell, energy_line
-from headrace.app.bench.show.explanation import step_figures
-from headrace.app.bench.show.intervals import bracketed, interval, spread
-from headrace.app.bench.show.profile_view import profile_lines
-from headrace.app.output.document import Document
+from headrace.app.bench.show.phrases import (
+    bracketed,
+    energy_cell,
+    energy_line,
+    interval,
+    profile_lines,
+    spread,
+    step_figures,
+)
+from headrace.app.output.document import Document, csv_table, flat, markdown_table
 from headrace.app.output.figures import decimals, percent
-from headrace.app.output.text_forms import csv_table, flat, markdown_table
 from headrace.runtime.metrics.units import format_bytes
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)

@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+from rich.text import Text
+
 from headrace.app.bench.compare.history import History
 from headrace.app.bench.show.formats import label
 from headrace.app.output.figures import speed_text
@@ -25,8 +27,6 @@ def show_history(kept: History) -> None:
         for number, document in runs:
             print(number, *_circumstances(document), ", ".join(_tests(document)), sep="\t")
         return
-    from rich.text import Text
-
     screen, width = console(), table_width(sys.stdout)
     columns = _columns(runs)
     rows = table_lines(columns, width, header=False)
@@ -53,8 +53,6 @@ def _columns(runs: Runs) -> list[Column]:
 
 
 def _series_columns(series: dict[tuple[str, str], list[float]]) -> list[Column]:
-    from rich.text import Text
-
     return [
         Column("", [Text(test, style="dim") for test, _ in series], right=False),
         Column("", [Text(device, style="dim") for _, device in series], right=False, leaves=2),

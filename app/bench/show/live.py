@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from headrace.app.bench.measure.session import Progress, Results, Show
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import can_redraw, console
 from headrace.runtime.metrics.units import format_long
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _LINE_SECONDS = 10.0  # interval between log lines of one round
 
@@ -26,8 +28,6 @@ def live_view() -> Iterator[Show]:
     if not can_redraw(sys.stderr):
         yield _Lines()
         return
-    from rich.live import Live
-
     screen = console(stderr=True)
     try:
         with Live(console=screen, transient=True, refresh_per_second=4) as live:
@@ -53,12 +53,7 @@ class _Lines:
         print(f"{stage}{left} ...", file=sys.stderr, flush=True)
 
 
-def _view(progress: Progress, results: Results, width: int) -> "RenderableType":
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
+def _view(progress: Progress, results: Results, width: int) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     line.add_row(
         ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),

@@ -6,9 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.show.energy_view import energy_cell
 from headrace.app.bench.show.formats import circumstances, label, mbu_cell
-from headrace.app.bench.show.intervals import interval, spread
+from headrace.app.bench.show.phrases import energy_cell, interval, spread
 from headrace.app.output.document import Document
 from headrace.app.output.figures import speed_text
 from headrace.app.output.output_file import check_output

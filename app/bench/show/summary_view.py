@@ -1,10 +1,13 @@
 """A finished run on a terminal: machine, model, table and notes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from headrace.app.bench.measure.result import DRIFT
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.show.energy_view import energy_line
 from headrace.app.bench.show.formats import (
     arrival_line,
     arrivals,
@@ -19,20 +22,13 @@ from headrace.app.bench.show.formats import (
     scaling_line,
     step_cost_line,
 )
-from headrace.app.bench.show.intervals import above_one, below_one
+from headrace.app.bench.show.phrases import above_one, below_one, energy_line
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import console
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 def show(document: dict[str, Any]) -> None:
     """Print it on standard output."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     screen = console()
     device = document["device"]
     screen.print()
@@ -50,9 +46,7 @@ def show(document: dict[str, Any]) -> None:
     screen.print(Padding(facts, (0, 0, 1, 1)))
 
 
-def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
-    from rich.text import Text
-
+def _facts(document: dict[str, Any], width: int) -> list[tuple[str, Text]]:
     rows = [("memory", Text(peak_line(document["device"])))]
     if line := energy_line(document):
         rows.append(("energy", Text(line)))
@@ -70,7 +64,7 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     if identity := document.get("identity"):
         rows.append(("tokens", Text(identity_line(identity), style="bold red" if identity["broken"] else "")))
     if document.get("profile"):
-        from headrace.app.bench.show.profile_view import profile_rows
+        from headrace.app.bench.show.phrases import profile_rows
 
         rows += profile_rows(document["profile"], width)
     notes = [*document["notes"], *_test_notes(document["results"])]
@@ -79,15 +73,13 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, "Text"]]:
     return [*rows, *_labelled("note", [Text(note, style="yellow") for note in notes])]
 
 
-def _labelled(name: str, texts: "list[Text]") -> "list[tuple[str, Text]]":
+def _labelled(name: str, texts: list[Text]) -> list[tuple[str, Text]]:
     """Return a row per text, the first one labelled."""
     return [("" if number else name, text) for number, text in enumerate(texts)]
 
 
-def _ratio_text(ratio: dict[str, Any], line: str) -> "Text":
+def _ratio_text(ratio: dict[str, Any], line: str) -> Text:
     """Colour a ratio that differs significantly from 1."""
-    from rich.text import Text
-
     return Text(line, style="green" if above_one(ratio) else "red" if below_one(ratio) else "")
 
 

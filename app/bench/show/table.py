@@ -5,28 +5,23 @@ Made from entries of the JSON document, so running, finished and saved runs look
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace.app.bench.show.energy_view import energy_cell
+from rich.console import Group
+from rich.text import Text
+
 from headrace.app.bench.show.formats import gain_interval, label, mbu_cell, shown_mbu
-from headrace.app.bench.show.intervals import above_one, below_one, interval, spread
+from headrace.app.bench.show.phrases import above_one, below_one, energy_cell, interval, spread
 from headrace.app.output.figures import percent, speed_text
 from headrace.app.output.tables import Column, table_lines
 from headrace.runtime.metrics.units import format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.text import Text
 
 Entry = dict[str, Any]
 _BAR = 6
 
 
-def results_table(results: Sequence[Entry], width: int) -> "Group":
+def results_table(results: Sequence[Entry], width: int) -> Group:
     """Return all tests, a table per engine and model; columns by importance up to `width`."""
-    from rich.console import Group
-    from rich.text import Text
-
     groups = list(dict.fromkeys((entry["engine"], entry["model"]) for entry in results))
     parts: list[Text] = []
     for engine, model in groups:
@@ -40,10 +35,8 @@ def results_table(results: Sequence[Entry], width: int) -> "Group":
     return Group(*parts)
 
 
-def mbu_bar(value: float | None) -> "Text":
+def mbu_bar(value: float | None) -> Text:
     """Draw the share of memory bandwidth used. Red: very little, or more than the peak."""
-    from rich.text import Text
-
     if value is None:
         return Text("")
     filled = max(0, min(_BAR, round(value * _BAR)))
@@ -97,18 +90,14 @@ def _workload_columns(results: Sequence[Entry]) -> list[Column]:
     ]
 
 
-def _gain(entry: Entry) -> "Text":
+def _gain(entry: Entry) -> Text:
     """Format the gain: green if significantly faster, red if slower."""
-    from rich.text import Text
-
     ratio = entry["speculation"]["ratio"]
     style = "bold green" if above_one(ratio) else "bold red" if below_one(ratio) else "bold"
     return Text(f"{ratio['median']:.2f}x", style=style)
 
 
-def _speed(entry: Entry) -> "Text":
-    from rich.text import Text
-
+def _speed(entry: Entry) -> Text:
     return Text(speed_text(entry["tokens_per_second"]["mean"]), style="bold")
 
 

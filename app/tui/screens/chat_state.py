@@ -11,7 +11,7 @@ from textual.app import App
 from headrace.app.answer.phrases import sampling_in_effect
 from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parallel_answer import ParallelAnswer
-from headrace.app.config.kv_option import PACKED
+from headrace.app.config.load_options import PACKED
 from headrace.app.config.settings import Settings
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import TIMED_EVERY

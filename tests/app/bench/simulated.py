@@ -9,9 +9,8 @@ import random
 from collections.abc import Sequence
 
 from headrace.app.bench.measure.plan import Test
-from headrace.app.bench.measure.sample import Sample
+from headrace.app.bench.measure.sample import Sample, typical_speed
 from headrace.app.bench.measure.session import Session
-from headrace.app.bench.measure.typical import typical_speed
 
 MEMORY_SD, MEMORY_SECONDS = 0.04, 0.8
 JITTER = 0.01

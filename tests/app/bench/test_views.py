@@ -22,7 +22,7 @@ from headrace.app.bench.measure.result import result
 from headrace.app.bench.measure.sample import Answered, Arrival, Pair, Repetition, Sample
 from headrace.app.bench.measure.setup import Setup, setup_line
 from headrace.app.bench.show import formats
-from headrace.app.bench.show.explanation import step_figures
+from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
 from headrace.app.bench.show.table import results_table
@@ -322,7 +322,7 @@ def test_a_document_after_other_output_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("closure", "doubted"), [(-0.02, False), (0.1, False), (-0.28, True)])
 def test_a_profile_that_does_not_add_up_says_so(closure: float, doubted: bool) -> None:
-    from headrace.app.bench.show.profile_view import headline
+    from headrace.app.bench.show.phrases import headline
 
     assert ("too far apart" in headline({**DOCUMENT["profile"], "closure": closure})) is doubted
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.app.bench.show.formats import markdown
-from headrace.app.bench.show.intervals import interval
+from headrace.app.bench.show.phrases import interval
 from headrace.app.bench.show.report import html
 from headrace.app.cli.bench import bench
 from headrace.app.cli.predict import fit, predict

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.app.config.kv_option import KV_NAMES, PACKED, kv_choice
+from headrace.app.config.load_options import KV_NAMES, PACKED, kv_choice
 from headrace.app.model_info.kv_fits import fits_short, fits_text, kv_fits
 from headrace.models.cost.costs import working_memory
 from headrace.models.registry.catalog import find

@@ -1,0 +1,30 @@
+"""Names of K/V formats and of widths of rounded activations, as options of loading.
+
+"auto" is the best K/V format that fits in memory, and 8 bits if the network supports them.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.models.loading.load import KVChoice
+    from headrace.models.network.activations import ActivationsChoice
+
+PACKED = frozenset({"q8", "k8v4", "q4"})
+KV_NAMES = ("f16", "q8", "k8v4", "q4", "auto")  # spelt out, since their module imports mlx
+ACTIVATION_NAMES = ("16", "8", "auto")
+
+
+def kv_choice(name: str) -> "KVChoice":
+    """Return a name's format for loading, or "auto". Raises UsageError for an unknown name."""
+    from headrace.runtime.ops.kv_format import kv_format
+
+    return "auto" if name == "auto" else kv_format(name)
+
+
+def activations_choice(name: str) -> "ActivationsChoice":
+    """Return the bits for loading, or "auto". `name` is one of ACTIVATION_NAMES. Raises UsageError for others."""
+    from headrace.runtime.errors import UsageError
+
+    if name not in ACTIVATION_NAMES:
+        raise UsageError(f"{name!r} is no width of activations", f"choose one of {', '.join(ACTIVATION_NAMES)}")
+    return "auto" if name == "auto" else int(name)
