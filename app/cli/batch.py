@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.app.answer.options import AnswerOptions
+from headrace.app.answer.options import AnswerOptions, sampling_source
 from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
 from headrace.app.cli.draft import chosen_draft, draft_option, load_draft
 from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
-from headrace.app.cli.say import say
+from headrace.app.cli.say import print_json, say
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.errors import UsageError
 
@@ -212,7 +212,6 @@ def _answer(
 def _report(
     arguments: BatchArguments, settings: "Settings", resolved: "ResolvedModel", tally: "Tally"
 ) -> "BatchReport":
-    from headrace.app.answer.options import sampling_source
     from headrace.app.batch.summary import BatchReport
     from headrace.app.versions import versions
     from headrace.models.loading.recommended import recommended_sampling
@@ -232,7 +231,6 @@ def _report(
 
 def _summarise(report: "BatchReport", *, as_json: bool) -> None:
     from headrace.app.batch.summary import document, sentences, waits_table
-    from headrace.app.cli.say import print_json
     from headrace.app.output.tables import print_lines, table_lines
     from headrace.app.output.terminal import table_width
 

@@ -13,7 +13,7 @@ import click
 
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.bench_forms import print_document
-from headrace.app.cli.bench_options import BenchOptions, bench_options, on_command_line
+from headrace.app.cli.bench_options import BenchOptions, bench_options, chosen_peers, on_command_line
 from headrace.app.cli.completion import files
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.hosts_options import chosen_hosts
@@ -183,7 +183,6 @@ def _run_options(given: BenchOptions) -> "Options":
     """Check the options and plan the run. Raises UsageError."""
     from headrace.app.bench.measure.kv_formats import check_formats
     from headrace.app.bench.measure.run import Options
-    from headrace.app.cli.bench_options import chosen_peers
     from headrace.app.config.settings import chosen_model, load_settings
 
     tests = _tests(given)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.app.cli.bench_options import BenchOptions, on_command_line
+from headrace.app.cli.bench_options import BenchOptions, chosen_peers, on_command_line
 from headrace.app.cli.say import say
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -71,7 +71,6 @@ class _Report:
         from headrace.app.bench.measure.plan import plan
         from headrace.app.bench.measure.run import Options, run
         from headrace.app.bench.show.live import live_view
-        from headrace.app.cli.bench_options import chosen_peers
 
         given = self._given if host.backend == "cpu" else replace(self._given, peers=("mlx-lm",))  # no CPU kernels
         options = Options(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headrace.app.cli.bench_forms import print_document
-from headrace.app.cli.bench_options import BenchOptions, on_command_line
+from headrace.app.cli.bench_options import BenchOptions, chosen_peers, on_command_line
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.runtime.errors import UsageError
 
@@ -25,7 +25,6 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
     from headrace.app.bench.quality.run import run
     from headrace.app.bench.quality.text import SCORED
     from headrace.app.bench.quality.variants import Options
-    from headrace.app.cli.bench_options import chosen_peers
     from headrace.app.config.settings import chosen_model, load_settings
 
     typed = {str(parameter.name): parameter.opts[-1] for parameter in ctx.command.params if parameter.name}

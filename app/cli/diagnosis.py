@@ -15,10 +15,14 @@ from pathlib import Path
 from headrace.app.cli.finding import Finding
 from headrace.app.cli.user_files import models_state, sessions_state, settings_state
 from headrace.app.versions import own_source, shadowed, versions
-from headrace.runtime.config import environment
+from headrace.runtime import ops
+from headrace.runtime.config import environment, paths
+from headrace.runtime.errors import HeadraceError
+from headrace.runtime.machine import bandwidth, hardware, memory
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
+from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.metrics.units import format_bytes, format_rate
 
 PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual", "matplotlib")
@@ -78,8 +82,6 @@ class Report:
 
 def gather(calibrate: bool = False, progress: Callable[[float], None] | None = None) -> Report:
     """Gather all facts. Measures the memory bandwidth on request, or if it is unknown (about a second)."""
-    from headrace.runtime.machine import bandwidth, hardware, memory
-
     found = versions(PACKAGES)
     states = {"settings": settings_state(), "sessions": sessions_state(), "models": models_state()}
     failures: list[Finding] = []
@@ -91,8 +93,6 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
         if calibrate:
             bandwidth.measure_peak(progress, host)
         peak = bandwidth.known_peak(host, progress)
-        from headrace.runtime import ops
-
         kernels = ops.describe()
     except (ImportError, OSError, RuntimeError) as error:
         reinstall = f"{sys.executable} -m pip install --force-reinstall {own_source()}"
@@ -227,8 +227,6 @@ def _memory(report: Report) -> list[Finding]:
 
 
 def _places() -> list[Place]:
-    from headrace.runtime.config import paths
-
     folders = {"models": paths.data_dir() / "models", "cache": paths.cache_dir(), "config": paths.config_dir()}
     return [_place(name, path) for name, path in folders.items()]
 
@@ -245,8 +243,6 @@ def _place(name: str, path: Path) -> Place:
 
 
 def _energy_parts(host: Machine) -> str | None:
-    from headrace.runtime.machine.sensors import sensors
-
     found = sensors(host.backend)()
     return found.energy_parts if found.joules is not None else None
 
@@ -254,7 +250,6 @@ def _energy_parts(host: Machine) -> str | None:
 def _default_model() -> DefaultModel:
     from headrace.models.registry.resolve import DEFAULT_MODEL
     from headrace.models.registry.store import Store
-    from headrace.runtime.errors import HeadraceError
 
     try:
         model = Store().get(DEFAULT_MODEL)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
+
 from headrace.app.answer.answer import Answer, Prompt
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.answerer import Answerer
@@ -120,8 +122,6 @@ class EngineHost:
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
 
     def card(self) -> ModelCard:
-        import mlx.core as mx
-
         host = machine()
         _ = host.chip  # looked up here, where it may take its time: the answer travels with the machine
         loaded = self._loaded

@@ -10,6 +10,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
 from headrace.app.answer.answer_steps import AnswerSteps, StepText
 from headrace.app.answer.phrases import duration
 from headrace.app.output.markdown_parser import parser
@@ -62,8 +65,6 @@ class Mark:
 
 def to_html(session: Session, branch: Sequence[Message], steps_of: StepsOf, *, facts: str, made: Made) -> str:
     """Return the page of a branch. facts: a line on the session. made: facts of an answer, safe to print."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     pages = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     messages = [_message(message, steps_of, made) for message in branch]
     title = " ".join(sanitise(session.title).split()) or "Untitled"
@@ -91,8 +92,6 @@ def _message(message: Message, steps_of: StepsOf, made: Made) -> dict[str, Any]:
 
 def _rendered(text: str) -> Any:
     """Return Markdown as HTML that needs no escaping; "" for blank text."""
-    from markupsafe import Markup
-
     return Markup(parser().render(sanitise(text))) if text.strip() else ""
 
 

@@ -2,12 +2,15 @@
 
 from math import prod
 
+import mlx.core as mx
+
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import FLOATS, stored_dtype
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.cost.shape_sources import shape_of_checkpoint
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.config import DecoderConfig
+from headrace.runtime import ops
 from headrace.runtime.errors import UnsupportedModelError
 from headrace.runtime.machine import memory
 from headrace.runtime.machine.hardware import machine
@@ -60,8 +63,6 @@ def loaded_weight_bytes(checkpoint: Checkpoint, shape: StepShape) -> int:
     part = text_part(checkpoint)
     if not _is_stock(shape):
         return part.nbytes
-    import mlx.core as mx
-
     from headrace.models.network.dtypes import compute_dtype
 
     dtype = compute_dtype(mx.default_device().type, stored_dtype(part.tensors), checkpoint.config)
@@ -94,8 +95,6 @@ def _layers(shape: StepShape) -> int:
 
 def _is_stock(shape: StepShape) -> bool:
     """Return whether stock MLX runs the model on a CPU."""
-    from headrace.runtime import ops
-
     return shape.stock or ops.select() is not ops.native
 
 

@@ -7,7 +7,11 @@ a control token, so that plain text cannot become one.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.pretokenizers import PreTokenizer, pre_tokenizer
@@ -23,13 +27,10 @@ from headrace.models.text.vocabulary import (
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 _NO_CHAT = "headrace runs language models that write text; look for an MLX or safetensors version of one"
 
 
-def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokenizer", SpecialIds]:
+def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple[Tokenizer, SpecialIds]:
     """Return the tokenizer of a GGUF file. Raises UnsupportedModelError for an unsupported kind."""
     model = metadata.text("tokenizer.ggml.model")
     if model == "gpt2":
@@ -52,7 +53,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> tuple["Tokeni
     return tokenizer, special
 
 
-def save_tokenizer(tokenizer: "Tokenizer", path: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Write tokenizer.json with merges as texts "left right", which load faster than pairs.
 
     Merges stay pairs if a piece contains a space.
@@ -82,10 +83,7 @@ def tokenizer_config(vocabulary: Vocabulary, special: SpecialIds, context_length
     }
 
 
-def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -> "Tokenizer":
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-
+def _byte_level(metadata: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -> Tokenizer:
     ids, merges = _merges(metadata, vocabulary)
     tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
     steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
@@ -112,10 +110,7 @@ def _merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[dict[str, int],
     return ids, merges
 
 
-def _characters(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> "Tokenizer":
-    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
-    from tokenizers.models import BPE
-
+def _characters(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> Tokenizer:
     ids, merges = _merges(metadata, vocabulary)
     unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
     tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -125,17 +120,15 @@ def _characters(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds)
     return tokenizer
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> "Tokenizer":
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialIds) -> Tokenizer:
     unknown = None if special.unknown is None else vocabulary.tokens[special.unknown]
     scores = metadata.numbers("tokenizer.ggml.scores", len(vocabulary.tokens))
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     return sentencepiece_bpe(vocabulary, scores, unknown=unknown, prefix=prefix)
 
 
-def _wrap(tokenizer: "Tokenizer", vocabulary: Vocabulary, special: SpecialIds) -> None:
+def _wrap(tokenizer: Tokenizer, vocabulary: Vocabulary, special: SpecialIds) -> None:
     """Add the begin and end tokens that the file asks for, when encoding with special tokens."""
-    from tokenizers.processors import TemplateProcessing
-
     template, specials = ["$A"], []
     for name, index, wanted in (("bos", special.bos, special.add_bos), ("eos", special.eos, special.add_eos)):
         if wanted and index is not None:

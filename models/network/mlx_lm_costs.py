@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from headrace.models.network.touched import leaves, owner, touched_shares
 from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
@@ -33,8 +34,6 @@ def measure(model: Any, config: Mapping[str, Any], shares: Mapping[str, float] |
 
     shares: read shares of parameters, if they are known.
     """
-    from mlx_lm.models.cache import make_prompt_cache
-
     vocab_size = int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     kv = layers_kv(model, lambda: list(make_prompt_cache(model)))
     shares = touched_shares(model, config, vocab_size) if shares is None else shares
@@ -87,8 +86,6 @@ def _of_keys(part: Any) -> list[LayerKV] | None:
 
     State that does not grow has none. Quantized K/V are several arrays each: codes, scales and offsets.
     """
-    from mlx_lm.models.cache import ArraysCache
-
     keys, values = ([leaf for _, leaf in tree_flatten(getattr(part, name, None))] for name in ("keys", "values"))
     arrays = [leaf for leaf in (*keys, *values) if isinstance(leaf, mx.array)]
     if arrays and len(arrays) == len(keys) + len(values):

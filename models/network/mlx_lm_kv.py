@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from headrace.runtime.config import environment
 from headrace.runtime.ops import reference
@@ -19,8 +20,6 @@ from headrace.runtime.ops.kv_format import Coding, KVFormat
 
 def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
     """Empty caches for one sequence, one a layer. stored: what `quantized` gave; None for the class's own choice."""
-    from mlx_lm.models.cache import make_prompt_cache
-
     parts = list(make_prompt_cache(model))
     if stored is None:
         return parts
@@ -29,8 +28,6 @@ def make_parts(model: Any, stored: KVFormat | None) -> list[Any]:
 
 def quantized(model: Any, wanted: KVFormat) -> KVFormat | str:
     """Return the packed format for `wanted` that `model` can store K/V in, or the reason why it cannot."""
-    from mlx_lm.models.cache import KVCache
-
     if environment.exact():
         return "HEADRACE_EXACT asks for float32 throughout"
     if wanted.keys.bits != wanted.values.bits:

@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 # Operations that return their input, or a part of it, in another shape, without reading it.
 _VIEWS = (
@@ -43,8 +45,6 @@ def _traced(model: Any) -> dict[str, float]:
     states = _recurrent_states(model)
 
     def step(token: mx.array, *arrays: mx.array) -> mx.array:
-        from mlx_lm.models.cache import make_prompt_cache
-
         model.update(tree_unflatten(list(zip(names, arrays, strict=True))))
         parts = make_prompt_cache(model)
         for part, state in zip(leaves(parts), states, strict=True):
@@ -70,8 +70,6 @@ def _recurrent_states(model: Any) -> list[list[tuple[tuple[int, ...], mx.Dtype]]
 
     The first step of a sequence has no state, so it would not read the parameters of its decay.
     """
-    from mlx_lm.models.cache import ArraysCache, make_prompt_cache
-
     parts = make_prompt_cache(model)
     model(mx.array([[0]]), cache=parts)
     return [
@@ -121,8 +119,6 @@ def _nbytes(value: _Value) -> int:
 
 
 def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str, float]:
-    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-
     text = config.get("text_config", config)
     sections = (text, text.get("ffn_config") or {})
     active = next((part[key] for part in sections for key in _ACTIVE_EXPERTS if isinstance(part.get(key), int)), None)

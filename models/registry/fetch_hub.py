@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.safetensors import refuse_code
 from headrace.models.registry.checksums import ByteProgress, hash_file
@@ -58,9 +61,6 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
 
 def fetch_config(hub: HubId) -> dict[str, Any]:
     """Return config.json of `hub`, from the hub or its cache. Raises as `fetch_hub` does."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     with checked_responses():
         info = _model_info(hub)
         commit, offline = (hub.revision, True) if info is None else (info.sha, False)
@@ -79,8 +79,6 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
 
     Without network this fails at once; a download would retry for half a minute.
     """
-    from huggingface_hub import HfApi
-
     # huggingface_hub's warnings would break the progress display. Importing it sets the level, so set it here.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     api = HfApi(library_name="headrace")
@@ -99,8 +97,6 @@ def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
 
 
 def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> HubFiles:
-    from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
-
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     names = choose_files(siblings, hub.repo, file, hub.quantization)
     commit = info.sha
@@ -135,8 +131,6 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
 
 def _from_cache(hub: HubId, file: str | None) -> HubFiles:
     """Return the files in the hub cache from an earlier download by headrace or another tool."""
-    from huggingface_hub import snapshot_download
-
     try:
         # Ask only for config.json: headrace caches a selection of files, other tools whole repositories.
         folder = Path(
@@ -179,8 +173,6 @@ _KEPT = "run it again: complete files are kept"
 
 def unreachable(hub: HubId) -> FetchError:
     """Return the error for a repository that is neither reachable nor cached."""
-    from huggingface_hub import constants
-
     if constants.HF_HUB_OFFLINE:
         return FetchError(
             f"cannot fetch {hub}: HF_HUB_OFFLINE is set, and the local cache has no complete copy",
@@ -194,8 +186,6 @@ def unreachable(hub: HubId) -> FetchError:
 
 def is_offline(error: Exception) -> bool:
     """Return whether there was no response at all. Matches by name: the HTTP library differs between releases."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, OfflineModeIsEnabled) or "TransportError" in kinds
 
@@ -213,8 +203,6 @@ def explained(hub: HubId) -> Iterator[None]:
 
 def explain(error: Exception, hub: HubId) -> HeadraceError:
     """Return the error to raise for one of huggingface_hub's or its HTTP library's."""
-    from huggingface_hub import errors
-
     if isinstance(error, errors.GatedRepoError):
         return FetchError(
             f"{hub.repo} is gated: its terms have to be accepted first",

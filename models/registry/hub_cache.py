@@ -7,6 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants, scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
 # A running download writes more often. Needed on file systems whose locks do not reach other machines.
 _ABANDONED_S = 60.0
 
@@ -27,9 +30,6 @@ def delete_cached(repo: str, commit: str) -> int:
 
 
 def _strategy(repo: str, commit: str) -> Any:
-    from huggingface_hub import constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:

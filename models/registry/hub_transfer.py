@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from huggingface_hub import constants, get_session
+
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import FetchError
 from headrace.runtime.machine.background import run_in_background
@@ -97,8 +99,6 @@ def small_chunks() -> Iterator[None]:
 
     Its default of 10 MiB takes minutes on a slow connection, and a broken chunk is fetched again.
     """
-    from huggingface_hub import constants
-
     usual, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _DOWNLOAD_CHUNK
     try:
         yield
@@ -109,8 +109,6 @@ def small_chunks() -> Iterator[None]:
 @contextmanager
 def _no_requests_after(stop: threading.Event) -> Iterator[None]:
     """Refuse requests of huggingface_hub's client during the block once `stop` is set."""
-    from huggingface_hub import get_session
-
     client = get_session()
     hooks = client.event_hooks
 

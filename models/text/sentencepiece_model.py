@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers
+from tokenizers.models import Unigram
 
 from headrace.models.checkpoint.side_file import read_side_file
 from headrace.models.text.tokenizers_library import check_charsmap, library_errors
@@ -17,16 +20,13 @@ from headrace.models.text.vocabulary import (
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 _UNIGRAM, _BPE = 1, 2
 _LARGEST = 32 << 20  # bytes of a file: those in use have up to 5 MB
 _FIELD, _MOST_FIELDS = b"\n", 1 << 20  # first byte of a piece and of its text; limit, as pieces expand when parsed
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
 
 
-def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tuple["Tokenizer", dict[str, Any]]:
+def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tuple[Tokenizer, dict[str, Any]]:
     """Return the tokenizer and an equivalent tokenizer_config.json.
 
     added: tokens outside the file by id. Raises CheckpointError for a broken file, UnsupportedModelError for an
@@ -74,10 +74,7 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
     return tokenizer, {**named, "add_bos_token": "bos_token" in named}
 
 
-def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, prefix: bool) -> "Tokenizer":
-    from tokenizers import Tokenizer, normalizers
-    from tokenizers.models import Unigram
-
+def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, prefix: bool) -> Tokenizer:
     # The library finds a byte's token by its name in a text, too: at these costs it never pays to spell a word with it.
     last = 8 * (min(scores) - 20)
     of_bytes = set(vocabulary.ids_of(BYTE))
@@ -89,10 +86,8 @@ def _unigram(vocabulary: Vocabulary, scores: list[float], unknown: int | None, p
     return tokenizer
 
 
-def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
+def _normalize(tokenizer: Tokenizer, spec: Any) -> None:
     """Set the normalizer: the vocabulary's replacement table, and single spaces if it asks for them."""
-    from tokenizers import Regex, normalizers
-
     steps: list[Any] = []
     if spec.precompiled_charsmap:
         with library_errors("the tokenizer's normalizer cannot be read"):
@@ -104,10 +99,8 @@ def _normalize(tokenizer: "Tokenizer", spec: Any) -> None:
         tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
 
 
-def _add(tokenizer: "Tokenizer", added: Mapping[int, Mapping[str, Any]], file: Path) -> None:
+def _add(tokenizer: Tokenizer, added: Mapping[int, Mapping[str, Any]], file: Path) -> None:
     """Add tokens outside the vocabulary, each under the id that the checkpoint states."""
-    from tokenizers import AddedToken
-
     for index, entry in sorted(added.items()):
         content = entry.get("content")
         if not isinstance(content, str) or not 0 < len(content) <= _LONGEST:

@@ -5,10 +5,9 @@ SentencePiece merges the neighbours whose union has the best score, which equals
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE_MARK = "\u2581"  # SentencePiece's space
@@ -27,11 +26,8 @@ class Vocabulary:
 
 def sentencepiece_bpe(
     vocabulary: Vocabulary, scores: Sequence[float], *, unknown: str | None, prefix: bool
-) -> "Tokenizer":
+) -> Tokenizer:
     """Return the tokenizer without its added tokens. prefix: add a space at the beginning of every text."""
-    from tokenizers import Tokenizer, normalizers
-    from tokenizers.models import BPE
-
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     merges = _merges_by_score(vocabulary, scores)
     tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -41,19 +37,16 @@ def sentencepiece_bpe(
     return tokenizer
 
 
-def spell_spaces(tokenizer: "Tokenizer", *, prefix: bool) -> None:
+def spell_spaces(tokenizer: Tokenizer, *, prefix: bool) -> None:
     """Decode marks as spaces and byte tokens as bytes, without the space that `prefix` added."""
-    from tokenizers import decoders
-
     back = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
 
 
-def add_tokens(tokenizer: "Tokenizer", vocabulary: Vocabulary) -> None:
+def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Add control tokens, which match only on request, and user-defined ones, which match in any text."""
-    from tokenizers import AddedToken
 
-    def added(kinds: tuple[int, ...], special: bool) -> list["AddedToken"]:
+    def added(kinds: tuple[int, ...], special: bool) -> list[AddedToken]:
         texts = (vocabulary.tokens[index] for index in vocabulary.ids_of(*kinds))
         return [AddedToken(text, normalized=False, special=special) for text in texts]
 

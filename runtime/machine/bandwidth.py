@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from headrace.runtime.machine.cpu_use import CPUMeter
 from headrace.runtime.machine.hardware import Machine, machine, memory_available
 from headrace.runtime.machine.peaks import Peak, age_s, cached_peak, measurements, store, summarise
@@ -75,8 +77,6 @@ def measure_now(source: str, host: Machine | None = None, progress: Progress | N
 
 def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress: Progress, source: str) -> Peak:
     """Store a measurement of each reader and return the fastest. The readers take turns, so load slows all of them."""
-    import mlx.core as mx
-
     meter = CPUMeter()
     with ExitStack() as stack:
         readers = [stack.enter_context(open_reader(host)) for open_reader in openers]
@@ -182,8 +182,6 @@ def _memcmp_reader(host: Machine) -> Iterator[Reader]:
 
 @contextmanager
 def _gpu_reader(host: Machine) -> Iterator[Reader]:
-    import mlx.core as mx
-
     wanted = min(_GPU_SIZE[1], (host.device_memory_bytes or _GPU_SIZE[1]) // 8)
     size = _affordable(wanted, _GPU_SIZE[0]) if host.backend == "metal" else wanted
     data = mx.arange(size // 4, dtype=mx.float32)

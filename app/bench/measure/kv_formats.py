@@ -5,14 +5,17 @@ They share the weights. Ratios compare every format with the first, paired by ro
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.app.bench.measure.ratios import paired_ratio
 from headrace.app.bench.measure.result import Result
+from headrace.app.config.load_options import kv_choice
+from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.loading.load import LoadedModel
+from headrace.models.network.kv_twin import with_kv
 from headrace.runtime.errors import UsageError
-
-if TYPE_CHECKING:
-    from headrace.models.loading.load import LoadedModel
+from headrace.runtime.machine import memory
+from headrace.runtime.ops.kv_format import kv_format
 
 _PEERS = {"f16": "f16", "q8": "q8_0"}  # llama.cpp's names of the formats it is compared in
 _OPENVINO = {
@@ -23,8 +26,6 @@ _OPENVINO = {
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
     """Raise UsageError for unknown formats, `auto` among others, and formats that a peer lacks."""
-    from headrace.app.config.load_options import kv_choice
-
     for name in formats:
         kv_choice(name)
     if "auto" in formats and len(formats) > 1:
@@ -49,26 +50,20 @@ def openvino_kv_types(kv: str) -> tuple[str, ...]:
     return _OPENVINO[kv]
 
 
-def in_formats(model: "LoadedModel", formats: Sequence[str]) -> list["LoadedModel"]:
+def in_formats(model: LoadedModel, formats: Sequence[str]) -> list[LoadedModel]:
     """Return the loaded model once per format, named after it. Raises UsageError for a format it cannot have."""
     if len(formats) < 2:
         return [model]
-    from headrace.models.network.kv_twin import with_kv
-    from headrace.runtime.ops.kv_format import kv_format
-
     return [
         replace(model, name=f"{model.name} {name}", network=with_kv(model.network, kind), kv=kind)
         for name, kind in zip(formats, map(kv_format, formats), strict=True)
     ]
 
 
-def check_memory(models: Sequence["LoadedModel"], tokens: int) -> None:
+def check_memory(models: Sequence[LoadedModel], tokens: int) -> None:
     """Raise NotEnoughMemoryError unless a cache of `tokens` fits for each of `models`, whose shared weights are
     loaded.
     """
-    from headrace.models.cost.costs import shape_to_run, working_memory
-    from headrace.runtime.machine import memory
-
     free, weights = memory.budget(), models[0].network.cost.weight_bytes
     if free is not None and len(models) > 1:
         caches = sum(model.network.cost.kv_bytes(tokens) for model in models)
@@ -76,7 +71,7 @@ def check_memory(models: Sequence["LoadedModel"], tokens: int) -> None:
         memory.check_fits(weights, caches, overhead, replace(free, free=free.free + weights), tokens)
 
 
-def kv_ratios(results: Sequence[Result], models: Sequence["LoadedModel"]) -> list[dict[str, Any]]:
+def kv_ratios(results: Sequence[Result], models: Sequence[LoadedModel]) -> list[dict[str, Any]]:
     """Return the speed of every further format over the first one's, with 95 % intervals."""
     entries = {(entry["model"], _test(entry)): entry for entry in results if entry["engine"] == "headrace"}
     rows = []

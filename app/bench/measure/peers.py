@@ -1,5 +1,6 @@
 """Other implementations on the same weights (`--vs`). A peer that cannot be opened becomes a note."""
 
+import hashlib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from headrace.app.bench.measure.child import ChildProcess
 from headrace.app.bench.measure.kv_formats import openvino_kv_types, peer_kv_type
@@ -15,11 +16,10 @@ from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Backend
+from headrace.models.gguf.container import open_container
+from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.progress import Progress, silent
-from headrace.runtime.errors import EngineError
-
-if TYPE_CHECKING:
-    from headrace.models.loading.load import LoadedModel
+from headrace.runtime.errors import EngineError, HeadraceError
 
 Engine = Literal["mlx-lm", "llama.cpp", "openvino"]
 CHILDREN = Path(__file__).parent / "children"
@@ -41,7 +41,7 @@ class Peer:
 
 def open_peers(
     peers: Sequence[Peer],
-    loaded: Sequence["LoadedModel"],
+    loaded: Sequence[LoadedModel],
     tests: Sequence[Test],
     threads: int,
     stack: ExitStack,
@@ -71,7 +71,7 @@ def open_peers(
     return backends, notes
 
 
-def _open(peer: Peer, model: "LoadedModel", tests: Sequence[Test], threads: int) -> tuple[Backend, str]:
+def _open(peer: Peer, model: LoadedModel, tests: Sequence[Test], threads: int) -> tuple[Backend, str]:
     if peer.engine == "mlx-lm":
         script = str(CHILDREN / "mlx_lm_child.py")
         command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
@@ -123,9 +123,6 @@ def open_openvino(peer: Peer, gguf: str, model: str, numbers: tuple[int, int, in
 
 def rounded(gguf: str) -> str:
     """Return a remark if OpenVINO's reader changes weights: it keeps the minimum of a Q4_1 group in whole steps."""
-    from headrace.models.gguf.container import open_container
-    from headrace.runtime.errors import HeadraceError
-
     try:
         kinds = {tensor.type for tensor in open_container(Path(gguf)).tensors.values()}
     except (HeadraceError, OSError):
@@ -133,10 +130,8 @@ def rounded(gguf: str) -> str:
     return "; openvino rounds the minima of Q4_1 groups to whole steps" if "Q4_1" in kinds else ""
 
 
-def _same_weights(gguf: str, model: "LoadedModel") -> str:
+def _same_weights(gguf: str, model: LoadedModel) -> str:
     """Return whether headrace's model was converted from this very GGUF file."""
-    import hashlib
-
     known = (model.checkpoint.origin or {}).get("sha256")
     with Path(gguf).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.app.bench.measure.document import Run, document, model_document, power_notes
 from headrace.app.bench.measure.hosts import hosts_account
@@ -24,24 +24,31 @@ from headrace.app.bench.measure.sample import Backend
 from headrace.app.bench.measure.session import Key, Session, Show
 from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.measure.speculation import identity
+from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.hosts.choice import HostsChoice
+from headrace.app.hosts.load import load_on_hosts
+from headrace.app.hosts.start import Ranks
 from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.predict.fit_store import remember
-from headrace.runtime.errors import UsageError
+from headrace.app.verify.expectation import expectation
+from headrace.app.versions import versions
+from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.models.cost.step_shape import total
+from headrace.models.loading.draft import load_draft
+from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
+from headrace.models.registry.background_check import BackgroundCheck
+from headrace.models.registry.resolve import ResolvedModel, resolve
+from headrace.runtime import ops
+from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.machine.bandwidth import streaming_reader
 from headrace.runtime.machine.compute import measure_compute
 from headrace.runtime.machine.energy import idle_watts
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import store as remember_peak
 from headrace.runtime.machine.sensors import sensors
-
-if TYPE_CHECKING:
-    from headrace.app.hosts.start import Ranks
-    from headrace.models.loading.load import LoadedModel, LoadOptions
-    from headrace.models.registry.background_check import BackgroundCheck
-    from headrace.models.registry.resolve import ResolvedModel
-    from headrace.runtime.network import Network
+from headrace.runtime.network import Network
+from headrace.runtime.ops import native
 
 _CHECK_S = 5.0  # for the checksums of a model's files, after all measurements
 
@@ -74,18 +81,18 @@ class Options:
 class _Opened:
     """Loaded models and backends. families: each model in its K/V formats."""
 
-    families: list[list["LoadedModel"]]
-    checks: list["BackgroundCheck"]
+    families: list[list[LoadedModel]]
+    checks: list[BackgroundCheck]
     own: Sequence[Backend]
     peers: list[Backend]
     peer_notes: list[str]
     memory: MemorySpeed | None
     idle: float | None
     """Power of the idle machine in watts; None if unknown."""
-    ranks: "Ranks | None" = None
+    ranks: Ranks | None = None
 
     @property
-    def models(self) -> list["LoadedModel"]:
+    def models(self) -> list[LoadedModel]:
         return [model for family in self.families for model in family]
 
     @property
@@ -184,12 +191,8 @@ def _compute_ceiling(results: Sequence[Result]) -> float:
     return max(measure_compute() / 1e9, *(entry["achieved_gflop_s"] or 0.0 for entry in results))
 
 
-def prefill_work(model: "LoadedModel") -> Work | None:
+def prefill_work(model: LoadedModel) -> Work | None:
     """Return bytes and FLOPs of a prefill test. None where the model's matrices are unknown."""
-    from headrace.models.cost.shape_sources import shape_of_checkpoint
-    from headrace.models.cost.step_shape import total
-    from headrace.runtime.errors import UnsupportedModelError
-
     try:
         shape = shape_of_checkpoint(model.checkpoint)
     except UnsupportedModelError:
@@ -241,7 +244,7 @@ def _busy(host: Machine) -> list[str]:
     return [f"CPU busy before the run: load average {load:.1f} on {host.usable_cores} cores"]
 
 
-def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
+def _damage(checks: Sequence[BackgroundCheck]) -> list[str]:
     """Return problems found by a short check of the models' files, after all measurements."""
     for check in checks:
         check.start()
@@ -249,40 +252,28 @@ def _damage(checks: Sequence["BackgroundCheck"]) -> list[str]:
     return [str(check.damage) for check in checks if check.damage is not None]
 
 
-def _load_all(
-    options: Options, stack: ExitStack
-) -> tuple[list[tuple["LoadedModel", "BackgroundCheck"]], "Ranks | None"]:
+def _load_all(options: Options, stack: ExitStack) -> tuple[list[tuple[LoadedModel, BackgroundCheck]], Ranks | None]:
     """Return the models, and the ranks of the one on several machines; `stack` ends them."""
     if options.hosts is None:
         return [_load(name, options) for name in options.models], None
-    from headrace.app.hosts.load import load_on_hosts
-    from headrace.models.registry.background_check import BackgroundCheck
-
     resolved = _resolved(options.models[0])
     loaded, ranks = load_on_hosts(options.hosts, resolved, **_load_options(options, options.kv[0]))
     stack.callback(ranks.close)
     return [(loaded, BackgroundCheck(resolved))], ranks
 
 
-def _load(name: str | None, options: Options) -> tuple["LoadedModel", "BackgroundCheck"]:
-    from headrace.models.loading.load import load_resolved
-    from headrace.models.registry.background_check import BackgroundCheck
-
+def _load(name: str | None, options: Options) -> tuple[LoadedModel, BackgroundCheck]:
     resolved = _resolved(name)
     loaded = load_resolved(resolved, **_load_options(options, options.kv[0] if len(options.kv) == 1 else "f16"))
     return loaded, BackgroundCheck(resolved)
 
 
-def _resolved(name: str | None) -> "ResolvedModel":
-    from headrace.models.registry.resolve import resolve
-
+def _resolved(name: str | None) -> ResolvedModel:
     with drawn_progress() as progress:
         return resolve(name, progress=progress)
 
 
-def _load_options(options: Options, kv: str) -> "LoadOptions":
-    from headrace.app.config.load_options import activations_choice, kv_choice
-
+def _load_options(options: Options, kv: str) -> LoadOptions:
     return {
         "context": max(test.tokens for test in options.tests),
         "kv": kv_choice(kv),
@@ -291,22 +282,18 @@ def _load_options(options: Options, kv: str) -> "LoadOptions":
     }
 
 
-def _expected(model: "LoadedModel") -> tuple[bool, str]:
+def _expected(model: LoadedModel) -> tuple[bool, str]:
     """Return whether speculation must not change tokens of this model here, and the reason."""
-    from headrace.app.verify.expectation import expectation
-
     found = expectation(model)
     return found.exact, found.reason
 
 
-def _draft(options: Options, model: "LoadedModel") -> "Network | None":
-    from headrace.models.loading.draft import load_draft
-
+def _draft(options: Options, model: LoadedModel) -> Network | None:
     return None if options.draft is None else load_draft(_resolved(options.draft), model).network
 
 
 def _own(
-    loaded: Sequence["LoadedModel"], tests: Sequence[Test], limit: int, held: int, draft: "Network | None"
+    loaded: Sequence[LoadedModel], tests: Sequence[Test], limit: int, held: int, draft: Network | None
 ) -> list[OwnEngine]:
     arrays = [{id(array): array.nbytes for array in model.network.arrays} for model in loaded]
     held += sum({key: size for each in arrays for key, size in each.items()}.values())  # K/V formats share weights
@@ -326,12 +313,8 @@ def _own(
     ]
 
 
-def _own_setup(model: "LoadedModel") -> Setup:
+def _own_setup(model: LoadedModel) -> Setup:
     """Describe the engine's threads and kernels for this model."""
-    from headrace.app.versions import versions
-    from headrace.runtime import ops
-    from headrace.runtime.ops import native
-
     kernels = ops.describe()["kernels"]
     threads = native.status().threads if model.kind == "headrace" and kernels == native.name else None
     settings: dict[str, Any] = {"kernels": kernels if model.kind == "headrace" else "mlx-lm's classes"}
@@ -342,8 +325,6 @@ def _own_setup(model: "LoadedModel") -> Setup:
 
 def use_threads(threads: int) -> None:
     """Set the CPU threads of headrace's kernels; stock MLX operations are not affected."""
-    from headrace.runtime.ops import native
-
     if not native.status().available:
         raise UsageError(
             "--threads needs headrace's own CPU kernels, which are not active here",

@@ -56,9 +56,9 @@ def markdown(document: Document) -> str:
     together = any(entry.get("batch", 1) > 1 for entry in document["results"])
     workloads = [entry for entry in document["results"] if entry.get("speculation")]
     others = [entry for entry in document["results"] if not entry.get("speculation")]
-    energy = energy_line(document)
+    energy = bool(energy_line(document))
     tables = [
-        [_markdown_row(entry, several=several, together=together, energy=bool(energy)) for entry in others],
+        [_markdown_row(entry, several=several, together=together, energy=energy) for entry in others],
         [_workload_row(entry, several=several) for entry in workloads],
     ]
     lines: list[str] = []
@@ -193,8 +193,7 @@ def identity_line(identity: Document) -> str:
     if not identity["differs"]:
         return f"speculation changed no token in any of {identity['tests']} tests"
     line = f"speculation changed tokens in {len(identity['differs'])} of {identity['tests']} tests"
-    broken = identity["broken"]
-    if broken:
+    if broken := identity["broken"]:
         return f"{line}, which must not happen: {', '.join(broken)}"
     reasons = dict.fromkeys(expected["reason"] for expected in identity["expected"].values())
     return f"{line} ({'; '.join(reasons)})"

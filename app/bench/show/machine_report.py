@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import tomlkit
+
 from headrace.app.output.document import Document
 
 _DIGITS = 4  # significant
@@ -15,8 +17,6 @@ def machine_report(documents: Sequence[Document], verification: Document | None,
 
     Figures of tests that other programs slowed down are left out, with a note.
     """
-    import tomlkit
-
     file, machines, machine = tomlkit.document(), tomlkit.aot(), tomlkit.table()
     rows = [row for document in documents for row in _rows(document)]
     busy = [
@@ -105,8 +105,6 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _table(values: dict[str, Any]) -> Any:
-    import tomlkit
-
     made = tomlkit.table()
     for key, value in values.items():
         made.add(key, value)

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.sessions.records import Draft
 from headrace.app.tui.screens.chat_view import ChatView
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.app.chat.answer_setup import AnswerSetup
     from headrace.app.tui.screens.parallel_screen import ParallelScreen
 
 
@@ -31,7 +31,6 @@ class CompareActions:
 
     def _compare(self, arguments: str) -> None:
         """Compare this session's setup with another one; without arguments, let the user pick."""
-        from headrace.app.chat.answer_setup import AnswerSetup
         from headrace.app.tui.screens.compare_setup import installed_models, read_setup, suggestions
 
         conversation = self._state.conversation
@@ -47,9 +46,8 @@ class CompareActions:
             "compare with what?", names, lambda n: self._compare_with(read_setup(offered[n][1], here)), always=True
         )
 
-    def _compare_with(self, setup: "AnswerSetup") -> None:
+    def _compare_with(self, setup: AnswerSetup) -> None:
         """Compare with a setup, after a question if its model has to be downloaded."""
-        from headrace.app.chat.answer_setup import AnswerSetup
         from headrace.app.chat.download_plan import download_plan
         from headrace.app.chat.model_names import check_model_name
         from headrace.app.tui.screens.models_screen import fetch_question
@@ -67,7 +65,7 @@ class CompareActions:
 
         self._view.screen.app.push_screen(fetch_question(plan), resolve)
 
-    def _start(self, setup: "AnswerSetup") -> None:
+    def _start(self, setup: AnswerSetup) -> None:
         from headrace.app.chat.comparison import Comparison
         from headrace.app.tui.screens.compare_screen import CompareScreen
 

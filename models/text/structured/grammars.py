@@ -9,7 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits
 
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
 from headrace.models.text.structured.schema_check import schema_text
@@ -20,9 +22,6 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.form import quoted
 from headrace.models.text.tools.grammar import CallRules
 from headrace.runtime.errors import UsageError
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 Thinks = Literal["no", "may", "open"]
 """Thinking before an answer: none, a section that the model may begin, or one that the prompt has begun."""
@@ -100,14 +99,12 @@ class Grammars:
         """The vocabulary. Raises UsageError if it cannot be constrained."""
         return TokenTrie(self._tokenizer, self._vocab_size)
 
-    def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> "LLMatcher":
+    def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> LLMatcher:
         """Return the matcher of `whole`, rules that name a grammar `@fits` for the source, or of the source alone."""
         _check_size(source, whole)
         built = self.trie.built
 
-        def compiled() -> "tuple[LLMatcher, str]":
-            from llguidance import LLMatcher, LLParserLimits
-
+        def compiled() -> tuple[LLMatcher, str]:
             grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
             matcher = LLMatcher(built, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
             warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()
@@ -160,8 +157,6 @@ class Grammars:
 
 def _grammars(source: GrammarSource | None, whole: str) -> list[dict[str, Any]]:
     """Return llguidance's list of grammars: `whole`, if there is one, and the source's."""
-    from llguidance import LLMatcher
-
     if source is None:
         return [{"lark_grammar": whole}]
     answer: dict[str, Any] = {"lark_grammar": source.text}
@@ -191,7 +186,7 @@ def _check_size(source: GrammarSource | None, whole: str) -> None:
                 raise UsageError(f"grammar: {found[1]} is not supported", "suffix or lazy end a rule")
 
 
-def _within(seconds: float, call: "Callable[[], tuple[LLMatcher, str]]", kind: Kind) -> "tuple[LLMatcher, str]":
+def _within(seconds: float, call: Callable[[], tuple[LLMatcher, str]], kind: Kind) -> tuple[LLMatcher, str]:
     """Return the result of a call. Raises UsageError if it takes longer; its thread then ends by its own limits."""
     results: list[tuple[LLMatcher, str]] = []
     errors: list[BaseException] = []

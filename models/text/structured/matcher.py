@@ -5,15 +5,12 @@ checked after every call.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
+import numpy as np
+from llguidance import LLMatcher
 
 from headrace.runtime.errors import EngineError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from llguidance import LLMatcher
 
 _MESSAGE = 200  # characters of llguidance's message
 
@@ -21,7 +18,7 @@ _MESSAGE = 200  # characters of llguidance's message
 class MatcherGrammar:
     """A compiled grammar: a matcher in its first state."""
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int]) -> None:
         """ends: end-of-turn tokens, at least one."""
         self._matcher = matcher
         self._vocab_size = vocab_size
@@ -34,14 +31,12 @@ class MatcherGrammar:
 class Matcher:
     """State of one sequence."""
 
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int]) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
-        import numpy as np
-
         rows, taken = [self._mask()], 0
         for token in draft_tokens:
             if not self._matcher.try_consume_tokens([token]):
@@ -69,8 +64,6 @@ class Matcher:
 
     def _mask(self) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         """Return the allowed tokens (V,)."""
-        import numpy as np
-
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
