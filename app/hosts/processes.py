@@ -70,6 +70,7 @@ class RankProcess:
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reports: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._heard, self._remote_pid = time.monotonic(), 0
+        self._sending, self._ordered = threading.Lock(), False
         self._readers = [
             threading.Thread(target=target, name=f"{target.__name__.strip('_')} {host.name}", daemon=True)
             for target in (self._read_output, self._read_errors)
@@ -84,9 +85,10 @@ class RankProcess:
     def send(self, order: Mapping[str, Any]) -> None:
         """Send a line of JSON; nothing happens if the process has ended."""
         assert self._process.stdin is not None
-        with suppress(OSError, ValueError):
+        with self._sending, suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
+            self._ordered = True
 
     def report(self, until: float) -> dict[str, Any]:
         """Return the process's report, and how far its clock is ahead. until: monotonic clock.
@@ -173,7 +175,7 @@ class RankProcess:
         return (hints or [_TRY])[0].format(shlex.quote(self.host.ssh))
 
     def _read_output(self) -> None:
-        """Take heartbeats, of which the first has the process's id, and the report."""
+        """Take heartbeats, of which the first has the process's id, and the report; answer each once it has orders."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with suppress(ValueError, RecursionError, TypeError):
@@ -185,6 +187,8 @@ class RankProcess:
                     self._reports.put({**found, "clock_offset": found.get("clock", now) - now})
                 elif isinstance(pid := found.get("pid"), int):
                     self._remote_pid = pid
+                if self._ordered:
+                    self.send({})
         self._reports.put(None)
 
     def _read_errors(self) -> None:

@@ -1,7 +1,7 @@
 """A rank behind rank 0, as a process: `python -P -m headrace.app.hosts.rank`, started by `app.hosts.processes`.
 
 Standard input has an order, then `go`; its end ends the process, however rank 0 has ended. Standard output has one
-report, and heartbeats. Both are lines of JSON.
+report, and heartbeats, which rank 0 answers. Both are lines of JSON.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _TIMEOUT_S = 10.0
 _BEAT_S = 1.0
+_SILENCE_S = 10  # without a line from rank 0, before the control channel has heartbeats of its own
 _telling = threading.Lock()
 
 
@@ -26,6 +27,7 @@ def main() -> int:
     """Report, answer the probe of the link, and follow rank 0 until it ends. Return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's
     _end_with_parent()
+    signal.alarm(_SILENCE_S)  # ends the process
     threading.Thread(target=_beat, name="beat", daemon=True).start()
     order = json.loads(sys.stdin.readline() or "null")
     if not isinstance(order, dict):
@@ -109,10 +111,11 @@ def _end_with_parent() -> None:
 
 
 def _watch_input(go: threading.Event) -> None:
-    """Set `go` when it comes, and end the process at the end of the input."""
+    """Set `go` when it comes, and end the process at the end of the input, or in silence before."""
     for line in sys.stdin:
         if "go" in json.loads(line):
             go.set()
+        signal.alarm(0 if go.is_set() else _SILENCE_S)
     os._exit(1)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -124,6 +125,13 @@ def test_a_rank_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(EngineError, match="has not been heard of"):
         started(two(script(tmp_path, "python", text)), None)
     assert "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]
+
+
+def test_a_rank_ends_if_rank_0_is_silent_at_the_start() -> None:
+    """Its input stays open, as behind a link that is cut."""
+    code = "from headrace.app.hosts import rank; rank._SILENCE_S = 1; rank.main()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.wait(PATIENCE_S) == -signal.SIGALRM
 
 
 def test_a_rank_that_starts_slowly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
