@@ -85,6 +85,7 @@ class InFlightBatch:
     defers: bool = False
     chosen: list[tuple[list[ScheduledChunk], mx.array]] = field(default_factory=list)
     built: float = 0.0  # when it was handed to the device
+    drafting_s: float = 0.0  # before it, of networks that proposed draft tokens
     ahead: bool = False  # built before the batch before it was read
     logprobs: dict[Sequence, list[Logprobs]] = field(default_factory=dict)  # of each row
     errors: dict[Sequence, Exception] = field(default_factory=dict)  # raised by samplers; their tokens are invalid

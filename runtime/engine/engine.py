@@ -231,7 +231,8 @@ class Engine:
         self.kv.evict()
         self._in_flight = start(self.network, self.kv, chunks, before) if chunks else None
         if decided and self._in_flight is not None:
-            self._in_flight.started = self._landed + self._drafting.spent_s  # its time includes other drafting
+            self._in_flight.drafting_s = self._drafting.spent_s  # its time includes other drafting
+            self._in_flight.started = self._landed + self._drafting.spent_s
         if before is not None:
             self._commit(before, events)
         if self._in_flight is None:
@@ -373,17 +374,18 @@ class Engine:
             else:
                 fed += chunk.count
         began = max(self._landed, in_flight.started)
-        follows = began == self._landed  # else the clocks ran meanwhile
-        seconds = now - began
+        seconds, drafting_s = now - began, in_flight.drafting_s
+        follows = drafting_s > 0 or began == self._landed  # else the clocks ran meanwhile
         if not in_flight.draft_tokens:
             self._pace.took(rows, fed, seconds)
         if rows and not fed:
             drafts, ahead, context = in_flight.draft_tokens, in_flight.ahead, in_flight.context
             self._drafting.controller.record(rows, drafts, seconds, ahead=ahead, context=context)
         self._landed = now
-        parts = self.timer.landed(seconds, max(0.0, in_flight.built - began), decodes=rows > 0 and not fed and follows)
+        step_s, host_s, decodes = seconds + drafting_s, max(0.0, in_flight.built - began), rows > 0 and not fed
+        parts = self.timer.landed(step_s, host_s, decodes=decodes and follows)
         garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()
-        ranks = self._rank_times(parts, seconds) if parts is not None and self._rank_times is not None else ()
+        ranks = self._rank_times(parts, step_s) if parts is not None and self._rank_times is not None else ()
         shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts, ranks)
         row = 0
         for chunk in in_flight.chunks:

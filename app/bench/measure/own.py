@@ -153,7 +153,7 @@ class OwnEngine:
     def _pair(self, test: Test) -> Sample:
         """Measure a workload with and without speculation; its prompt is in the cache."""
         if test.batch not in self._asking:
-            self._asking[test.batch] = Engine(
+            self._asking[test.batch] = engine = Engine(
                 self._network,
                 context_limit=self._limit,
                 keep_prefix=True,
@@ -161,10 +161,12 @@ class OwnEngine:
                 draft=self._draft,
                 pass_costs=PassCostStore(self.cost),
             )
+            self._time_ranks(engine)
         self._asked[test] += 1
         way: Speculation = "auto" if self._draft is None else "draft"
         question, turn = self._questions[test.workload], self._asked[test]
         sample = measure_pair(self._asking[test.batch], test, question, turn, way)
+        self.rank_times += sample.ranks
         peak = max(0, (sample.peak_memory_bytes or 0) - self._held)
         return replace(sample, peak_memory_bytes=peak)
 
@@ -187,9 +189,12 @@ class OwnEngine:
     def _engine(self, depth: int) -> Engine:
         if depth not in self._engines:
             self._engines[depth] = Engine(self._network, context_limit=self._limit, keep_prefix=depth > 0)
-            if hasattr(self._network, "rank_times"):
-                self._engines[depth].timer.every = _TIMED_EVERY
+            self._time_ranks(self._engines[depth])
         return self._engines[depth]
+
+    def _time_ranks(self, engine: Engine) -> None:
+        if hasattr(self._network, "rank_times"):
+            engine.timer.every = _TIMED_EVERY
 
     def _fresh(self, count: int) -> list[int]:
         """Return random tokens whose first one began no earlier test, so that no cached prefix matches."""

@@ -94,6 +94,7 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
         kv_bytes=test.batch * _mean([record.kv_bytes_read + record.kv_bytes_written for record in on.records]),
         peak_memory_bytes=max(record.peak_memory_bytes for record in on.records),
         prompt_tokens=len(question.prompt),
+        ranks=[record.ranks for record in on.records if record.ranks],
         pair=Pair(
             on.answered(),
             off.answered(),

@@ -15,6 +15,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.setup import Setup
 from headrace.runtime.machine.energy import EnergyUse
 from headrace.runtime.machine.load import CPUUse
+from headrace.runtime.metrics.telemetry import RankTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Sample:
     latencies_s: inter-token latencies, in a batch those of one sequence (bytes and FLOPs are of all). first_step_s:
     from the end of prefill to the first token. own_tokens_per_second: a peer's own figure, to check ours.
     prompt_tokens: of a workload. energy: of the machine during the tokens that the speed counts; None if unknown.
+    ranks: of timed steps, on several machines.
     """
 
     prefill_s: float
@@ -79,6 +81,7 @@ class Sample:
     prompt_tokens: int | None = None
     pair: Pair | None = None
     energy: EnergyUse | None = None
+    ranks: Sequence[tuple[RankTimes, ...]] = ()
 
     @property
     def decode_s(self) -> float:

@@ -213,6 +213,17 @@ def test_a_head_whose_tokens_are_rejected_costs_few_passes(tmp_path: Path, monke
     assert engine._drafting.acceptance.rates[0] < 0.5
 
 
+@pytest.mark.skipif(not native.status().available, reason="only the native kernels have clocks")
+def test_steps_with_draft_tokens_of_a_head_are_timed(tmp_path: Path) -> None:
+    write_model(tmp_path, "glm4_moe")
+    engine = speculating(load(tmp_path, native, own=True))
+    engine.timer.every = 1
+    events = run(engine, [Request([1, 2, 3], SAYS, speculate="mtp")])[0]
+    records = [event.record for event in events if isinstance(event, Step) and event.record.source == "mtp"]
+    assert len(records) > 1
+    assert any(record.parts is not None and record.parts.weights_s > 0 for record in records)
+
+
 def test_rates_of_a_head_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     write_model(tmp_path / "model", "mimo")
