@@ -3,13 +3,13 @@
 from headrace.runtime.engine.sequence import Sequence
 from headrace.runtime.errors import NotEnoughMemoryError
 from headrace.runtime.kv.cache import CHUNK
-from headrace.runtime.machine.memory import budget
+from headrace.runtime.machine.memory import CACHE_LIMIT, budget
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.metrics.units import format_bytes
 
 
 class KVBudget:
-    """Bytes for K/V. total: None for the machine's free memory when a second sequence first reserves.
+    """Bytes for K/V. total: None for the machine's free memory before the first K/V, less CACHE_LIMIT for passes.
 
     One sequence can always reserve `limit` entries; their bytes are the minimum of `total`.
     """
@@ -25,7 +25,7 @@ class KVBudget:
         if self._total is None:
             machine = budget()
             least = self._cost.kv_bytes(self.limit)
-            self._total = least if machine is None else max(least, self.used + machine.usable)
+            self._total = least if machine is None else max(least, machine.usable - CACHE_LIMIT)
         return self._total
 
     def check(self, prompt: int) -> None:
@@ -42,9 +42,9 @@ class KVBudget:
         if entries <= sequence.reserved:
             return True
         entries = min(-(-entries // CHUNK) * CHUNK, self.limit)
-        held = self._cost.kv_bytes(sequence.reserved)
+        held, total = self._cost.kv_bytes(sequence.reserved), self.total  # measured before any K/V are allocated
         more = self._cost.kv_bytes(entries) - held
-        if self.used > held and self.used + more + spare * self._cost.kv_bytes(CHUNK) > self.total:
+        if self.used > held and self.used + more + spare * self._cost.kv_bytes(CHUNK) > total:
             return False
         self.used += more
         sequence.reserved = entries

@@ -9,7 +9,7 @@ N = tokens of a pass, H / Hkv = query / key-value heads, D = head dimension.
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import cast
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary, proxy
 
 import mlx.core as mx
 
@@ -230,8 +230,13 @@ class BufferBackend:
         slot.cache_blocks(tokens)
 
     def evict(self) -> None:
-        """Free idle slots, then cached blocks, the last slabs first: shared prefixes were cached before the rest."""
+        """Free idle slots, then cached blocks, the last slabs first: shared prefixes were cached before the rest.
+
+        Without a pool, free the cache of the last sequence.
+        """
         if self.pool is None:
+            if self._options.spare is not None and self._options.spare(self.allocated_bytes) < 0:
+                self._last.clear()
             return
         slot_buffers.free_idle(self.shared, short=self._excess > 0)
         storage = self.pool.storage
@@ -259,6 +264,12 @@ class BufferBackend:
         self.pool = self._new_pool()
 
     @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all caches, the kept one included, and of idle slots; without the pool's."""
+        own = sum(cache.allocated_bytes for cache in self._caches if not cache.closed)
+        return own + slot_buffers.idle_bytes(self.shared)
+
+    @property
     def _excess(self) -> int:
         return self.pool.storage.excess if self.pool is not None else 0
 
@@ -266,13 +277,13 @@ class BufferBackend:
         """Return a pool for prefixes; None if sequences are alone, or rows are packed in MLX's own layout."""
         if self._alone or self._shape.format.packed:
             return None
-        options, caches, shared = self._options, self._caches, self.shared
+        options = self._options
         spare: Callable[[], int] | None = None
         if (spare_beside := options.spare) is not None:
+            backend = proxy(self)  # a pool that owned its owner would outlive it until a garbage collection
 
             def bytes_left() -> int:
-                used = sum(cache.allocated_bytes for cache in caches if not cache.closed)
-                return spare_beside(used + slot_buffers.idle_bytes(shared))
+                return spare_beside(backend.allocated_bytes)
 
             spare = bytes_left
         storage = PagedArrays(self._shape, reference, spare)
