@@ -139,10 +139,15 @@ class Answerer:
     def step(self) -> list[tuple[Answer, TextEvent]]:
         """Make one step of all answers. An answer's own error comes as `Failed`, and ends that answer alone.
 
-        Where it raises (see `Engine.step`), every answer is lost: see `drop`.
+        Where it raises (see `Engine.step`), every answer is lost, and the answerer ready for others.
         """
+        try:
+            delivered = self.engine.step()
+        except BaseException:
+            self._running.clear()
+            raise
         events: list[tuple[Answer, TextEvent]] = []
-        for sequence, event in self.engine.step():
+        for sequence, event in delivered:
             answer = self._running.get(sequence)
             if answer is None:  # failed in its text before
                 continue
@@ -160,10 +165,6 @@ class Answerer:
     def has_work(self) -> bool:
         """True if `step` has something to do."""
         return bool(self._running) or self.engine.has_work
-
-    def drop(self) -> None:
-        """Forget all submitted answers, after `step` raised."""
-        self._running.clear()
 
     def cancel_all(self) -> None:
         """End all submitted answers without further events, and give their memory back."""

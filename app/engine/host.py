@@ -233,7 +233,6 @@ class EngineHost:
 
     def drop(self) -> list[int]:
         """Forget all answers after `step` raised, and return their ids."""
-        self._answerer.drop()
         ids = [running.id for running in self._running.values()]
         self._running.clear()
         self._batch.reset()

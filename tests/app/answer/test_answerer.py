@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -111,6 +112,18 @@ def test_a_stop_rule_that_raises_ends_its_answer_alone(model: LoadedModel, monke
     assert isinstance(ends[failing], Failed)
     assert isinstance(ends[failing].error, EngineError)
     assert isinstance(ends[other], Completed)
+
+
+def test_a_step_that_raises_leaves_no_work(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    answerer = Answerer(model)
+    lost = prepared(answerer, "a", max_tokens=9)
+    answerer.submit(lost)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="broken"):
+        patch.setattr(model.network, "logits", Mock(side_effect=OSError("broken")))
+        while answerer.has_work:
+            answerer.step()
+    assert not answerer.has_work
+    assert list(answerer.stream(prepared(answerer, "a", max_tokens=1)))
 
 
 def test_answers_that_are_cancelled_leave_the_engine_idle(model: LoadedModel) -> None:
