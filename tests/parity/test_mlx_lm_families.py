@@ -2,10 +2,9 @@
 
 import json
 from dataclasses import MISSING, fields
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import pytest
@@ -86,23 +85,10 @@ def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantiz
     assert difference(ours, theirs) < max(tolerance(ops), 5e-4 * halved)
 
 
-@cache
-def greedy(directory: Path) -> list[tuple[list[int], list[int]]]:
-    """Return prompts and mlx-lm's answers: a first turn, a second one, and one after an edit of the first prompt.
-
-    Every token is of the whole sequence.
-    """
-    peer = stock(directory)
-
-    def answer(prompt: list[int]) -> list[int]:
-        tokens = list(prompt)
-        for _ in range(STEPS):
-            tokens.append(int(logits_of(peer, tokens)[0, -1].argmax().item()))
-        return tokens[len(prompt) :]
-
-    first = answer(PROMPT)
-    prompts = [[*PROMPT, *first, 3, 1, 4, 1, 5], [*PROMPT[:25], 9, 2, 6, *PROMPT[28:]]]
-    return [(PROMPT, first), *((prompt, answer(prompt)) for prompt in prompts)]
+def answer_of(peer: MlxLmNetwork, prompt: list[int], answer: list[int]) -> list[int]:
+    """Return the most likely token of mlx-lm's class behind the prompt, and behind each token of an answer."""
+    logits = logits_of(peer, [*prompt, *answer[:-1]])[0, len(prompt) - 1 :]  # (T, V)
+    return [int(token) for token in logits.argmax(axis=-1).tolist()]  # type: ignore[union-attr]
 
 
 def said(events: Any) -> list[int]:
@@ -113,22 +99,28 @@ def said(events: Any) -> list[int]:
 def test_turns_equal_mlx_lms(directory: Path, ops: Ops) -> None:
     """A first turn, a second one on its prefix and an edited one; all at once; with draft tokens from the prompt."""
     skip_unless_runs(directory, ops)
-    turns = greedy(directory)
-    network = load_decoder(directory, ops)
+    peer, network = stock(directory), load_decoder(directory, ops)
     engine = Engine(network, context_limit=256, keep_prefix=True)
-    for prompt, expected in turns:
-        assert said(engine.generate(Request(prompt, max_tokens=STEPS, speculate="off"))) == expected
+
+    def answer(engine: Engine, prompt: list[int], speculate: Literal["off", "ngram"] = "off") -> list[int]:
+        return said(engine.generate(Request(prompt, max_tokens=STEPS, speculate=speculate)))
+
+    first = answer(engine, PROMPT)
+    prompts = [PROMPT, [*PROMPT, *first, 3, 1, 4, 1, 5], [*PROMPT[:25], 9, 2, 6, *PROMPT[28:]]]
+    answers = [first, *(answer(engine, prompt) for prompt in prompts[1:])]
+    for prompt, given in zip(prompts, answers, strict=True):
+        assert len(given) == STEPS
+        assert answer_of(peer, prompt, given) == given
     together = Engine(network, context_limit=256)
-    sequences = [together.submit(Request(prompt, max_tokens=STEPS, speculate="off")) for prompt, _ in turns]
+    sequences = [together.submit(Request(prompt, max_tokens=STEPS, speculate="off")) for prompt in prompts]
     events: dict[Any, list[Any]] = {sequence: [] for sequence in sequences}
     while together.has_work:
         for sequence, event in together.step():
             events[sequence].append(event)
-    assert [said(events[sequence]) for sequence in sequences] == [answer for _, answer in turns]
+    assert [said(events[sequence]) for sequence in sequences] == answers
     again = Engine(network, context_limit=256)
-    repeated = [*PROMPT, *turns[0][1], *PROMPT]
-    drafted = said(again.generate(Request(repeated, max_tokens=STEPS, speculate="ngram")))
-    assert drafted == said(again.generate(Request(repeated, max_tokens=STEPS, speculate="off")))
+    repeated = [*PROMPT, *first, *PROMPT]
+    assert answer(again, repeated, "ngram") == answer(again, repeated)
 
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "model_type")
