@@ -3,6 +3,7 @@
 `app.cli.process` does the rest.
 """
 
+import os
 import sys
 from types import TracebackType
 
@@ -10,17 +11,21 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its code.
+
+    Interrupts beyond `run_process` end at once: Python's own end would restore the default, which kills.
+    """
     sys.excepthook = _uncaught
     try:
         from headrace.app.cli.process import run_process
 
         run_process()
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        os._exit(_INTERRUPTED)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ignore an interrupt between two of `main`'s own instructions."""
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
+    """Exit quietly for an interrupt between two of `main`'s own instructions."""
+    if issubclass(kind, KeyboardInterrupt):
+        os._exit(_INTERRUPTED)
+    sys.__excepthook__(kind, error, trace)

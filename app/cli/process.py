@@ -19,19 +19,18 @@ _PATIENCE_S = 2.0  # for threads that do not stop
 def run_process() -> None:
     """Run the command line and exit with its code."""
     code = _INTERRUPTED
+    sys.unraisablehook = _swallowed
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _leave)
     try:
-        sys.unraisablehook = _swallowed
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-                signal.signal(number, _leave)
-        try:
-            code = _run()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        finally:
-            _end_soon(code)
+        code = _run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         pass
+    finally:
+        _end_soon(code)
     sys.exit(code)
 
 
