@@ -6,6 +6,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.models.gguf import convert_gguf
 from headrace.models.gguf.config import generation_config, model_config
-from headrace.models.gguf.container import open_container
+from headrace.models.gguf.container import Container, open_container
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.names import targets
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
@@ -228,15 +229,21 @@ VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=6), st.lists(st.text(max_
 LAYERED_VARIANTS = ("qwen35moe", "gemma4", "nemotron_h_moe", "deepseek2", "granitehybrid-moe")
 
 
+@cache
+def container_of(variant: str) -> Container:
+    """Return the header of a small file of this variant. It outlives the file."""
+    layered = variant in LAYERED
+    with scratch(b"" if layered else whole_file(variant, layers=1)) as (path, _):
+        return open_container(write_layered(path, variant) if layered else path)
+
+
 @pytest.mark.parametrize("variant", ["llama-linear", "qwen2-yarn", "gemma3", *LAYERED_VARIANTS])
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_metadata_of_the_wrong_kind_is_refused(variant: str, data: st.DataObject) -> None:
-    layered = variant in LAYERED
-    with scratch(b"" if layered else whole_file(variant, layers=1)) as (path, _):
-        container = open_container(write_layered(path, variant) if layered else path)
+    container = container_of(variant)
     values = dict(container.metadata)
-    more = "tokenizer.ggml.pre" if layered else f"{VARIANTS[variant][0]}.rope.dimension_count"
+    more = "tokenizer.ggml.pre" if variant in LAYERED else f"{VARIANTS[variant][0]}.rope.dimension_count"
     keys = st.sampled_from(sorted({*values, more, "general.sampling.temp"}))
     values |= data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=2))
     with contextlib.suppress(CheckpointError):
