@@ -61,6 +61,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Collect the garbage of a file's tests, and exempt what stays: modules and caches, which only grow."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 # What is fetched stays here, so that only the first run of the suite fetches.
 TEST_HOME = Path(os.environ.get("HEADRACE_TEST_HOME") or platformdirs.user_cache_dir("headrace-tests", appauthor=False))
 
