@@ -46,21 +46,14 @@ def bootstrap(
     values: Sequence[float],
     statistic: Callable[[Sequence[float]], float] = fmean,
     *,
-    confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
-    seed: int = SEED,
 ) -> Interval:
     """Return a bootstrap interval of `statistic` (see `bootstrap_of`); None for fewer than two values."""
-    return bootstrap_of(values, statistic, confidence=confidence, resamples=resamples, seed=seed)
+    return bootstrap_of(values, statistic, resamples=resamples)
 
 
 def bootstrap_of(
-    units: Sequence[_T],
-    statistic: Callable[[Sequence[_T]], float],
-    *,
-    confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    units: Sequence[_T], statistic: Callable[[Sequence[_T]], float], *, resamples: int = RESAMPLES
 ) -> Interval:
     """Return a deterministic bootstrap interval of a statistic; units are drawn whole. None for fewer than two units.
 
@@ -70,9 +63,9 @@ def bootstrap_of(
     count = len(units)
     if count < 2:
         return None, None
-    draw = random.Random(seed)
+    draw = random.Random(SEED)
     found = sorted(statistic(draw.choices(units, k=count)) for _ in range(resamples))
-    widened = math.sqrt(count / (count - 1)) * student_quantile((1 + confidence) / 2, count - 1)
+    widened = math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1)
     tail = NormalDist().cdf(-widened)
     return quantile(found, tail), quantile(found, 1 - tail)
 

@@ -25,6 +25,7 @@ from headrace.runtime.errors import DeletedError, SessionError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
 
 _RECENT_LENGTH = 4000  # characters
+_RECENT = 500  # questions
 _ABANDONED_S = 86400.0  # age of an empty session that is deleted
 _SALVAGE = "`headrace sessions doctor --export FILE` saves what can be read"
 # SQL: a message and all messages below it, on every branch.
@@ -337,11 +338,11 @@ class SessionStore:
             for message in found
         ]
 
-    def recent_questions(self, limit: int = 500) -> list[str]:
+    def recent_questions(self) -> list[str]:
         """Return the latest user messages of all sessions, oldest first, without long ones."""
         rows = self.db.rows(
             "SELECT content FROM messages WHERE role = 'user' AND length(content) <= ? ORDER BY id DESC LIMIT ?",
-            *(_RECENT_LENGTH, limit),
+            *(_RECENT_LENGTH, _RECENT),
         )
         return [readable(row["content"]) for row in reversed(rows)]
 

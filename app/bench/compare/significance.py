@@ -78,12 +78,12 @@ def _inflation(sides: Sequence[Sequence[float]]) -> float:
     return (1 + r) / (1 - r)
 
 
-def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Return which tests are significant with a family-wise error of at most `level` (Holm, 1979)."""
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Return which tests are significant with a family-wise error of at most 5 % (Holm, 1979)."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     significant = [False] * len(p_values)
     for rank, i in enumerate(order):
-        if p_values[i] > level / (len(p_values) - rank):
+        if p_values[i] > 0.05 / (len(p_values) - rank):
             break
         significant[i] = True
     return significant

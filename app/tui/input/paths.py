@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 _LIMIT = 200  # entries of a directory that are looked at
+_SHOWN = 8
 _AT = re.compile(r'(?:^|\s)@("[^"]*|[^\s"]*)$')
 _FILE = re.compile(r'^/file[ \t]+("[^"]*|[^"]*)$')
 
@@ -22,7 +23,7 @@ def as_typed(path: str, typed: str) -> str:
     return quote + path + ("" if path.endswith("/") else f"{quote} ")
 
 
-def completions(typed: str, limit: int = 8) -> list[str]:
+def completions(typed: str) -> list[str]:
     """Return paths that continue `typed_path`'s result. Folders end with a slash; hidden files need a dot."""
     head, tail = os.path.split(typed.removeprefix('"'))
     found: list[tuple[bool, str]] = []
@@ -38,4 +39,4 @@ def completions(typed: str, limit: int = 8) -> list[str]:
                 found.append((not is_folder, os.path.join(head, entry.name) + ("/" if is_folder else "")))  # noqa: PTH118
     except (OSError, RuntimeError, ValueError):  # no such folder, a home that nobody has, a NUL
         return []
-    return [name for _, name in sorted(found)[:limit]]
+    return [name for _, name in sorted(found)[:_SHOWN]]

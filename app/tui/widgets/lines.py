@@ -181,7 +181,7 @@ def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
     return Content.assemble(*((mark * (end - start), style) for start, end, (_, mark, style) in cells))
 
 
-def bar(share: float, width: int, style: str, rest: str = "$foreground 20%") -> Content:
+def bar(share: float, width: int, style: str) -> Content:
     """Return a horizontal bar filled from the left, in eighths of a cell."""
     share = min(1.0, max(0.0, share))
     eighths = round(share * width * 8)
@@ -189,4 +189,4 @@ def bar(share: float, width: int, style: str, rest: str = "$foreground 20%") -> 
     head = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
     if not head and share > 0:
         head = "▏"
-    return Content.assemble((head, style), ("─" * (width - len(head)), rest))
+    return Content.assemble((head, style), ("─" * (width - len(head)), "$foreground 20%"))

@@ -14,11 +14,11 @@ POST_NORMS = {
 NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm", "shared_head.norm")
 
 
-def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, rows: bool = False) -> dict[str, Part]:
-    """Return the projections of attention. gate: 2 if queries come with gates. rows: Q and K are interleaved."""
+def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1) -> dict[str, Part]:
+    """Return the projections of attention. gate: 2 if queries come with gates."""
     return {
-        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows="q" if rows else ""),
-        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows="k" if rows else ""),
+        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden"),
+        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden"),
         "attn_v": Part(f"{at}.v_proj", "kv_heads*head hidden"),
         "attn_output": Part(f"{at}.{output}", "hidden heads*head"),
     }
@@ -27,17 +27,14 @@ def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, r
 def biases(parts: dict[str, Part], *keys: str, optional: bool = False) -> dict[str, Part]:
     """Return the parts, and biases of those at `keys`; of all without keys."""
     more = {
-        f"{key}.bias": Part(
-            parts[key].module, parts[key].shape.split()[0], "bias", rows=parts[key].rows, optional=optional
-        )
+        f"{key}.bias": Part(parts[key].module, parts[key].shape.split()[0], "bias", optional=optional)
         for key in keys or parts
     }
     return {**parts, **more}
 
 
-def head_norms(at: str = "self_attn", *, optional: bool = False) -> dict[str, Part]:
-    names = {"attn_q_norm": "q_norm", "attn_k_norm": "k_norm"}
-    return {key: Part(f"{at}.{name}", "head", optional=optional) for key, name in names.items()}
+def head_norms(*, optional: bool = False) -> dict[str, Part]:
+    return {f"attn_{x}_norm": Part(f"self_attn.{x}_norm", "head", optional=optional) for x in "qk"}
 
 
 _GATED = ("gate_proj", "up_proj", "down_proj")

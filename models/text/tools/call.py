@@ -1,7 +1,7 @@
 """Tool calls, and the values of their arguments as JSON text."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Reading:
     calls: tuple[ToolCall, ...] = ()
 
 
-def call_of(value: object, names: Sequence[str] = ("arguments", "parameters")) -> ToolCall | None:
+def call_of(value: object) -> ToolCall | None:
     """Return the call of a JSON object with `name` and arguments; None for any other value."""
     if not isinstance(value, Mapping):
         return None
@@ -76,7 +76,7 @@ def call_of(value: object, names: Sequence[str] = ("arguments", "parameters")) -
     if isinstance(inner, Mapping):
         value = inner
     name = value.get("name")
-    given: object = next((value[key] for key in names if key in value), {})
+    given: object = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if isinstance(given, str):
         try:
             given = json.loads(given or "{}")
