@@ -8,7 +8,9 @@ import click
 
 from headrace.app.cli.answer_options import activations_option, as_object, kv_option
 from headrace.app.cli.completion import model_names
-from headrace.app.cli.say import print_json
+from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
+from headrace.app.cli.say import print_json, say
+from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class VerifyArguments:
     activations: str | None
     as_json: bool
     force: bool
+    hosts: str | None
+    split: str | None
 
 
 @click.command()
@@ -38,6 +42,7 @@ class VerifyArguments:
 @activations_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--force", is_flag=True, help="Load even if memory looks too small.")
+@hosts_options
 @as_object(VerifyArguments)
 def verify(given: VerifyArguments) -> int:
     """Check that an answer is the same alone and in a batch, for any prompt chunks or threads.
@@ -52,13 +57,21 @@ def verify(given: VerifyArguments) -> int:
     from headrace.app.verify.run import verify as run_checks
     from headrace.app.verify.run import verify_interfaces
 
-    settings = load_settings()
+    settings, hosts, here = load_settings(), chosen_hosts(given.hosts, given.split), None
+    if hosts is not None and given.server:
+        raise UsageError("--server compares programs on this machine", "leave out --hosts")
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
     kv, rounding = given.kv or settings.chat.kv, given.activations or settings.chat.activations
     load = partial(load_noted, resolved, context=None, kv=kv, activations=rounding, force=given.force)
     plan, options = Plan(given.tokens, given.sequences, given.seed), [f"--kv={kv}", f"--activations={rounding}"]
     options += ["--force"] if given.force else []
-    found = verify_interfaces(load, plan, resolved.path, options) if given.server else run_checks(load(), plan)
+    loaded = None if given.server else load(hosts=hosts)
+    if hosts is not None:
+        try:
+            here = load()
+        except NotEnoughMemoryError as error:
+            say(f"not compared with this machine alone: {error}", err=True)
+    found = verify_interfaces(load, plan, resolved.path, options) if loaded is None else run_checks(loaded, plan, here)
     if given.as_json:
         print_json(found)
     else:

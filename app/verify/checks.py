@@ -89,9 +89,19 @@ class Check:
 
 
 class Verification:
-    """The checks of one model. Raises UsageError if its context is too short for them."""
+    """The checks of one model. Raises UsageError if its context is too short for them.
 
-    def __init__(self, loaded: LoadedModel, expected: Expectation, plan: Plan, tick: Tick = lambda: None) -> None:
+    here: the same model on this machine alone, if several share `loaded` and it fits.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        expected: Expectation,
+        plan: Plan,
+        tick: Tick = lambda: None,
+        here: LoadedModel | None = None,
+    ) -> None:
         limit = min(loaded.context_limit, 2 * CHUNK + plan.tokens)
         if plan.tokens > limit // 2:
             raise UsageError(f"--tokens {plan.tokens}: too many for a context of {limit} tokens")
@@ -119,6 +129,8 @@ class Verification:
         self._few = Serving(loaded.network, requests[:SHARERS], limit, tick)
         self._some = Serving(loaded.network, requests[:SOME], limit, tick)
         self._sharers = Serving(loaded.network, sharers, limit, tick)
+        self._here = None if here is None else Serving(here.network, requests[:SHARERS], limit, tick)
+        self._stores = self._few.in_blocks and not loaded.ranks
 
     def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
         """Run every check; `begin(number, of, name)` is called before each."""
@@ -135,6 +147,8 @@ class Verification:
 
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
         most, seed = self._plan.sequences, self._plan.seed
+        if self._here is not None:
+            yield Check("alone, on this machine only", self._here.generated, alone[:SHARERS])
         yield Check("alone, by another call", self._few.generated, alone[:SHARERS])
         yield Check("alone, from a queue", partial(self._few.together, 1), alone[:SHARERS])
         for size in (2, 4, 8, 16):
@@ -148,7 +162,7 @@ class Verification:
             yield Check("joining, ending, cancelled, preempted", joining, alone, cut=True)
         yield Check("short of memory, preempted", partial(self._crowd.preempted, CROWD), crowd)
         yield Check("with a shared prefix", partial(self._sharers.sharing, self._prefix), [*sharers, *sharers])
-        if self._few.in_blocks:
+        if self._stores:
             yield Check("after a restart, K/V from disk", self._few.restarted, alone[:SHARERS])
         sizes = random.Random(seed)
         single, pieces, whole = (lambda: 1), (lambda: sizes.randrange(1, 200)), (lambda: WHOLE)

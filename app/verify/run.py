@@ -12,11 +12,14 @@ from headrace.app.verify.report import About, document
 from headrace.models.loading.load import LoadedModel
 
 
-def verify(loaded: LoadedModel, plan: Plan) -> Document:
-    """Run all checks with progress on stderr. Raises UsageError for too short a context, and the engine's errors."""
+def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> Document:
+    """Run all checks with progress on stderr. here: see `Verification`.
+
+    Raises UsageError for too short a context, and the engine's errors.
+    """
     expected = expectation(loaded)
     about = About(loaded.name, loaded.tokenizer, expected, plan)
-    return _document(about, lambda stages: Verification(loaded, expected, plan, stages.tick).run(stages.begin))
+    return _document(about, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
 
 
 def verify_interfaces(load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Sequence[str]) -> Document:

@@ -1,6 +1,8 @@
 """The identity checks find nothing where there is nothing, and a row that its neighbours change."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime import ops
 from headrace.runtime.engine.chunk_budget import SMALLEST, ChunkBudget
 from headrace.runtime.engine.request import TokenLogprobs
+from headrace.runtime.errors import UsageError
 from headrace.runtime.ops import native
 from tests.models.gguf.build_layered import write_layered
 from tests.patience import PATIENCE_S
@@ -55,6 +58,23 @@ def invoke(*arguments: str) -> Result:
 
 def load(path: Path) -> LoadedModel:
     return load_model(path, name="tiny")
+
+
+@needs_kernels
+def test_a_pipeline_of_two_ranks_has_the_bits_of_one_machine(model: Path) -> None:
+    command = [sys.executable, "-m", "headrace", "verify", "-m", str(model), "--hosts", "localhost,localhost"]
+    done = subprocess.run(
+        [*command, "--split", "pipeline", *SMALL, "--json"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["exact_expected"]
+    results = {row["name"]: row["result"] for row in found["checks"]}
+    assert set(results.values()) == {"equal"}
+    assert "alone, on this machine only" in results
+    assert "after a restart, K/V from disk" not in results
+    with pytest.raises(UsageError, match="--server"):
+        invoke("-m", str(model), "--hosts", "localhost,localhost", "--server")
 
 
 @needs_kernels
