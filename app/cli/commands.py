@@ -218,6 +218,10 @@ def run_command_line() -> int:
         _debug_traceback()
         _complain(str(error), error.hint)
         return error.exit_code
+    except ModuleNotFoundError as error:  # MLX has wheels for some machines only: not for a Mac's Intel Python
+        _debug_traceback()
+        _complain(f"not installed: {error.name}", "`headrace doctor` says why, and what to do")
+        return 1
     except Exception as error:
         _debug_traceback()
         _complain(f"internal error: {error!r}", f"{environment.DEBUG}=1 shows where; please report it")

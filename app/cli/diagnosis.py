@@ -15,10 +15,9 @@ from pathlib import Path
 from headrace.app.cli.finding import Finding
 from headrace.app.cli.user_files import models_state, sessions_state, settings_state
 from headrace.app.versions import own_source, shadowed, versions
-from headrace.runtime import ops
 from headrace.runtime.config import environment, paths
 from headrace.runtime.errors import HeadraceError
-from headrace.runtime.machine import bandwidth, hardware, memory
+from headrace.runtime.machine import hardware, memory
 from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
@@ -89,6 +88,9 @@ def gather(calibrate: bool = False, progress: Callable[[float], None] | None = N
     peak: Peak | None = None
     kernels: dict[str, str] = {}
     try:
+        from headrace.runtime import ops  # here: these import MLX, which may be missing
+        from headrace.runtime.machine import bandwidth
+
         host = hardware.machine()
         if calibrate:
             bandwidth.measure_peak(progress, host)

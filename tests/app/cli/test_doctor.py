@@ -23,6 +23,7 @@ from headrace.runtime.machine.hardware import Machine, PowerState
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import Readings
+from tests import commands
 from tests.app.cli.test_models import install
 
 GIB = 2**30
@@ -134,7 +135,7 @@ def test_energy_counters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known.machine is not None
     for joules, expected in ((5.0, "CPU"), (None, None)):
         readings = Readings(joules=joules, energy_parts="CPU")
-        monkeypatch.setattr("headrace.runtime.machine.sensors.sensors", lambda _, found=readings: lambda: found)
+        monkeypatch.setattr("headrace.app.cli.diagnosis.sensors", lambda _, found=readings: lambda: found)
         assert diagnosis._energy_parts(known.machine) == expected
 
 
@@ -323,3 +324,22 @@ def test_drawn_report_fits_eighty_columns(
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert ("✓ No problems found." in lines) == (not findings(report))
+
+
+_BLOCKED = """import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("mlx", "mlx_lm"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def test_commands_of_a_python_without_mlx_end_with_one_line(tmp_path: Path) -> None:
+    """Such as an Intel Python under Rosetta: doctor reports it, others name doctor."""
+    (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
+    ran = commands.headrace("run", "hello", home=tmp_path, code=1, PYTHONPATH=str(tmp_path))
+    assert len(ran.stderr.splitlines()) == 2
+    assert "doctor" in ran.stderr
+    found = commands.headrace("doctor", "--json", home=tmp_path, code=1, PYTHONPATH=str(tmp_path))
+    assert any("mlx" in str(finding) for finding in json.loads(found.stdout)["problems"])
