@@ -11,12 +11,12 @@ from typing import Any
 from headrace.app.chat.answer_setup import AnswerSetup
 from headrace.app.chat.attachments import parse_message
 from headrace.app.chat.conversation import Conversation
-from headrace.app.chat.memory_fit import fits_beside
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers, Phase
 from headrace.app.engine.client import ChatEngine
 from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_line
+from headrace.app.engine.model_card import ModelCard
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.metrics.telemetry import Summary
@@ -275,3 +275,20 @@ class Comparison(ParallelAnswers):
         if self._running is not None or self._queue:
             raise EngineError("an answer is being written", "stop it first")
         self._settle()
+
+
+def fits_beside(card: ModelCard, name: str | None) -> bool:
+    """Return whether a model fits beside `card`'s, both with MEMORY_CONTEXT tokens of K/V.
+
+    False for a model that is not installed and a machine of unknown memory.
+    """
+    from headrace.app.model_info.report import MEMORY_CONTEXT, memory_needed
+
+    if card.budget is None:
+        return False
+    try:
+        needed = memory_needed(name)
+    except HeadraceError:
+        return False
+    grows = card.cost.kv_bytes(min(MEMORY_CONTEXT, card.context_limit))
+    return needed is not None and needed + grows <= card.budget.usable

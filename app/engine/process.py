@@ -45,8 +45,8 @@ from headrace.app.engine.events import (
     Ready,
     TokensCounted,
 )
-from headrace.app.engine.throttle import throttled
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
+from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import EngineError, HeadraceError
 from headrace.runtime.machine.garbage import importing
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from headrace.runtime.engine.request import CancelFlag
 
 _JOINING_S = 0.02  # for requests that join between two steps
+_INTERVAL_S = 0.1
 
 
 class Inbox:
@@ -257,3 +258,17 @@ def main(descriptor: int) -> None:
     faulthandler.enable()
     connection = socket.socket(fileno=descriptor)
     Server(Inbox(connection), EventSender(connection).send).serve()
+
+
+def throttled(sink: Progress) -> Progress:
+    """Return a sink that passes one report per 0.1 s and stage, and each stage's first and last."""
+    passed: dict[str, float] = {}
+
+    def report(stage: str, done: int, total: int | None, /) -> None:
+        now = time.monotonic()
+        if done != total and now - passed.get(stage, float("-inf")) < _INTERVAL_S:
+            return
+        passed[stage] = now
+        sink(stage, done, total)
+
+    return report
