@@ -3,7 +3,6 @@
 Every generation ends with exactly one `Finished`, or with `Failed` after an error of one sequence among several.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,15 +24,15 @@ class CancelFlag:
     """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._is_set = False  # no threading.Event: a second signal within its `set` would wait for the first one's lock
         self.after: int | None = None
 
     def set(self, after: int | None = None) -> None:
         self.after = self.after if after is None else after
-        self._event.set()
+        self._is_set = True
 
     def __bool__(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
 
 @dataclass(frozen=True, slots=True)

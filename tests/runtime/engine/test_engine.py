@@ -2,7 +2,10 @@
 
 import gc
 import math
+import sys
+import threading
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +19,7 @@ from headrace.runtime.errors import ContextLimitError, EngineError, NotEnoughMem
 from headrace.runtime.machine import hardware, memory
 from headrace.runtime.sampling.params import SamplingParams
 from tests.alone import new_cache, prefill
+from tests.patience import PATIENCE_S
 from tests.watched import WatchedNetwork, answer, same_rows, split
 
 PROMPT = [5, 17, 3, 88, 42, 9, 61]
@@ -391,3 +395,23 @@ def test_other_errors_of_a_device_pass_as_they_are(network: Decoder) -> None:
 
     with pytest.raises(RuntimeError, match="Invalid Resource"):
         list(Engine(WatchedNetwork(network, on_pass=fail), context_limit=32).generate(Request(PROMPT, max_tokens=9)))
+
+
+def test_a_cancel_flag_is_set_within_its_own_set() -> None:
+    """As by a second signal, between any two of its instructions."""
+    flag = CancelFlag()
+
+    def interrupt(frame: FrameType, _event: str, _argument: object) -> Any:
+        frame.f_trace_opcodes = True
+        flag.set()
+        return interrupt
+
+    def interrupted() -> None:
+        sys.settrace(interrupt)
+        flag.set()
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert flag
