@@ -69,12 +69,12 @@ class PeerNode : public Node {
       if (collective == Collective::send) {
         peer->exchange(own, bytes, nullptr, 0);
       } else if (collective == Collective::columns) {
-        std::vector<char> others(of_out - bytes);
-        peer->exchange(nullptr, 0, others.data(), others.size());
-        const size_t mine = bytes / rows_of_out, theirs = others.size() / rows_of_out;
+        const size_t from_other = of_out - bytes, mine = bytes / rows_of_out, theirs = from_other / rows_of_out;
+        auto* others = reinterpret_cast<char*>(scratch(Slot::received, static_cast<int64_t>(from_other / sizeof(float) + 1)));
+        peer->exchange(nullptr, 0, others, from_other);
         for (size_t i = 0; i < rows_of_out; ++i) {
           std::memcpy(to + i * (mine + theirs), own + i * mine, mine);
-          std::memcpy(to + i * (mine + theirs) + mine, others.data() + i * theirs, theirs);
+          std::memcpy(to + i * (mine + theirs) + mine, others + i * theirs, theirs);
         }
       } else if (collective == Collective::gather) {
         std::memcpy(to + static_cast<size_t>(peer->rank()) * bytes, own, bytes);
