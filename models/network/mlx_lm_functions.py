@@ -4,6 +4,7 @@ Classes import them by name, so a model's modules get subclasses whose methods s
 keep mlx-lm's. Calls that the kernels do not support (padding masks, quantized caches) go to mlx-lm's functions.
 """
 
+from copy import copy
 from functools import cache
 from inspect import Signature, signature
 from types import FunctionType, ModuleType
@@ -31,6 +32,9 @@ class KernelFunctions:
         ours = self._replacements()
         namespaces: dict[str, dict[str, Any]] = {}
         classes: dict[type, type] = {}
+        for _, module in model.named_modules():
+            if isinstance(shared := module.get("activation"), nn.Module):  # a default argument: all models have one
+                module.activation = copy(shared)
         for _, module in model.named_modules():
             stock = type(module)
             if stock not in classes:

@@ -6,9 +6,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU
 
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.network.mlx_lm_functions import KernelFunctions
 from headrace.models.network.mlx_lm_kernels import _Experts, _OnKernels, _Projection, _Table
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
@@ -169,3 +171,11 @@ def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
     names = ("gated_delta_update", "nn", "mx")
     assert all(before.__call__.__globals__[name] is not after.__call__.__globals__[name] for name in names)
     assert before.__call__.__globals__["nn"] is nn
+
+
+def test_other_models_keep_their_activations() -> None:
+    """Mixtures of mlx-lm share one module, a default argument."""
+    one, other = SwitchGLU(32, 32, 2), SwitchGLU(32, 32, 2)
+    KernelFunctions(native).bind(one)
+    assert type(one.activation) is not SwiGLU
+    assert type(other.activation) is SwiGLU
