@@ -100,6 +100,7 @@ class CatalogEntry:
     checked: str  # source of the facts above
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended, if the model's files recommend none
     unread_bytes: int = 0  # of the download: vision and audio parts, which are not loaded
+    whole_on_gpu: bool = False  # mlx-lm's class, which runs it on a GPU, cannot be divided among machines
 
     @property
     def step_shape(self) -> "StepShape":
@@ -132,7 +133,9 @@ class CatalogEntry:
         # Tables may have more bits than layers.
         scale = self.weight_bytes / (built.resident_bytes + quantized_bytes(shape.further, bits, group_size))
         matrices = [replace(each, nbytes=round(each.nbytes * scale)) for each in (other, *built.matrices)]
-        return replace(built, matrices=matrices, kv=shape.kv_rows, resident_bytes=self.weight_bytes)
+        native, gpu = built.splits
+        splits = native, () if self.whole_on_gpu else gpu
+        return replace(built, matrices=matrices, kv=shape.kv_rows, resident_bytes=self.weight_bytes, splits=splits)
 
     def memory_bytes(self, context: int) -> int:
         """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""

@@ -175,3 +175,9 @@ def test_norms_over_all_heads_add_sums() -> None:
     more = replace(SHAPE, joint_norms=SHAPE.layers)
     slow = replace(TB5, latency=1e-3, bandwidth=1e18)
     assert waits(more, slow, 2, "tensor") / waits(SHAPE, slow, 2, "tensor") == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_catalog_entry_knows_a_class_that_mlx_lm_cannot_divide() -> None:
+    gpus, cpus = TWO, [replace(target, apple=False) for target in TWO]
+    assert allowed(find("lfm2.5-1.2b").step_shape, gpus) == []
+    assert allowed(find("lfm2.5-1.2b").step_shape, cpus) == allowed(find("qwen3.5-9b").step_shape, gpus) != []
