@@ -43,6 +43,14 @@ struct Streams {
     scales = static_cast<const char*>(w.scales) + band * scales_apart;
     offsets = w.offsets == nullptr ? scales : static_cast<const char*>(w.offsets) + band * scales_apart;
   }
+
+  void request_all() const {
+    for (int64_t i = 0; i < words_apart; i += 64) request(words + i);
+    for (int64_t i = 0; i < scales_apart; i += 64) {
+      request(scales + i);
+      if (offsets != scales) request(offsets + i);
+    }
+  }
 };
 
 // The high parts of a row's outliers (Quads), added to its products.
@@ -56,15 +64,15 @@ template <class X, Type T, int R, int B>
 #pragma GCC unroll 16
   for (int r = 0; r < B * R; ++r) sums[r] = load(&out[r / R * kBand + lane + r % R * W]);
   for (int64_t e = 0; e < count; ++e) {
-    const vi xs = set1_word(entries + count + e);
-    const int64_t word = part(2, e) + lane, scale_at = part(4, e) + lane;
+    const vf high = set1(entries[e]);
+    const int64_t word = part(1, e) + lane, scale_at = part(3, e) + lane;
 #pragma GCC unroll 16
     for (int r = 0; r < B * R; ++r) {
       const auto* words = reinterpret_cast<const uint32_t*>(here.words + r / R * here.words_apart) + word + r % R * W;
-      const vi product = X::dot(vi{}, X::take_from(load_words(words), entries + 3 * count + e), xs);
+      const vf weights = X::F::number(load_words(words), entries + 2 * count + e);
       vf scale = load_as<T>(here.scales + r / R * here.scales_apart, scale_at + r % R * W), offset;
       X::F::fit(scale, offset);
-      sums[r] = fma(mul(scale, set1(entries[e])), to_float(product), sums[r]);
+      sums[r] = fma(mul(scale, high), weights, sums[r]);
     }
   }
 #pragma GCC unroll 16
@@ -79,6 +87,7 @@ template <class X, Type T, int M, int R, int B>
                                               const Streams& next, float (&out)[M][B * kBand]) {
   using F = typename X::F;
   constexpr int kWords = X::kWords;
+  constexpr bool kAhead = X::kEach == 2;  // prefetch; of 8 bits, whose rows are many, multiply_bands does so once for all
   constexpr int kChains = 4 * M * R * B <= kAccumulators ? 2 : 1;
   const int64_t group_words = X::group(w) / F::kSteps, groups = X::groups(w);
   const int sharing = __builtin_ctzll(static_cast<uint64_t>(w.group / X::group(w)));  // 2^sharing groups have one scale of weights
@@ -119,7 +128,7 @@ template <class X, Type T, int M, int R, int B>
 #pragma GCC unroll 16
       for (int r = 0; r < B * R; ++r) {
         packed[r] = load_words(words + r / R * apart + r % R * W);
-        if (r % R * W % 16 == 0) {
+        if (kAhead && r % R * W % 16 == 0) {
           request(words_ahead + r / R * later.words_apart + r % R * W * static_cast<int>(sizeof(uint32_t)));
         }
       }
@@ -149,7 +158,7 @@ template <class X, Type T, int M, int R, int B>
       scale[r] = load_as<T>(here.scales + r / R * here.scales_apart, at);
       if constexpr (F::kAffine) offset[r] = load_as<T>(here.offsets + r / R * here.scales_apart, at);
       F::fit(scale[r], offset[r]);
-      if (r % R == 0) {
+      if (kAhead && r % R == 0) {
         const int64_t to = r / R * later.scales_apart + ((later_group >> sharing) * kBand + lane) * size_of(T);
         request(later.scales + to);
         if constexpr (F::kAffine) request(later.offsets + to);
@@ -208,6 +217,12 @@ inline void multiply_bands(const Matrix& w, const float* x, int64_t ldx, int64_t
       return (left + times - 1) / times;
     };
     const int64_t here = at_once(bands_at_once(static_cast<int>(most)));
+    if constexpr (X::kEach == 4) {
+      for (int64_t at = band + here; at < band + 2 * here; ++at) {
+        const bool beyond = at >= end_band && next.w != nullptr;
+        (beyond ? Streams(*next.w, next.row / kBand + at - end_band) : Streams(w, at)).request_all();
+      }
+    }
     const auto all = [&]<int B>(std::integral_constant<int, B> width) {
       int64_t m = 0;
       const auto rows_of = [&]<int M>(std::integral_constant<int, M> count) {

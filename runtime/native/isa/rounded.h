@@ -26,7 +26,8 @@ struct Rounded {
 };
 
 constexpr int kOutlierBits = 4;     // that an outlier of 8-bit activations has beyond 8
-constexpr int64_t kOutlierRun = 16; // groups, a quarter of which have outliers: those with the largest magnitudes
+constexpr int64_t kOutlierRun = 16; // groups, of which those with the largest magnitudes have outliers
+constexpr int64_t kOutlierShare = 8;  // groups for each outlier
 
 // 16 bits: word s has values s and s + kWords of the dword's. Groups are those of the weights.
 template <class Format>
@@ -40,9 +41,9 @@ struct Pairs : Rounded<Pairs<Format>> {
   static vi dot(vi acc, vi weights, vi x) { return dot_pairs(acc, weights, x); }
 };
 
-// 8 bits: word s has value s of each of the dword's bytes. Groups are of 32 values at most. Behind the sums, of every outlier: the
-// scale of its high part; this part in its byte of a word of zeros; that word's dword of weights, as an offset in a band; its first bit;
-// its scale of weights, as an offset in a band.
+// 8 bits: word s has value s of each of the dword's bytes. Groups are of 32 values at most. Of an outlier a byte has the low part, from
+// -128 to 127. Behind the sums, of every outlier: its high part, a number of the row; its dword of weights, as an offset in a band; its
+// weight's first bit in there; its scale of weights, as an offset in a band.
 template <class Format>
 struct Quads : Rounded<Quads<Format>> {
   using F = Format;
@@ -50,16 +51,12 @@ struct Quads : Rounded<Quads<Format>> {
   static constexpr int kWords = F::kSteps / kEach;
 
   static int64_t group(const Matrix& w) { return w.group < 32 ? w.group : 32; }
-  static int64_t outliers(const Matrix& w) { return ceil_div(Rounded<Quads>::groups(w), 4); }
+  static int64_t outliers(const Matrix& w) { return ceil_div(Rounded<Quads>::groups(w), kOutlierShare); }
   static int64_t size(const Matrix& w) {
-    return round_up(w.k / kEach + 2 * Rounded<Quads>::groups(w) + 5 * outliers(w), 16);
+    return round_up(w.k / kEach + 2 * Rounded<Quads>::groups(w) + 4 * outliers(w), 16);
   }
   static vi take(vi words, int step) { return F::take_four(words, step); }
   static vi dot(vi acc, vi weights, vi x) { return dot_quads<F::kBits>(acc, weights, x); }
-  static vi take_from(vi words, const float* bit) {
-    if constexpr (kWords > 1) words = shift_right_by(words, bit);
-    return F::take_four(words, 0);
-  }
 };
 
 // The numbers of a and b, side by side, in runs of Run: those of every other run, from the run `Odd` on.
@@ -126,6 +123,26 @@ inline vf maxima(vf (&v)[W]) {
   return v[0];
 }
 
+// Lane i: the largest and the second largest of v[i].
+struct Largest {
+  vf first, second;
+};
+inline Largest two_maxima(vf (&v)[W]) {
+  transpose(v);
+  vf second[W / 2];
+  for (int i = 0; i < W / 2; ++i) {
+    second[i] = min(v[i], v[i + W / 2]);
+    v[i] = max(v[i], v[i + W / 2]);
+  }
+  for (int apart = W / 4; apart > 0; apart /= 2) {
+    for (int i = 0; i < apart; ++i) {
+      second[i] = max(min(v[i], v[i + apart]), max(second[i], second[i + apart]));
+      v[i] = max(v[i], v[i + apart]);
+    }
+  }
+  return {v[0], second[0]};
+}
+
 // Lane i of the result is the largest() of group i of `count`.
 inline vf largest_of_each(const float* x, int64_t group, int64_t count, vf& spoiled) {
   vf tops[W];
@@ -170,13 +187,13 @@ inline void order_bytes(const int8_t* from, float* out, std::integer_sequence<in
   __builtin_memcpy(out, &v, sizeof v);
 }
 
-// out: a group's values, given by value(i), over their scale, rounded. The lanes of the result add up to their sum.
-template <int Words, class Value>
-inline vf round_bytes(int64_t group, float factor, float* out, const Value& value) {
+// out: the low bytes of a group's values times `factor`, rounded. The lanes of the result add up to the sum of the rounded values.
+template <int Words>
+inline vf round_bytes(const float* x, int64_t group, float factor, float* out) {
   vf total = zero();
   alignas(16) int8_t bytes[32];
   for (int64_t i = 0; i < group; i += W) {
-    const vf whole = round_even(mul(value(i), set1(factor)));
+    const vf whole = round_even(mul(load(x + i), set1(factor)));
     total = add(total, whole);
     store_bytes(bytes + i, to_whole(whole));
   }
@@ -205,37 +222,31 @@ inline vf one_at(int64_t at, int64_t i) {
   return load(kLanes.number + 32 - at + i);
 }
 
-// Group g of a row whose largest magnitude `top` is an outlier, the `number`th; the sum of what it is rounded to, in any lane.
+// The second largest magnitude of a group, of which value `at` has the largest; `other`: the second largest of W lanes' maxima.
+inline float second_largest(const float* x, int64_t group, int64_t at, float other) {
+  for (int64_t i = at % W; i < group; i += W) {
+    const float v = __builtin_fabsf(x[i]);
+    if (i != at && v > other) other = v;
+  }
+  return other;
+}
+
+// Writes outlier `number`, which is value `at` of the row, `v` before it was scaled and rounded.
 template <class X>
-inline vf round_outlier(const Matrix& w, const float* x, int64_t g, float top, int64_t number, float* out) {
+inline void write_outlier(const Matrix& w, float v, float factor, float scale, int64_t at, int64_t number, float* out) {
   using F = typename X::F;
-  const int64_t group = X::group(w), count = X::outliers(w);
-  float *scales = out + X::scales_at(w), *entry = out + X::sums_at(w) + X::groups(w) + number;
-  x += g * group;
-  const int64_t at = place_of(group, top, [&](int64_t i) { return magnitude(load(x + i)); });
-  const auto others = [&](int64_t i) { return sub(load(x + i), mul(load(x + i), one_at(at, i))); };
-  vf seconds = zero();
-  for (int64_t i = 0; i < group; i += W) seconds = max(seconds, magnitude(others(i)));
-  const float high = top / (1 << kOutlierBits), second = maximum(seconds), peak = second > high ? second : high;
-  const float factor = 127 / peak, whole = __builtin_rintf(x[at] * factor), step = 1 << kOutlierBits;
-  const float upper = __builtin_rintf(whole / step), scale = peak / 127;
-  const vf lower = set1((whole - step * upper) * scale);  // rounded to what it is
-  scales[g] = scale;
-  const vf total = round_bytes<X::kWords>(group, factor, out + g * group / X::kEach,
-                                          [&](int64_t i) { return fma(lower, one_at(at, i), others(i)); });
+  const int64_t count = X::outliers(w), in_dword = at % F::kSteps;
+  float* entry = out + X::sums_at(w) + X::groups(w) + number;
+  const float rounded = __builtin_rintf(v * factor);
+  const int whole = __builtin_fabsf(rounded) < 4096 ? static_cast<int>(rounded) : 0;  // NaN is in the scales
   const auto put = [&](int64_t part, int64_t word) {
     const auto narrow = static_cast<uint32_t>(word);
     __builtin_memcpy(entry + part * count, &narrow, sizeof narrow);
   };
-  const int64_t value = g * group + at, in_dword = value % F::kSteps;
-  const auto byte = static_cast<uint8_t>(upper == upper ? static_cast<int>(upper) : 0);  // NaN is in the scales
-  entry[0] = scale * step;
-  put(1, static_cast<int64_t>(byte) << (8 * (in_dword / X::kWords)));
-  put(2, value / F::kSteps * kBand);
-  put(3, in_dword % X::kWords * F::kBits);
-  put(4, value / w.group * kBand);
-  const float upper_sum = step * upper;
-  return add(total, load_first(&upper_sum, 1));
+  entry[0] = static_cast<float>(whole - static_cast<int8_t>(whole)) * scale;
+  put(1, at / F::kSteps * kBand);
+  put(2, in_dword * F::kBits);
+  put(3, at / w.group * kBand);
 }
 
 template <class F>
@@ -245,30 +256,43 @@ inline void round_row_coarsely(const Matrix& w, const float* x, float* out) {
   float *scales = out + X::scales_at(w), *sums_to = out + X::sums_at(w);
   vf spoiled = zero();
   for (int64_t first = 0; first < groups; first += kOutlierRun) {
-    const int64_t here = groups - first < kOutlierRun ? groups - first : kOutlierRun;
-    alignas(64) float tops[kOutlierRun], factors[kOutlierRun];
+    const int64_t here = groups - first < kOutlierRun ? groups - first : kOutlierRun, outliers = ceil_div(here, kOutlierShare);
+    alignas(64) float peaks[kOutlierRun], seconds[kOutlierRun], factors[kOutlierRun];
     vf left[kOutlierRun / W], totals[kOutlierRun];  // magnitudes of groups without outliers so far
     for (int64_t i = 0; i < kOutlierRun; i += W) {
-      const vf top = largest_of_each(x + (first + i) * group, group, here - i, spoiled);
-      left[i / W] = top;
-      store(tops + i, top);
-      store(factors + i, div(set1(127), top));
-      if (i < here) store_first(scales + first + i, div(top, set1(127)), here - i < W ? here - i : W);
+      vf lanes[W];
+      for (int64_t j = 0; j < W; ++j) {
+        lanes[j] = i + j < here ? largest_lanes(x + (first + i + j) * group, group, spoiled) : zero();
+      }
+      const Largest most = two_maxima(lanes);
+      left[i / W] = most.first;
+      store(peaks + i, most.first);
+      store(seconds + i, most.second);
     }
-    uint32_t chosen = 0;
-    for (int64_t n = 0; n < (here + 3) / 4; ++n) {
+    int64_t chosen[kOutlierRun / kOutlierShare], places[kOutlierRun / kOutlierShare];  // groups with outliers, and these
+    for (int64_t n = 0; n < outliers; ++n) {
       vf most = left[0];
       for (int64_t i = 1; i < kOutlierRun / W; ++i) most = max(most, left[i]);
       const int64_t best = place_of(here, maximum(most), [&](int64_t i) { return left[i / W]; });
       for (int64_t i = 0; i < kOutlierRun; i += W) left[i / W] = sub(left[i / W], mul(left[i / W], one_at(best, i)));
-      chosen |= 1u << best;
-      totals[best] = round_outlier<X>(w, x, first + best, tops[best], first / 4 + n, out);
+      const float* values = x + (first + best) * group;
+      const int64_t at = place_of(group, peaks[best], [&](int64_t i) { return magnitude(load(values + i)); });
+      const float second = second_largest(values, group, at, seconds[best]), high = peaks[best] / (1 << kOutlierBits);
+      peaks[best] = second > high ? second : high;
+      chosen[n] = best;
+      places[n] = (first + best) * group + at;
+    }
+    for (int64_t i = 0; i < here; i += W) {
+      const vf peak = load(peaks + i);
+      store(factors + i, div(set1(127), peak));
+      store_first(scales + first + i, div(peak, set1(127)), here - i < W ? here - i : W);
     }
     for (int64_t i = 0; i < kOutlierRun; ++i) {
-      if (i >= here) totals[i] = zero();
-      if (i >= here || (chosen >> i & 1) != 0) continue;
       const int64_t at = (first + i) * group;
-      totals[i] = round_bytes<X::kWords>(group, factors[i], out + at / X::kEach, [&](int64_t j) { return load(x + at + j); });
+      totals[i] = i < here ? round_bytes<X::kWords>(x + at, group, factors[i], out + at / X::kEach) : zero();
+    }
+    for (int64_t n = 0; n < outliers; ++n) {
+      write_outlier<X>(w, x[places[n]], factors[chosen[n]], scales[first + chosen[n]], places[n], first / kOutlierShare + n, out);
     }
     for (int64_t i = 0; i < here; i += W) {
       vf some[W];

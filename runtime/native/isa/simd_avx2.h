@@ -146,9 +146,12 @@ inline uint32_t lanes_with(vf v, float x) {
 }
 inline void store_bytes(int8_t* p, vi whole) {
   const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
+  const __m128i low = _mm_and_si128(halves, _mm_set1_epi16(0xff));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(low, low));
 }
 inline vf to_float(vi v) { return _mm256_cvtepi32_ps(v); }
+template <int Bits>
+inline vf lowest(vi words) { return to_float(_mm256_and_si256(words, _mm256_set1_epi32((1 << Bits) - 1))); }
 inline void store_halves(float* p, vi whole) {
   const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);

@@ -149,6 +149,14 @@ inline vi shift_right_by(vi words, const float* bits) { return _mm512_srlv_epi32
 inline uint32_t lanes_with(vf v, float x) { return _mm512_cmp_ps_mask(v, set1(x), _CMP_EQ_OQ); }
 inline void store_bytes(int8_t* p, vi whole) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole)); }
 inline vf to_float(vi v) { return _mm512_cvtepi32_ps(v); }
+// The lowest number of every dword of packed weights.
+template <int Bits>
+inline vf lowest(vi words) {
+  if constexpr (Bits == 4) {
+    return _mm512_permutexvar_ps(words, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
+  return to_float(_mm512_and_si512(words, _mm512_set1_epi32((1 << Bits) - 1)));
+}
 // The nearest whole numbers; those of 16 bits, one behind the other.
 inline void store_halves(float* p, vi whole) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(whole));

@@ -159,6 +159,8 @@ inline void store_bytes(int8_t* p, vi whole) {
   for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(whole[i]);
 }
 inline vf to_float(vi v) { return __builtin_convertvector((vs)v, vf); }
+template <int Bits>
+inline vf lowest(vi words) { return to_float(words & ((1u << Bits) - 1)); }
 inline vi to_whole(vf v) { return (vi)__builtin_convertvector(round_even(v), vs); }
 inline void store_halves(float* p, vi whole) {
   uint16_t halves[W];

@@ -2,7 +2,7 @@
 //
 // A format has: kBlock, values per block; kSteps, vectors per block; load, the block's raw bits (load_last for a partial block);
 // value, vector `step`, to be scaled with scale and offset from `adapt`; for rounding formats (rounded.h) take and take_four,
-// pair or four `step` of the values in every dword, and fit, like adapt. kAffine: whether there are offsets. Values come in the format's own "prepared order";
+// pair or four `step` of the values in every dword, number, the value at a bit of every dword, and fit, like adapt. kAffine: whether there are offsets. Values come in the format's own "prepared order";
 // `source` gives a value's index in the row.
 #pragma once
 
@@ -32,6 +32,7 @@ struct Words {
   static void adapt(vf& scale, vf& offset) { decode<Bits>(scale, offset); }
   static vi take(vi words, int step) { return pairs<Bits>(words, step); }
   static vi take_four(vi words, int step) { return quads<Bits>(words, step); }
+  static vf number(vi words, const float* bit) { return lowest<Bits>(shift_right_by(words, bit)); }
   static void fit(vf&, vf&) {}
   static int64_t source(int step, int lane) { return lane * kSteps + step; }
   static Spread spread(int64_t group_shift) { return Spread(static_cast<int>(group_shift) - __builtin_ctz(kSteps)); }
@@ -50,6 +51,7 @@ struct Fp4 : Words<4> {
   static void adapt(vf&, vf&) {}
   static vi take(vi words, int step) { return fp4_pairs(shift_right(words, 4 * step)); }
   static vi take_four(vi words, int step) { return fp4_quads(shift_right(words, 4 * step)); }
+  static vf number(vi words, const float* bit) { return lowest<8>(fp4_quads(shift_right_by(words, bit))); }
   static void fit(vf& scale, vf& offset) {
     offset = mul(scale, set1(-6.0f));
     scale = mul(scale, set1(0.5f));
