@@ -45,5 +45,6 @@ class PromptPrefetch:
         self._ask(True)
 
     def _count(self) -> None:
-        self._counting = None
-        self._ask(False)
+        if self._counting is not None:  # else a pause came first, while this call was queued
+            self._counting = None
+            self._ask(False)
