@@ -84,4 +84,4 @@ def test_a_closed_socket_or_an_endless_pass_ends_the_run(run: Callable[[str], Ru
 @pytest.mark.nightly
 def test_random_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    kill_ranks(tmp_path, 60, 0)
+    kill_ranks(tmp_path, 24, 0)
