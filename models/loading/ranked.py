@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import mlx.core as mx
 
@@ -16,12 +16,13 @@ from headrace.models.loading.decoder_choice import context_length, own_decoder
 from headrace.models.loading.load import (
     KVChoice,
     LoadedModel,
+    LoadOptions,
     fitting_context,
     load_resolved,
     sized_network,
     stored_network,
 )
-from headrace.models.network.activations import ActivationsChoice, with_activations
+from headrace.models.network.activations import with_activations
 from headrace.models.network.ranked import Place, check_division
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.registry.resolve import ResolvedModel
@@ -49,11 +50,7 @@ def load_ranked(
     *,
     model: dict[str, Any] | None = None,
     backend: str = "ring",
-    context: int | None = None,
-    requantize: Quantization | None = None,
-    kv: KVChoice = None,
-    activations: ActivationsChoice = 16,
-    force: bool = False,
+    **options: Unpack[LoadOptions],
 ) -> LoadedModel:
     """Load this rank's part of a model, and have the followers of `leader` load theirs.
 
@@ -62,6 +59,7 @@ def load_ranked(
     """
     if len(split.shares) != leader.size:
         raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
+    requantize, kv, activations = options.get("requantize"), options.get("kv"), options.get("activations", 16)
     if activations == 8 and split.kind == "tensor":
         raise UsageError("tensor parallel rounds activations to 16 bits", "--split pipeline rounds to 8")
     checkpoint = open_checkpoint(resolved.path)
@@ -72,19 +70,17 @@ def load_ranked(
             "backend": backend,
             "kind": split.kind,
             "shares": split.shares,
-            "context": context,
+            "context": options.get("context"),
             "requantize": None if requantize is None else (requantize.bits, requantize.group_size),
             "kv": kv.name if isinstance(kv, KVFormat) else kv,
             "activations": activations,
-            "force": force,
+            "force": options.get("force", False),
         }
     )
     leader.answers(ANSWER_S)  # each has found the model
     leader.tell({"join": True})
     place = Place(Group.join(leader.address, backend, " or ".join(leader.names[1:])), split)
-    loaded = load_resolved(
-        resolved, context=context, requantize=requantize, kv=kv, activations=activations, force=force, place=place
-    )
+    loaded = load_resolved(resolved, place=place, **options)
     answers, network = leader.answers(None), loaded.network
     if isinstance(network, TensorDecoder) and network.draft_head is not None:
         network.draft_head = LeaderHead(network.draft_head, leader)

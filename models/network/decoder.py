@@ -10,6 +10,7 @@ size, V vocabulary.
 
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -205,19 +206,18 @@ class Decoder:
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
-    def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
+    def _fuse(self, ops: Ops, **more: Any) -> list[tuple[slice, LayersNode | None]]:
         """Return the layers in groups to compute as one node, or one by one if that is not possible.
 
         Layers behind the last that appends K/V are a group of their own: a pass without logits leaves them out.
         """
-        eps, activation, count = self.config.norm_eps, self.config.family.activation, len(self._layers)
+        eps, act, appends = self.config.norm_eps, self.config.family.activation, self.config.appending
         plain, bits = not (self.config.family.centred or self.config.family.parallel), self.activations
-        appends = self.config.appending
-        parts = [slice(0, appends), slice(appends, count)][: 1 if appends == count else 2]
-        nodes = [ops.fuse(self._layers[part], eps, activation, rounding=bits) if plain else None for part in parts]
+        parts = [slice(0, appends), slice(appends, len(self._layers))][: 1 if appends == len(self._layers) else 2]
+        nodes = [ops.fuse(self._layers[part], eps, act, rounding=bits, **more) if plain else None for part in parts]
         if None not in nodes:
             return list(zip(parts, nodes, strict=True))
-        one_by_one = [ops.fuse([layer], eps, activation, rounding=bits) if plain else None for layer in self._layers]
+        one_by_one = [ops.fuse([layer], eps, act, rounding=bits, **more) if plain else None for layer in self._layers]
         return [(slice(i, i + 1), node) for i, node in enumerate(one_by_one)]
 
     def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:

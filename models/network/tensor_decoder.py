@@ -7,9 +7,6 @@ Dimensions: B sequences, T new tokens, E hidden size, V vocabulary.
 """
 
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
-from typing import cast
 
 import mlx.core as mx
 
@@ -77,10 +74,10 @@ class TensorDecoder(Decoder):
     def _own(self, mixture: Mixture | None) -> Mixture | None:
         return mixture if mixture is None or self._first else replace(mixture, residual=False)
 
-    def _fuse(self, ops: Ops) -> list[tuple[slice, LayersNode | None]]:
+    def _fuse(self, ops: Ops, **_: object) -> list[tuple[slice, LayersNode | None]]:
         if self._peer is None:
             return [(slice(0, len(self._layers)), None)]
-        return super()._fuse(cast(Ops, SimpleNamespace(fuse=partial(ops.fuse, peer=self._peer))))
+        return super()._fuse(ops, peer=self._peer)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """See `Decoder`. tokens: rank 0's (B, T), and zeros on the others."""

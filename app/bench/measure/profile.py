@@ -51,14 +51,7 @@ class _Apart:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
 
-    def fuse(
-        self,
-        _layers: Sequence[LayerWeights],
-        _eps: float,
-        _activation: str,
-        *,
-        rounding: int = 16,  # noqa: ARG002
-    ) -> LayersNode | None:
+    def fuse(self, _layers: Sequence[LayerWeights], _eps: float, _activation: str, **_: object) -> LayersNode | None:
         return None
 
     def __getattr__(self, name: str) -> Any:
