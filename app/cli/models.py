@@ -28,7 +28,7 @@ from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import may_style, table_width
-from headrace.models.registry.catalog import squashed
+from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, installed_name, resolve
@@ -227,8 +227,6 @@ def _document(name: str | None) -> Document:
     if isinstance(source, LocalGGUF) and find_copy(source.path, Store()) is None:
         return gguf_document(source.path, usable_memory())
     if isinstance(source, CatalogName) and Store().get(source.name) is None:
-        from headrace.models.registry.catalog import find
-
         return catalog_document(find(source.name), usable_memory())
     return checkpoint_document(_local(name), usable_memory())
 

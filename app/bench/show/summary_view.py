@@ -22,7 +22,7 @@ from headrace.app.bench.show.formats import (
     scaling_line,
     step_cost_line,
 )
-from headrace.app.bench.show.phrases import above_one, below_one, energy_line
+from headrace.app.bench.show.phrases import above_one, below_one, energy_line, profile_rows
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import console
 
@@ -64,8 +64,6 @@ def _facts(document: dict[str, Any], width: int) -> list[tuple[str, Text]]:
     if identity := document.get("identity"):
         rows.append(("tokens", Text(identity_line(identity), style="bold red" if identity["broken"] else "")))
     if document.get("profile"):
-        from headrace.app.bench.show.phrases import profile_rows
-
         rows += profile_rows(document["profile"], width)
     notes = [*document["notes"], *_test_notes(document["results"])]
     if document["interrupted"]:

@@ -107,14 +107,18 @@ def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
     return found
 
 
-def _gemma4_sizes(config: Config) -> dict[str, int]:
+def _sizes(config: Config) -> dict[str, int]:
     per_layer = config["hidden_size_per_layer_input"]
     return attention_sizes(config) | {
+        "inner": config["intermediate_size"], "inputs": per_layer,
+        "all_inputs": per_layer * config["num_hidden_layers"], "input_vocab": config["vocab_size_per_layer_input"],
+    }  # fmt: skip
+
+
+def _gemma4_sizes(config: Config) -> dict[str, int]:
+    return _sizes(config) | {
         "full_head": config["global_head_dim"], "full_kv_heads": config["num_global_key_value_heads"],
-        "inner": config["intermediate_size"],
-        "inputs": per_layer, "all_inputs": per_layer * config["num_hidden_layers"],
-        "input_vocab": config["vocab_size_per_layer_input"], "experts": config.get("num_experts", 0),
-        "width": config.get("moe_intermediate_size", 0),
+        "experts": config.get("num_experts", 0), "width": config.get("moe_intermediate_size", 0),
     }  # fmt: skip
 
 
@@ -195,7 +199,7 @@ def _gemma3n(metadata: Metadata, file: Contents) -> Config:
         ),
         "vocab_size_per_layer_input": table[0],
         "num_kv_shared_layers": metadata.integer("{arch}.attention.shared_kv_layers", 0, maximum=count - 1),
-        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in windowed],
+        "layer_types": [_SLIDING if slides else _FULL for slides in windowed],
         "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
         "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", 10_000.0),
         "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping", 30.0),
@@ -206,12 +210,7 @@ def _gemma3n(metadata: Metadata, file: Contents) -> Config:
 
 
 def _gemma3n_sizes(config: Config) -> dict[str, int]:
-    per_layer = config["hidden_size_per_layer_input"]
-    return attention_sizes(config) | {
-        "inner": config["intermediate_size"], "rank": config["laurel_rank"], "streams": _STREAMS,
-        "others": _STREAMS - 1, "inputs": per_layer, "all_inputs": per_layer * config["num_hidden_layers"],
-        "input_vocab": config["vocab_size_per_layer_input"],
-    }  # fmt: skip
+    return _sizes(config) | {"rank": config["laurel_rank"], "streams": _STREAMS, "others": _STREAMS - 1}
 
 
 _MODEL = "model.language_model"
