@@ -21,6 +21,10 @@ DEBUG = "HEADRACE_DEBUG"
 API_KEY = "HEADRACE_API_KEY"
 _KNOWN = (HOME, MODEL, THREADS, KERNELS, EXACT, WIRED, SENSORS, DEBUG, API_KEY)
 
+INSTRUCTION_SETS = ("avx512", "avx2", "neon", "portable", "amx")
+"""Names of compiled CPU kernels; amx: Intel's tiles for prompts, AVX-512 for the rest."""
+_KERNEL_NAMES = ("reference", *INSTRUCTION_SETS)
+
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _MAX_THREADS = 1024
 _ALIKE = 0.75  # similarity from which a name counts as a misspelling of a known one
@@ -52,10 +56,11 @@ def threads() -> int:
 
 
 def kernels() -> str:
-    """Return the kernels that were asked for: "reference", "amx" or "", the usual ones."""
+    """Return the kernels that were asked for: "reference", an instruction set, or "" for the usual ones."""
     text = os.environ.get(KERNELS, "").strip()
-    if text not in ("", "reference", "amx"):
-        raise _invalid(KERNELS, "set `reference` for stock MLX operations or `amx` for Intel's tiles, or unset it")
+    if text and text not in _KERNEL_NAMES:
+        names = ", ".join(INSTRUCTION_SETS)
+        raise _invalid(KERNELS, f"set `reference` for stock MLX operations or one of {names}, or unset it")
     return text
 
 

@@ -1,7 +1,8 @@
 """Operations of a decoder layer, with two implementations: stock MLX (`reference`) and CPU kernels (`native`).
 
 Networks call an `Ops`. `reference` runs everywhere; `native` runs headrace's CPU kernels as nodes of MLX's graph, if
-they were built. `select` chooses at load; HEADRACE_KERNELS=reference forces stock MLX.
+they were built. `select` chooses at load; HEADRACE_KERNELS=reference forces stock MLX, HEADRACE_KERNELS=avx2
+and the like one of the compiled instruction sets.
 """
 
 from collections.abc import Sequence
@@ -182,9 +183,12 @@ def _choose() -> tuple[Ops, str]:
     if mx.default_device().type != mx.DeviceType.cpu:
         return reference, "stock MLX operations on the GPU"
     status = native.status()
-    if environment.kernels() == "amx" and status.instruction_set != "amx":
+    wanted = environment.kernels()
+    if wanted and status.instruction_set != wanted:
+        usable = ", ".join(native.instruction_sets()) or "none"
         raise UsageError(
-            "HEADRACE_KERNELS=amx needs AMX tiles of bfloat16, which are not here", "unset HEADRACE_KERNELS"
+            f"HEADRACE_KERNELS={wanted}: not compiled here, or not for this processor",
+            f"unset HEADRACE_KERNELS, or set one that runs here ({usable}) or `reference`",
         )
     if status.available:
         precision = "float32 throughout" if native.exact() else "activations in 16 bits"

@@ -73,6 +73,22 @@ def use_instruction_set(name: str) -> bool:
     return kernels.use_instruction_set(name)
 
 
+def instruction_sets() -> list[str]:
+    """Return the names of `use_instruction_set` that were compiled and that this processor can run, but for tests."""
+    if missing is not None:
+        return []
+    before = kernels.instruction_set()
+    usable = [name for name in environment.INSTRUCTION_SETS if kernels.use_instruction_set(name)]
+    kernels.use_instruction_set(before)
+    return usable
+
+
+def free_unused() -> None:
+    """Free the memory of weights that are gone, which arrays shared in large pieces."""
+    if missing is None:
+        kernels.free_unused_slabs()
+
+
 def measure_regions(on: bool) -> None:
     """Start or stop measuring parallel regions; starting resets the figures."""
     kernels.measure_regions(on)
@@ -462,5 +478,5 @@ class _Fused:
 
 if missing is None and (_wanted := environment.threads()):
     set_threads(_wanted)
-if missing is None and environment.kernels() == "amx":
-    use_instruction_set("amx")  # `runtime.ops.select` refuses it where it is not there
+if missing is None and environment.kernels() in environment.INSTRUCTION_SETS:
+    use_instruction_set(environment.kernels())  # `runtime.ops.select` refuses one that is not there

@@ -15,6 +15,7 @@ from headrace.runtime.ops import BLOCK, KVKind, KVStore, Pass, Phase, SequenceRo
 from headrace.runtime.ops.layer_weights import LayersNode, LayerWeights
 from headrace.runtime.ops.weights import AttentionSpec, Rope, Weight
 from tests.bench.shapes import SHAPES, Shape
+from tests.bench.widths import print_table
 
 Cache = tuple[list[mx.array], list[mx.array]]  # keys and values of every layer
 
@@ -171,6 +172,7 @@ def main() -> None:
     for rows in (8, 64, 512):
         taken = model.seconds(rows=rows)
         print(f"pass of {rows:4} rows   {taken * 1e3:8.2f} ms  {rows / taken:6.0f} rows/s")
+    print_table()
 
 
 if __name__ == "__main__":

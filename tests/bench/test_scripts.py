@@ -10,7 +10,7 @@ from headrace.models.gguf.container import open_container
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime import ops
 from headrace.runtime.ops import native
-from tests.bench import to_q4_0
+from tests.bench import graph_counts, to_q4_0
 from tests.models.gguf.build_layered import write_layered
 from tests.tiny_chat import write_chat_model
 
@@ -35,6 +35,7 @@ COVERED = {
     "to_q4_0",
     "turns",
     "ui_tax",
+    "widths",
 }
 NOT_SCRIPTS = {"family_shapes", "llama_cpu", "shapes", "__init__"}  # llama_cpu needs a peer's interpreter
 
@@ -51,7 +52,10 @@ def test_every_script_is_covered() -> None:
 
 @pytest.mark.peer
 def test_graph_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("tests.bench.graph_counts.FAMILIES", ("llama",))
+    for families in ("FAMILIES", "PACKED", "BATCHED"):
+        monkeypatch.setattr(f"tests.bench.graph_counts.{families}", ("llama",))
+    monkeypatch.setattr("tests.bench.graph_counts.OTHERS", {})
+    monkeypatch.setattr("tests.bench.graph_counts.RULES", {"temperature": graph_counts.RULES["temperature"]})
     run("graph_counts", monkeypatch)
     assert "llama, mixed bits" in capsys.readouterr().out
 

@@ -188,6 +188,7 @@ NB_MODULE(_native, m) {
   m.def("slab", [](const std::vector<int>& shape, hr::mx::Dtype dtype) {
     return hr::zeros_on_lines(hr::mx::Shape(shape.begin(), shape.end()), dtype);
   }, "shape"_a, "dtype"_a);
+  m.def("free_unused_slabs", &hr::free_unused_slabs, nb::call_guard<nb::gil_scoped_release>());
   m.def("fill", &fill, "matrices"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("grow", &hr::grow_buffer, "buffer"_a, "capacity"_a);
 

@@ -38,11 +38,26 @@ struct Slab {
   }
 };
 
+// Slabs considered for new arrays, and the lock around them.
+struct Arena {
+  std::mutex mutex;
+  std::vector<Slab> open;
+};
+
+Arena& arena() {
+  static auto& only = *new Arena();  // never destroyed: MLX's allocator may be destroyed first
+  return only;
+}
+
+// Frees the slabs whose arrays are all freed.
+void free_unused(std::vector<Slab>& open) {
+  std::erase_if(open, [](const Slab& slab) { return slab.memory.data_shared_ptr().use_count() == 1; });
+}
+
 // First fit for `bytes` in the open slabs, so that scales fill gaps of large arrays.
-Slab& slab_for(size_t bytes) {
-  static auto& open = *new std::vector<Slab>();  // never destroyed: MLX's allocator may be destroyed first
+Slab& slab_for(size_t bytes, std::vector<Slab>& open) {
+  free_unused(open);
   for (Slab& slab : open) {
-    if (slab.memory.data_shared_ptr().use_count() == 1) slab.used = 0;  // all its arrays are freed
     if (slab.size - slab.used >= bytes) return slab;
   }
   if (open.size() == kOpen) {
@@ -86,13 +101,17 @@ mx::allocator::Data allocated(size_t bytes) {
 }
 
 mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(arena().mutex);
   const size_t bytes = lines_of(shape, dtype) * kLine;
-  Slab& slab = slab_for(bytes);
+  Slab& slab = slab_for(bytes, arena().open);
   char* to = slab.base + slab.used;
   slab.used += bytes;
   return array_at(slab.memory, to, shape, dtype);
+}
+
+void free_unused_slabs() {
+  const std::lock_guard lock(arena().mutex);
+  free_unused(arena().open);
 }
 
 mx::array zeros_on_lines(const mx::Shape& shape, mx::Dtype dtype) {

@@ -14,8 +14,11 @@ namespace mx = mlx::core;
 // Memory of MLX's allocator, which returns null if there is none. Throws std::bad_alloc.
 mx::allocator::Data allocated(size_t bytes);
 
-// An uninitialised array. A slab is freed with its last array.
+// An uninitialised array in a slab that it shares with others.
 mx::array in_huge_pages(const mx::Shape& shape, mx::Dtype dtype);
+
+// Frees the slabs whose arrays are all freed, as the next array in huge pages does.
+void free_unused_slabs();
 
 // Zeros in separate memory, aligned to a cache line, in huge pages where whole ones fit.
 mx::array zeros_on_lines(const mx::Shape& shape, mx::Dtype dtype);

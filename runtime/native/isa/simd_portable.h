@@ -213,8 +213,12 @@ inline vf fp8(vi words, int step) {
 // Four consecutive values of an odd width: every other call starts in the middle of a byte.
 template <int Bits>
 inline vf unpack4(const uint8_t* p, int bit) {
-  uint32_t word = 0;
-  __builtin_memcpy(&word, p + bit / 8, (4 * Bits + 7) / 8);
+  // Two loads joined in a register: a memcpy of three bytes goes through the stack, where the next load waits for it.
+  const uint8_t* from = p + bit / 8;
+  uint16_t low;
+  __builtin_memcpy(&low, from, sizeof low);
+  uint32_t word = low;
+  if constexpr (4 * Bits > 12) word |= static_cast<uint32_t>(from[2]) << 16;
   word >>= bit % 8;
   constexpr uint32_t mask = (1u << Bits) - 1;
   const vs value = {static_cast<int32_t>(word & mask), static_cast<int32_t>(word >> Bits & mask),

@@ -79,7 +79,7 @@ struct Stream {
   static Raw load_last(const uint8_t* row, int64_t block, int64_t) { return load(row, block); }
   static vf value(Raw raw, int step) {
     if constexpr (W >= 8) {
-      return unpack<Bits>(raw + step * (W * Bits / 8));
+      return unpack<Bits, Block>(raw, step);
     } else {
       return unpack4<Bits>(raw, step * (W * Bits));
     }

@@ -46,6 +46,8 @@ def test_threads_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment.threads(), environment.reference_kernels()) == (3, True)
     monkeypatch.setenv("HEADRACE_KERNELS", "amx")
     assert (environment.kernels(), environment.reference_kernels()) == ("amx", False)
+    monkeypatch.setenv("HEADRACE_KERNELS", "avx2")
+    assert (environment.kernels(), environment.reference_kernels()) == ("avx2", False)
     monkeypatch.setenv("HEADRACE_THREADS", "")
     monkeypatch.delenv("HEADRACE_KERNELS")
     assert (environment.threads(), environment.reference_kernels()) == (0, False)
