@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 CONFIG = {"model_type": "llama"}
+# A config.json with all that a decoder needs.
+WHOLE_CONFIG = {
+    **CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 100, "max_position_embeddings": 256,
+}  # fmt: skip
 WIDTH = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 

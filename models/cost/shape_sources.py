@@ -2,7 +2,7 @@
 
     shape_of_config(config)         config.json alone: sizes follow from its quantization or dtype
     shape_of_checkpoint(checkpoint) safetensors headers: exact
-    shape_of_gguf(file)             GGUF headers: after headrace's conversion
+    shape_of_gguf(container)        GGUF headers: after headrace's conversion
     shape_of_decoder(config, ...)   a decoder's configuration and one quantization for all matrices
 
 All raise UnsupportedModelError for an architecture with unknown matrices, CheckpointError for contradictory values.
@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
@@ -38,6 +37,9 @@ from headrace.models.network.stacks import stacks_of
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
+
+if TYPE_CHECKING:
+    from headrace.models.gguf.container import Container
 
 KV = FLOAT16
 _HALF = 2
@@ -120,15 +122,14 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes + more)
 
 
-def shape_of_gguf(file: Path) -> StepShape:
+def shape_of_gguf(container: "Container") -> StepShape:
     """Return the shape from the headers of a GGUF, in the format it is converted to."""
-    from headrace.models.gguf.container import open_container
     from headrace.models.gguf.convert import header_config, quantization_section
     from headrace.models.gguf.metadata import Metadata
     from headrace.models.gguf.names import targets
     from headrace.models.gguf.tensors import is_quantized, stored_bytes, stored_groups
 
-    container = open_container(file)
+    file = container.paths[0]
     if "token_embd.weight" not in container.tensors:
         raise CheckpointError(f"{file.name} has no tensor token_embd.weight")
     metadata = Metadata(container.metadata)

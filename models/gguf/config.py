@@ -11,7 +11,9 @@ from headrace.models.gguf.layered import LAYERED, Contents
 from headrace.models.gguf.layered.parts import Shapes
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import LongFactors, long_rope, rope_scaling
+from headrace.models.gguf.unread_keys import refuse_unread
 from headrace.models.gguf.vocabulary import SpecialIds
+from headrace.models.gguf.windows import window_flags, window_period
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]
@@ -46,9 +48,24 @@ def model_config(
     `rope_freqs.weight`. long_factors: content of LongRoPE's two tensors. Raises UnsupportedModelError for an
     unsupported architecture or feature.
     """
+    layered = LAYERED.get(metadata.architecture)
+    if layered is not None:
+        config = layered.complete(layered.config(metadata, Contents(tensors, rope_factors)))
+    else:
+        config = _uniform(metadata, vocab_size, tensors, rope_factors, long_factors)
+    refuse_unread(metadata)
+    return config
+
+
+def _uniform(
+    metadata: Metadata,
+    vocab_size: int,
+    tensors: Shapes,
+    rope_factors: list[float] | None,
+    long_factors: LongFactors | None,
+) -> Config:
+    """Return the config of an architecture with equal layers."""
     arch = metadata.architecture
-    if (layered := LAYERED.get(arch)) is not None:
-        return layered.complete(layered.config(metadata, Contents(tensors, rope_factors)))
     experts = metadata.integer("{arch}.expert_count", 0, maximum=1 << 14)
     row = find(arch, experts=experts)
     if row is None:
@@ -86,12 +103,20 @@ def model_config(
         config["partial_rotary_factor"] = rotated / head_dim
     if long_factors is not None:
         config |= long_rope(metadata, config["max_position_embeddings"], rotated, long_factors)
-    elif scaling := rope_scaling(metadata, head_dim, config["rope_theta"], rope_factors):
+    elif scaling := rope_scaling(metadata, rotated, config["rope_theta"], rope_factors):
         config["rope_scaling"] = scaling
     config |= _special_entries(metadata, config, tensors)
     if row.model_type == "olmo2" and (window := metadata.integer("{arch}.attention.sliding_window", 0)):
-        config |= {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window}
+        flags = window_flags(metadata, config["num_hidden_layers"], 4)
+        config |= {
+            "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
+            "layer_types": [_layer_type(slides) for slides in flags],
+        }  # fmt: skip
     return config
+
+
+def _layer_type(slides: bool) -> str:
+    return "sliding_attention" if slides else "full_attention"
 
 
 def _feed_forward_size(metadata: Metadata) -> int:
@@ -171,6 +196,8 @@ def _experts(metadata: Metadata, count: str) -> Config:
 
 
 def _granite(metadata: Metadata, kind: str) -> Config:
+    if not metadata.flag("{arch}.rope.scaling.finetuned", True):
+        raise UnsupportedModelError("a Granite without RoPE is not supported")
     config: Config = {
         "attention_bias": False,
         "mlp_bias": False,
@@ -201,13 +228,18 @@ def _periodic(metadata: Metadata, config: Config) -> Config:
 
     llama.cpp gives a window to EXAONE 4 of 64 layers alone.
     """
+    layers = config["num_hidden_layers"]
     if config["model_type"] == "cohere2":
         window = metadata.integer("{arch}.attention.sliding_window", minimum=1)
-        scale = metadata.positive("{arch}.logit_scale")
-        return {"attention_bias": False, "sliding_window": window, "sliding_window_pattern": 4, "logit_scale": scale}
-    if config["num_hidden_layers"] != _EXAONE4_WINDOWED:
+        scale, period = metadata.positive("{arch}.logit_scale"), window_period(metadata, layers, 4)
+        return {
+            "attention_bias": False, "sliding_window": window, "sliding_window_pattern": period, "logit_scale": scale
+        }  # fmt: skip
+    if layers != _EXAONE4_WINDOWED:
         return {"sliding_window": None, "sliding_window_pattern": None}
-    return {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    window = metadata.integer("{arch}.attention.sliding_window", 4096, minimum=1)
+    pattern = "L" * (window_period(metadata, layers, 4) - 1) + "G"
+    return {"sliding_window": window, "sliding_window_pattern": pattern}
 
 
 def _gpt_oss(metadata: Metadata, config: Config) -> Config:
@@ -218,7 +250,7 @@ def _gpt_oss(metadata: Metadata, config: Config) -> Config:
         "attention_bias": True,
         "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length", minimum=1, maximum=1 << 22),
         "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
-        "layer_types": [("full_attention" if layer % 2 else "sliding_attention") for layer in range(layers)],
+        "layer_types": [_layer_type(slides) for slides in window_flags(metadata, layers, 2)],
         "swiglu_limit": 7.0,
     }
 
@@ -236,6 +268,8 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
         ),
     }
     if arch == "gemma2":
+        if config["num_hidden_layers"] > 1 and window_period(metadata, config["num_hidden_layers"], 2) != 2:
+            raise UnsupportedModelError("Gemma 2 without a window in every second layer is not supported")
         return gemma | {
             "attn_logit_softcapping": metadata.positive("{arch}.attn_logit_softcapping", 50.0),
             "final_logit_softcapping": metadata.positive("{arch}.final_logit_softcapping", 30.0),
@@ -243,9 +277,7 @@ def _gemma(metadata: Metadata, config: Config) -> Config:
     if metadata.number("{arch}.final_logit_softcapping", 0.0):
         raise UnsupportedModelError("Gemma 3 with capped logits is not supported")
     return gemma | {
-        "sliding_window_pattern": metadata.integer(
-            "{arch}.attention.sliding_window_pattern", _GEMMA3_PATTERN, minimum=1
-        ),
+        "sliding_window_pattern": window_period(metadata, config["num_hidden_layers"], _GEMMA3_PATTERN),
         "rope_local_base_freq": metadata.positive("{arch}.rope.freq_base_swa", _GEMMA3_LOCAL_BASE),
     }
 

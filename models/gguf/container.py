@@ -4,15 +4,16 @@ A split model has its metadata in the first file of a set, and tensors in all of
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.models.checkpoint.split_files import parts_of
-from headrace.models.gguf.header import Value, read_header
+from headrace.models.gguf.header import MAX_HEADER_BYTES, HeaderCutError, TensorEntry, Value, read_header
 from headrace.runtime.errors import CheckpointError
 
 
@@ -26,6 +27,14 @@ class RawTensor:
     data: npt.NDArray[np.uint8]
 
 
+_Content = tuple[dict[str, Value], dict[str, RawTensor]]
+"""Metadata and tensors of one file."""
+
+# Bytes of a remote file that are read for its header at a time: as many as before, within these bounds.
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 4 << 20
+_MOST_VALUES = 1 << 20  # bytes of a tensor that becomes part of a config
+
+
 @dataclass(frozen=True)
 class Container:
     """Metadata by key and tensors by name, in file order. paths: several for a split model."""
@@ -33,6 +42,18 @@ class Container:
     paths: list[Path]
     metadata: Mapping[str, Value]
     tensors: Mapping[str, RawTensor]
+
+
+class RemoteFile(Protocol):
+    """A file that is read in parts."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, count: int) -> bytes: ...
 
 
 def open_container(path: Path) -> Container:
@@ -46,13 +67,26 @@ def open_container(path: Path) -> Container:
         raise CheckpointError(
             f"{path.name} is one of {len(paths)} parts, and {missing[0]} is missing; put all of them into one folder"
         )
-    metadata, tensors = _read(paths[0])
-    _check_part(paths[0], metadata, 0, len(paths))
-    for number, part in enumerate(paths[1:], 1):
-        own, more = _read(part)
+    return _joined(paths, map(_read, paths))
+
+
+def remote_container(parts: Sequence[RemoteFile], values_of: Collection[str]) -> Container:
+    """Return the container of files of which only headers are read, and the values of the tensors in `values_of`.
+
+    The data of other tensors are zeros. Raises as `open_container`, and errors of reading.
+    """
+    return _joined([Path(part.name) for part in parts], (_read_remote(part, values_of) for part in parts))
+
+
+def _joined(paths: list[Path], contents: Iterable[_Content]) -> Container:
+    """Return one container of the files of a set."""
+    metadata: dict[str, Value] = {}
+    tensors: dict[str, RawTensor] = {}
+    for number, (part, (own, more)) in enumerate(zip(paths, contents, strict=True)):
         _check_part(part, own, number, len(paths))
         if both := tensors.keys() & more.keys():
             raise CheckpointError(f"{part.name}: tensor {min(both)} is in another part, too")
+        metadata = metadata or own
         tensors |= more
     stated = metadata.get("split.tensors.count", len(tensors))
     if stated != len(tensors):
@@ -71,8 +105,7 @@ def _check_part(path: Path, metadata: Mapping[str, Value], number: int, count: i
         raise CheckpointError(f"{path.name}: it is not part {number + 1} of {count}")
 
 
-def _read(path: Path) -> tuple[dict[str, Value], dict[str, RawTensor]]:
-    """Return metadata and tensors of one file."""
+def _read(path: Path) -> _Content:
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:  # cannot be mapped
@@ -85,7 +118,31 @@ def _read(path: Path) -> tuple[dict[str, Value], dict[str, RawTensor]]:
     tensors = {}
     for entry in header.tensors:
         start = header.data_start + entry.start
-        rows = entry.shape[0] if len(entry.shape) > 1 else 1
-        data = content[start : start + entry.nbytes].reshape(rows, -1)
-        tensors[entry.name] = RawTensor(entry.name, entry.type, entry.shape, data)
+        tensors[entry.name] = _raw(entry, content[start : start + entry.nbytes])
     return header.metadata, tensors
+
+
+def _read_remote(file: RemoteFile, values_of: Collection[str]) -> _Content:
+    content = b""
+    while True:
+        more = min(max(len(content), _LEAST_BYTES), _MOST_BYTES)
+        wanted = min(len(content) + more, MAX_HEADER_BYTES, file.size)
+        content += file.read(len(content), wanted - len(content))
+        try:
+            header = read_header(file.name, content, file.size)
+            break
+        except HeaderCutError:
+            if len(content) == wanted == min(MAX_HEADER_BYTES, file.size):
+                raise CheckpointError(f"{file.name}: its header has no end") from None
+    tensors = {}
+    for entry in header.tensors:
+        data = np.broadcast_to(np.uint8(0), entry.nbytes)  # takes no memory
+        if entry.name in values_of and entry.nbytes <= _MOST_VALUES:
+            data = np.frombuffer(file.read(header.data_start + entry.start, entry.nbytes), np.uint8)
+        tensors[entry.name] = _raw(entry, data)
+    return header.metadata, tensors
+
+
+def _raw(entry: TensorEntry, data: npt.NDArray[np.uint8]) -> RawTensor:
+    rows = entry.shape[0] if len(entry.shape) > 1 else 1
+    return RawTensor(entry.name, entry.type, entry.shape, data.reshape(rows, -1))

@@ -6,6 +6,7 @@ affine quantization for quantized tensors. `headrace.json` records the source an
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,8 @@ from headrace.models.gguf.joined import joined, matrix_of
 from headrace.models.gguf.layered import LAYERED
 from headrace.models.gguf.layered.parts import Vector
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, targets
-from headrace.models.gguf.rope import LongFactors
+from headrace.models.gguf.names import targets
+from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, LongFactors
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from headrace.models.gguf.target import Target
 from headrace.models.gguf.tensors import is_quantized, to_affine, to_mxfp4, to_plain
@@ -95,16 +96,34 @@ def convert_gguf(
     longest = config.get("text_config", config)["max_position_embeddings"]
     tokenizer_facts = tokenizer_config(plan.vocabulary, special, longest)
     _write_json(target / "tokenizer_config.json", tokenizer_facts)
-    if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
-        (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+    _write_templates(metadata, target)
     _write_json(target / "generation_config.json", generation_config(metadata, special))
     _write_json(target / "headrace.json", _origin(container.paths, metadata, written, sha256))
     _write_json(target / "config.json", config)
 
 
+def _write_templates(metadata: Metadata, target: Path) -> None:
+    """Write the chat template, and those with a name, such as `tool_use`, into the folder that transformers reads."""
+    if (template := metadata.optional_text("tokenizer.chat_template")) is not None:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+    for key in metadata.keys_below("tokenizer.chat_template."):
+        name = key.rpartition(".")[2]
+        if re.fullmatch(r"\w{1,64}", name, re.ASCII):  # as gguf-py writes them
+            folder = target / "additional_chat_templates"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.jinja").write_text(metadata.text(key), encoding="utf-8", newline="")
+
+
+# Tensors that become part of the config.
+CONFIG_TENSORS = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
+
+
 def read_plan(source: Path) -> ConversionPlan:
     """Return all that the header of a GGUF file decides. Raises as `convert_gguf`."""
-    container = open_container(source)
+    return plan_of(open_container(source))
+
+
+def plan_of(container: Container) -> ConversionPlan:
     metadata = Metadata(container.metadata)
     vocabulary = read_vocabulary(metadata)
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}

@@ -25,7 +25,7 @@ _MAX_NAME_BYTES = 256  # the specification limits tensor names to 64; keys in us
 # elements (tokens, scores, types and merges together).
 _MAX_ARRAY_ELEMENTS = 1 << 21
 _MAX_TEXT_BYTES = 4 << 20  # chat templates in use have up to 20,000
-_MAX_HEADER_BYTES = 48 << 20  # headers in use have up to 20 MB
+MAX_HEADER_BYTES = 48 << 20  # headers in use have up to 20 MB
 _MAX_KEYS, _MAX_TENSORS = 1 << 14, 1 << 16  # in use: about 60 and 2,000
 
 # Convertible tensor types: (elements per block, bytes per block).
@@ -87,13 +87,18 @@ class Header:
     data_start: int
 
 
-def read_header(file_name: str, data: mmap.mmap) -> Header:
+class HeaderCutError(Exception):
+    """The header goes on beyond the bytes at hand."""
+
+
+def read_header(file_name: str, data: mmap.mmap | bytes, size: int | None = None) -> Header:
     """Parse and check the header of a GGUF file.
 
-    Raises CheckpointError for a broken header or tensors outside the file, UnsupportedModelError for a tensor type
-    without conversion.
+    data: the file, or its first bytes. size: of the file, if `data` is a part. Raises CheckpointError for a broken
+    header or tensors outside the file, UnsupportedModelError for a tensor type without conversion, HeaderCutError if
+    the part ends before the header.
     """
-    return _HeaderReader(file_name, data).run()
+    return _HeaderReader(file_name, data, len(data) if size is None else size).run()
 
 
 def _instead(type_name: str) -> str:
@@ -103,10 +108,10 @@ def _instead(type_name: str) -> str:
 class _HeaderReader:
     """A single pass over the header; `position` stays within `[0, size]`."""
 
-    def __init__(self, file_name: str, data: mmap.mmap) -> None:
+    def __init__(self, file_name: str, data: mmap.mmap | bytes, size: int) -> None:
         self.file_name = file_name
         self.data = data
-        self.size = len(data)
+        self.size = size
         self.position = 0
         self.alignment = 32
         self.array_elements = 0
@@ -114,9 +119,9 @@ class _HeaderReader:
     def run(self) -> Header:
         if self.size < 24:
             self.fail("too short to be a GGUF file")
+        self.skip(4, "the magic")
         if self.data[:4] != b"GGUF":
             self.fail("not a GGUF file (wrong magic)")
-        self.position = 4
         version = self.number("I")
         if version & 0xFFFF == 0:
             raise UnsupportedModelError(f"{self.file_name}: big-endian GGUF files are not supported")
@@ -262,8 +267,10 @@ class _HeaderReader:
     def skip(self, length: int, what: str) -> None:
         if length > self.size - self.position:
             self.fail(f"ends in the middle of {what}")
-        if self.position + length > _MAX_HEADER_BYTES:
-            self.fail(f"has a header of more than {_MAX_HEADER_BYTES >> 20} MiB")
+        if self.position + length > MAX_HEADER_BYTES:
+            self.fail(f"has a header of more than {MAX_HEADER_BYTES >> 20} MiB")
+        if self.position + length > len(self.data):
+            raise HeaderCutError
         self.position += length
 
     def fail(self, reason: str) -> NoReturn:

@@ -13,6 +13,7 @@ class Metadata:
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = values
+        self._read: set[str] = set()
         self.architecture = ""
         self.architecture = self.text("general.architecture")
 
@@ -93,10 +94,26 @@ class Metadata:
     def has(self, key: str) -> bool:
         return self._name(key) in self._values
 
+    def keys_below(self, prefix: str) -> list[str]:
+        return sorted(key for key in self._values if key.startswith(prefix))
+
+    def is_list(self, key: str) -> bool:
+        return isinstance(self._values.get(self._name(key)), list)
+
+    def ignore(self, *keys: str) -> None:
+        """Count these keys as read: the architecture does not use them."""
+        self._read.update(self._name(key) for key in keys)
+
+    def unread(self, key: str) -> Value | None:
+        """Return the value of a key that nothing has read; None for a missing one."""
+        name = self._name(key)
+        return None if name in self._read else self._values.get(name)
+
     def _name(self, key: str) -> str:
         return key.replace("{arch}", self.architecture)
 
     def _get(self, key: str, default: Value | None) -> Value:
+        self._read.add(self._name(key))
         value = self._values.get(self._name(key), default)
         if value is None:
             raise CheckpointError(f"the GGUF metadata lacks {self._name(key)}")

@@ -9,12 +9,10 @@ from typing import Any
 
 from headrace.models.gguf.architectures import Architecture, find
 from headrace.models.gguf.layered import LAYERED
+from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Target, Values, interleaved, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the config
-
-ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # become part of the config
 _ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
 
 
@@ -29,7 +27,8 @@ def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tup
     used = {source for target in wanted for source in target.sources}
     for source in used - present.keys():
         raise CheckpointError(f"tensor {source} is missing")
-    unused = set(present) - used - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
+    in_config = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) if layered is None else layered.rope_tensors
+    unused = set(present) - used - set(in_config)
     unused = unused if layered is None else {name for name in unused if not layered.ignores(name, config)}
     if unused:
         raise UnsupportedModelError(f"tensor {min(unused)} has no place in a {architecture} model")

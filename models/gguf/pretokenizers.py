@@ -4,6 +4,7 @@ Each name stands for a sequence of patterns; each splits the pieces left by the 
 the models, listed in llama.cpp's `llama-vocab.cpp` under these names.
 """
 
+import re
 from dataclasses import dataclass
 
 from headrace.runtime.errors import UnsupportedModelError
@@ -51,10 +52,41 @@ _KIMI = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTIONS})?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTIONS})?|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
 )
-_DEEPSEEK3 = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+_DEEPSEEK3_WORDS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 )
+_DEEPSEEK3 = rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_SPACES}"
+_CHINESE_JAPANESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+# Hexadecimal codes of letters with two cases, as DeepSeek's first tokenizer lists them, without small Armenian ones.
+_CASED_CODES = """
+    41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C 38E-3A1
+    3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A
+    1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4
+    1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128
+    212A-212D 212F-2134 2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3 A640-A66D
+    A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F
+    104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943
+"""
+_CASED = re.sub(r"\s*([0-9A-F]+)\s*", lambda code: chr(int(code[1], 16)), _CASED_CODES)
+# Digits in groups of three from the right.
+_GROUPED_DIGITS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+# Words that begin with upper case or consist of it, with the contractions after them.
+_BIG, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BY_CASE = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_BIG}*{_SMALL}+(?:{_CONTRACTIONS})?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_BIG}+{_SMALL}*(?:{_CONTRACTIONS})?"
+)
+_SIGNS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_YOUTU_SCRIPTS = (
+    "[\uac00-\ud7a3\u3131-\u318e]+"
+    "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    f"|[\u3105-\u312f]+|{_CHINESE_JAPANESE}"
+)
+_HALVES = "|".join(rf"\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
 
 _BY_NAME = {
     "default": PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -67,7 +99,36 @@ _BY_NAME = {
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
     "falcon": PreTokenizer((r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")),
-    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?[{_CASED}]+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+\z",
+            "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", _CHINESE_JAPANESE, _DEEPSEEK3)),
+    "spark2_5": PreTokenizer(
+        (
+            r"\p{N}{1,3}",
+            _CHINESE_JAPANESE,
+            rf"{_DEEPSEEK3_WORDS}|[\r\n]|\s+(?!\S)|\s+",
+            r"\p{N}",
+        )
+    ),
+    "afmoe": PreTokenizer((_GROUPED_DIGITS, _ASIAN, _DEEPSEEK3)),
+    "tiny_aya": PreTokenizer((_GROUPED_DIGITS, rf"{_BY_CASE}|\p{{N}}{{1,3}}|{_SIGNS_AND_SLASHES}|{_SPACES}")),
+    "youtu": PreTokenizer((_YOUTU_SCRIPTS, rf"{_BY_CASE}|\p{{N}}|{_SIGNS_AND_SLASHES}|{_SPACES}"), whole_words=True),
+    "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
+    "jais-2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|{_HALVES}|\s",)),
+    "laguna": PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
+    "minicpm5": PreTokenizer(
+        (r"\p{N}{1,3}", rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_SIGNS}|{_SPACES}"), whole_words=True
+    ),
+    "superbpe": PreTokenizer((r"\p{N}+", r"[0-9]{1,3}(?=(?:[0-9]{3})*(?![0-9]))")),
+    "ufakzeka": PreTokenizer((rf"{_WORDS}|\p{{N}}|{_SIGNS}|{_SPACES}",)),
     "seed-coder": PreTokenizer((_SEED,)),
     "gpt-4o": PreTokenizer((_GPT4O,)),
     "exaone-moe": PreTokenizer((_EXAONE,)),
@@ -80,7 +141,7 @@ _SAME_AS = {
     "exaone4": "gpt-2",
     "jina-v2-de": "gpt-2",
     "gigachat": "gpt-2",
-    "glm4": "smaug-bpe",
+    "glm5": "glm4",
     "chatglm-bpe": "smaug-bpe",
     "lfm2": "llama-bpe",
     "falcon-h1": "llama-bpe",
@@ -116,6 +177,14 @@ _SAME_AS = {
     "bailingmoe2": "qwen2",
     "llada-moe": "qwen2",
     "joyai-llm": "deepseek-v3",
+    "hy_v4": "deepseek-v3",
+    "cohere2moe": "tiny_aya",
+    "talkie": "gpt-4o",
+    "jina-es": "gpt-2",
+    "jina-de": "gpt-2",
+    "jina-v2-es": "gpt-2",
+    "modern-bert": "gpt-2",
+    "jina-v5-nano": "llama-bpe",
     "mellum2": "smollm",
     "trillion": "gpt-2",
     "granite-docling": "gpt-2",

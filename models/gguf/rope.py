@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # Equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
 _LOW, _HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
@@ -17,29 +18,49 @@ class LongFactors(NamedTuple):
     short: list[float]
 
 
-def rope_scaling(metadata: Metadata, head_dim: int, theta: float, factors: list[float] | None) -> dict[str, Any] | None:
-    """Return the `rope_scaling` entry, or None for plain RoPE. Raises UnsupportedModelError for an unknown kind."""
-    kind = metadata.text("{arch}.rope.scaling.type", "none")
+def rope_scaling(metadata: Metadata, rotated: int, theta: float, factors: list[float] | None) -> dict[str, Any] | None:
+    """Return the `rope_scaling` entry, or None for plain RoPE. Raises UnsupportedModelError for an unknown kind.
+
+    rotated: rotated part of a head. factors: content of `rope_freqs.weight`.
+    """
+    kind = metadata.text("{arch}.rope.scaling.type", "linear")  # llama.cpp's default
+    factor = _stretch(metadata)
+    is_scaled = kind == "yarn" or (kind == "linear" and factor != 1)
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModelError(f"RoPE scaling {kind!r} is not supported")
     if factors is not None and any(factor != 1 for factor in factors):
-        if kind != "none":
+        if is_scaled:
             raise UnsupportedModelError(f"RoPE scaling {kind!r} together with rope_freqs.weight is not supported")
-        return _llama3(head_dim, theta, factors)
-    if kind == "none":
+        return _llama3(rotated, theta, factors)
+    if not is_scaled:
         return None
-    factor = metadata.positive("{arch}.rope.scaling.factor", 1.0)
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor} if factor != 1 else None
-    if kind == "yarn":
-        return {
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": metadata.integer(
-                "{arch}.rope.scaling.original_context_length", minimum=1
-            ),
-            "beta_fast": metadata.positive("{arch}.rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": metadata.positive("{arch}.rope.scaling.yarn_beta_slow", 1.0),
-        }
-    raise UnsupportedModelError(f"RoPE scaling {kind!r} is not supported")
+    return {"rope_type": "linear", "factor": factor} if kind == "linear" else _yarn(metadata, factor)
+
+
+def _stretch(metadata: Metadata) -> float:
+    """Return by how much positions are divided. llama.cpp reads the old key if the new one is missing, and 0 as 1."""
+    new, old = "{arch}.rope.scaling.factor", "{arch}.rope.scale_linear"
+    metadata.ignore(new, old)
+    return metadata.number(new if metadata.has(new) else old, 1.0) or 1.0
+
+
+def _yarn(metadata: Metadata, factor: float) -> dict[str, Any]:
+    section: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": metadata.integer(
+            "{arch}.rope.scaling.original_context_length", metadata.integer("{arch}.context_length"), minimum=1
+        ),
+        "beta_fast": metadata.positive("{arch}.rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.positive("{arch}.rope.scaling.yarn_beta_slow", 1.0),
+    }
+    usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    # The first key multiplies YaRN's own amplitude, the second replaces it. llama.cpp ignores the second.
+    amplitude = usual * metadata.positive("{arch}.rope.scaling.attn_factor", 1.0)
+    stated = metadata.positive("{arch}.rope.scaling.yarn_attn_factor", usual)
+    if abs(stated - usual) > 1e-3 * usual:
+        raise UnsupportedModelError(f"YaRN with rope.scaling.yarn_attn_factor {stated:g} is not supported")
+    return section if amplitude == usual else {**section, "attention_factor": amplitude}
 
 
 def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFactors) -> dict[str, Any]:
@@ -50,6 +71,8 @@ def long_rope(metadata: Metadata, context: int, rotated: int, factors: LongFacto
     for each in (factors.long, factors.short):
         if len(each) != rotated // 2:
             raise CheckpointError(f"a rope_factors tensor has {len(each)} factors for heads that turn {rotated}")
+    if (kind := metadata.text("{arch}.rope.scaling.type", "longrope")) not in ("longrope", "linear", "none"):
+        raise UnsupportedModelError(f"LongRoPE together with RoPE scaling {kind!r} is not supported")
     original = metadata.integer("{arch}.rope.scaling.original_context_length", minimum=2)
     scale = context / original
     amplitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0

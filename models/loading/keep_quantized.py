@@ -28,6 +28,7 @@ _COPIED = (
     "qwen.tiktoken", "added_tokens.json",
 )  # fmt: skip
 
+_NAMED_TEMPLATES = "additional_chat_templates"  # folder
 _JOINED = (".experts.gate_up_proj", ".experts.down_proj")  # stacks as publishers name them
 
 
@@ -52,6 +53,8 @@ def keep_quantized(
         for file in _COPIED:
             if (checkpoint.path / file).is_file():
                 shutil.copyfile(checkpoint.path / file, target / file)
+        if (checkpoint.path / _NAMED_TEMPLATES).is_dir():
+            shutil.copytree(checkpoint.path / _NAMED_TEMPLATES, target / _NAMED_TEMPLATES)
         section = {"bits": kind.bits, "group_size": kind.group_size, "mode": "affine"}
         config = {**checkpoint.config, "quantization": section, "quantization_config": section}
         (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

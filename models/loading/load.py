@@ -166,9 +166,17 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
         notes.append(f"{name} has {len(changed)} tensors from {kinds} of its GGUF file, requantized to 8 bits")
     if has_groups_of_16(checkpoint.quantization) and not native:
         notes.append(f"{name} has weights in groups of 16, dequantized exactly and requantized to 8 bits")
+    if _lacks_corrections(checkpoint):
+        notes.append(f"{name} lacks its routers' corrections, which its conversion dropped: other experts are chosen")
     if (ignored := text_part(checkpoint).describe_ignored()) is not None:
         notes.append(f"{name}: {ignored}")
     return notes
+
+
+def _lacks_corrections(checkpoint: Checkpoint) -> bool:
+    """Return whether an ERNIE 4.5 has lost the corrections of its routers, as in conversions with mlx-lm."""
+    is_ernie = checkpoint.config.get("model_type") == "ernie4_5_moe"
+    return is_ernie and not any(name.endswith(".e_score_correction_bias") for name in checkpoint.tensors)
 
 
 def _kv_note(chosen: KVFormat | None, wanted: int, limit: int) -> list[str]:

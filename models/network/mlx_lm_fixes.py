@@ -10,7 +10,7 @@ from mlx.utils import tree_unflatten
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.errors import CheckpointError
 
 _BIAS = ".e_score_correction_bias"
 _GROUPS = (128, 64, 32)
@@ -110,6 +110,18 @@ def _keep_whole_windows(model: Any) -> None:
     model.__class__ = Whole
 
 
+def attend_in_window(model: Any, window: int) -> None:
+    """Let all layers attend to the last `window` entries, where a class attends to every entry of its caches."""
+    from mlx_lm.models.cache import RotatingKVCache
+
+    class Windowed(type(model)):  # type: ignore[misc]
+        def make_cache(self) -> list[Any]:
+            """Return empty caches. Their masks, which the class asks for, are those of the window."""
+            return [RotatingKVCache(window) for _ in self.layers]
+
+    model.__class__ = Windowed
+
+
 def _scale_keys(model: Any, config: Mapping[str, Any]) -> None:
     """Apply Falcon-H1's multipliers of keys and values, which its class omits when it folds the others in."""
     inputs = float(config.get("attention_in_multiplier") or 1.0)
@@ -123,19 +135,20 @@ def _scale_keys(model: Any, config: Mapping[str, Any]) -> None:
 
 
 def _correct_experts(model: Any, checkpoint: Checkpoint) -> None:
-    """Choose the experts of ERNIE 4.5 by corrected scores: its class drops the corrections."""
+    """Choose the experts of ERNIE 4.5 by corrected scores: its class drops the corrections.
+
+    Conversions with mlx-lm have none, and choose as mlx-lm does.
+    """
     stored = {name for name in checkpoint.tensors if name.endswith(_BIAS)}
-    arrays = read_arrays(checkpoint) if stored else {}
+    if not stored:
+        return
+    arrays = read_arrays(checkpoint)
     for number, layer in enumerate(model.layers):
         if not hasattr(layer.mlp, "switch_mlp"):
             continue
         name = next((name for name in stored if name.startswith(f"model.layers.{number}.mlp.")), None)
         if name is None:
-            raise UnsupportedModelError(
-                f"{checkpoint.path.name}: it lacks the router corrections of layer {number}, which conversions with"
-                " mlx-lm drop",
-                hint="take the checkpoint it was made from",
-            )
+            raise CheckpointError(f"{checkpoint.path.name} lacks the router corrections of layer {number} alone")
         layer.mlp.correction = arrays[name].reshape(-1).astype(mx.float32)
         layer.mlp.__class__ = _corrected_class()
 

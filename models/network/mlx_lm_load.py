@@ -5,6 +5,7 @@ a class's `sanitize` may split, join and transpose them, and quantized to 8 bits
 represent exactly stay packed, except experts, which classes stack. Groups of 16 become 8 bits too.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,13 +22,14 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.network.dtypes import compute_dtype
 from headrace.models.network.mlx_lm_classes import classes, known_config
-from headrace.models.network.mlx_lm_fixes import fix
+from headrace.models.network.mlx_lm_fixes import attend_in_window, fix
 from headrace.models.network.mlx_lm_kernels import Stored, stored_arrays
 from headrace.models.network.mtp import Head
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
 _FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
+_MASKED_BY_CACHES = ("mixtral", "starcoder2")  # classes that take their masks from the caches
 _UNSCALED = "qwen3_moe mixtral glm4 glm4_moe ernie4_5 cohere2 minimax lfm2 lfm2_moe llama4_text granitemoehybrid"
 # Rope scaling of classes that would ignore any other.
 _SCALINGS: dict[str, tuple[str, ...]] = dict.fromkeys([*_UNSCALED.split(), "olmo_hybrid"], ("default",))
@@ -51,7 +53,7 @@ def load(
         stock = head is None and checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
         fix(model, checkpoint)
-        _refuse_ignored_windows(model, checkpoint.config)
+        _apply_ignored_windows(model, checkpoint.config)
         if divide is not None:
             divide(model)
         stored = stored_arrays(model)
@@ -79,7 +81,7 @@ def of_config(config: Mapping[str, Any]) -> Any:
         config = known_config(config)
         model_class, arguments = classes(config)
         model = model_class(arguments.from_dict(dict(config)))
-        _refuse_ignored_windows(model, config)
+        _apply_ignored_windows(model, config)
         model.set_dtype(dtype)
         if section is not None:
             _quantize_as_stated(model, section)
@@ -110,6 +112,11 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         stated = scaling.get("rope_type") or scaling.get("type") or "default"
         if stated not in _SCALINGS[kind]:
             raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
+    if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        factor, amplitude = scaling.get("factor"), scaling.get("attention_factor")
+        usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
+        if isinstance(amplitude, int | float) and abs(amplitude - usual) > 1e-3:
+            raise UnsupportedModelError(f"config.json: {kind} with a YaRN attention_factor of {amplitude:g}")
     if kind == "falcon_h1" and config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
         raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")
     text = config.get("text_config")
@@ -117,8 +124,11 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
 
 
-def _refuse_ignored_windows(model: Any, config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError if all layers attend through a window, and the class keeps every entry for all."""
+def _apply_ignored_windows(model: Any, config: Mapping[str, Any]) -> None:
+    """Apply a window that all layers attend through, if the class keeps every entry for all.
+
+    Raises UnsupportedModelError where the class makes its masks itself.
+    """
     from mlx_lm.models.cache import KVCache
 
     text = config.get("text_config", config)
@@ -126,10 +136,13 @@ def _refuse_ignored_windows(model: Any, config: Mapping[str, Any]) -> None:
     slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
     if not slides or not isinstance(window, int) or window >= (longest or window + 1):
         return
-    if all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
+    if not all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
+        return
+    if config.get("model_type") not in _MASKED_BY_CACHES or (kinds is not None and set(kinds) != {"sliding_attention"}):
         raise UnsupportedModelError(
             f"config.json: {config.get('model_type')} with a sliding window of {window} tokens is not supported"
         )
+    attend_in_window(model, window)
 
 
 def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:

@@ -26,7 +26,8 @@ from tests.models.gguf.build_layered import LAYERED, write_layered
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
 PRE_TOKENIZERS = (
     "default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "tekken", "seed-coder", "gpt-4o",
-    "falcon", "deepseek-coder", "deepseek-v3", "exaone-moe", "bloom", "viking",
+    "falcon", "deepseek-coder", "deepseek-v3", "exaone-moe", "bloom", "viking", "deepseek-llm", "spark2_5", "afmoe",
+    "glm4", "jais-2", "laguna", "minicpm5", "superbpe", "ufakzeka",
 )  # fmt: skip
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept

@@ -4,10 +4,10 @@ Each becomes the layout of mlx-lm's class; facts of the files are those of llama
 
     parts       tensors of a layer, and their targets
     common      entries and tensors that many share
-    delta, gemma, mamba, mixtures, others      families
+    delta, dense, gemma, mamba, mixtures, others      families
 """
 
-from headrace.models.gguf.layered import delta, gemma, mamba, mixtures, others
+from headrace.models.gguf.layered import delta, dense, gemma, mamba, mixtures, others
 from headrace.models.gguf.layered.parts import Contents, LayeredArchitecture
 
 __all__ = ["LAYERED", "Contents", "LayeredArchitecture"]
@@ -33,4 +33,15 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "llama4": others.LLAMA4,
     "gemma3n": gemma.GEMMA3N,
     "kimi-linear": delta.KIMI_LINEAR,
+    "command-r": dense.COMMAND_R,
+    "stablelm": dense.STABLELM,
+    "nemotron": dense.NEMOTRON,
+    "olmoe": mixtures.OLMOE,
+    "dots1": mixtures.DOTS1,
+    "deepseek": mixtures.DEEPSEEK,
+    "mellum": mixtures.MELLUM,
+    "exaone-moe": mixtures.EXAONE_MOE,
+    "bailingmoe2": mixtures.BAILING_MOE2,
+    "afmoe": mixtures.AFMOE,
+    "hunyuan-moe": mixtures.HUNYUAN_MOE,
 }

@@ -1,8 +1,9 @@
 """Config entries and tensors that many layered architectures share."""
 
-from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, Part
+from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, Orders, Part
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import rope_scaling
+from headrace.models.gguf.target import interleaved
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 NORMS = {"attn_norm": Part("input_layernorm", "hidden"), "ffn_norm": Part("post_attention_layernorm", "hidden")}
@@ -14,14 +15,24 @@ POST_NORMS = {
 NUMBERED_DRAFTS = DraftLayer("model.layers.{}.", "", "eh_proj", "enorm", "hnorm", "shared_head.norm")
 
 
-def attention(at: str = "self_attn", output: str = "o_proj", *, gate: int = 1) -> dict[str, Part]:
-    """Return the projections of attention. gate: 2 if queries come with gates."""
+def attention(
+    at: str = "self_attn", output: str = "o_proj", *, gate: int = 1, permuted: bool = False
+) -> dict[str, Part]:
+    """Return the projections of attention. gate: 2 if queries come with gates. permuted: rows as `permuted_heads`."""
+    queries, keys = ("queries", "keys") if permuted else ("", "")
     return {
-        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden"),
-        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden"),
+        "attn_q": Part(f"{at}.q_proj", f"heads*head*{gate} hidden", rows=queries),
+        "attn_k": Part(f"{at}.k_proj", "kv_heads*head hidden", rows=keys),
         "attn_v": Part(f"{at}.v_proj", "kv_heads*head hidden"),
         "attn_output": Part(f"{at}.{output}", "hidden heads*head"),
     }
+
+
+def permuted_heads(config: Config) -> Orders:
+    """Return the rows of queries and keys that llama.cpp's converter interleaves, as those of Llama."""
+    sizes = attention_sizes(config)
+    counts = {"queries": sizes["heads"], "keys": sizes["kv_heads"]}
+    return {name: interleaved(count, count * sizes["head"]) for name, count in counts.items()}
 
 
 def biases(parts: dict[str, Part], *keys: str, optional: bool = False) -> dict[str, Part]:
@@ -111,10 +122,25 @@ def scaled_rope(metadata: Metadata, config: Config, size: int, factors: list[flo
     return {"rope_scaling": rope_scaling(metadata, size, config["rope_theta"], factors)}
 
 
-def refuse_scaled_rope(metadata: Metadata) -> None:
-    """Raise UnsupportedModelError for scaled RoPE in an architecture without it."""
-    if (kind := metadata.text("{arch}.rope.scaling.type", "none")) != "none":
-        raise UnsupportedModelError(f"GGUF architecture {metadata.architecture!r} with RoPE scaling {kind!r}")
+SOFTMAX, SIGMOID = 1, 2
+
+
+def check_sigmoid(metadata: Metadata) -> None:
+    """Raise UnsupportedModelError if experts are not chosen by sigmoids of their scores."""
+    if metadata.integer("{arch}.expert_gating_func", SIGMOID) not in (0, SIGMOID):
+        raise UnsupportedModelError(f"a GGUF {metadata.architecture!r} with experts by softmax is not supported")
+
+
+def rotated_share(metadata: Metadata, config: Config) -> Config:
+    """Return the entry for the part of each head that turns."""
+    rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"], minimum=2, maximum=1 << 16)
+    return {"partial_rotary_factor": rotated / config["head_dim"]}
+
+
+def require_whole_heads(config: Config) -> None:
+    """Raise UnsupportedModelError unless the heads together are as wide as the model, as some classes take them."""
+    if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
+        raise UnsupportedModelError(f"heads of {config['head_dim']} are not supported in a {config['model_type']}")
 
 
 def feed_forward(metadata: Metadata, default: int | None = None) -> int:

@@ -18,6 +18,7 @@ from headrace.models.gguf.layered.common import (
     attention,
     attention_sizes,
     base_config,
+    check_sigmoid,
     experts,
     feed_forward,
     feed_forwards,
@@ -26,7 +27,6 @@ from headrace.models.gguf.layered.common import (
     layers_of,
     mixture,
     mlp,
-    refuse_scaled_rope,
     shared_expert,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, LayeredArchitecture, Orders, Part, tables
@@ -38,7 +38,7 @@ _DELTA = "linear_attn"
 
 
 def _config(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
+    metadata.ignore("{arch}.rope.dimension_sections")  # positions of text are equal in all sections
     mixed = metadata.architecture != "qwen35"
     config = base_config(metadata, file, "qwen3_5_moe_text" if mixed else "qwen3_5_text")
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"] // 4, minimum=2)
@@ -169,15 +169,12 @@ QWEN3_NEXT = LayeredArchitecture(
 )  # fmt: skip
 
 
-_SIGMOID = 2
-
-
 def _kimi(metadata: Metadata, file: Contents) -> Config:
     config, count = base_config(metadata, file, "kimi_linear"), layers_of(metadata)
     query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=1 << 16)
     rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=1 << 16)
-    gating = metadata.integer("{arch}.expert_gating_func", _SIGMOID)
-    if gating != _SIGMOID or metadata.integer("{arch}.attention.q_lora_rank", 0) or config["tie_word_embeddings"]:
+    check_sigmoid(metadata)
+    if metadata.integer("{arch}.attention.q_lora_rank", 0) or config["tie_word_embeddings"]:
         raise UnsupportedModelError("this variant of GGUF architecture 'kimi-linear' is not supported")
     if rotated >= query:
         raise CheckpointError(f"the GGUF's heads of {query} have no part beside the {rotated} shared numbers")

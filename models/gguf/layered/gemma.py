@@ -20,10 +20,10 @@ from headrace.models.gguf.layered.common import (
     layers_of,
     mixture,
     mlp,
-    refuse_scaled_rope,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -173,7 +173,7 @@ GEMMA4 = LayeredArchitecture(
         },
     },
     {**tables(), **_input_tables("model", optional=True)},
-    unused=("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"),
+    unused=("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"), rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 
@@ -182,7 +182,6 @@ _STREAMS = 4
 
 
 def _gemma3n(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config, count = base_config(metadata, file, "gemma3n_text"), layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     scales = metadata.numbers("{arch}.activation_sparsity_scale", count, infinite=True)

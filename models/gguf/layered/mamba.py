@@ -10,12 +10,12 @@ from headrace.models.gguf.layered.common import (
     attention,
     attention_sizes,
     base_config,
+    check_sigmoid,
     experts,
     feed_forward,
     layers_of,
     mixture,
     mlp,
-    refuse_scaled_rope,
     routed,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
@@ -70,7 +70,7 @@ def _granite(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "granitemoehybrid")
     mamba = _mamba(metadata, file)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
-    if metadata.flag("{arch}.rope.scaling.finetuned", False):
+    if metadata.flag("{arch}.rope.scaling.finetuned", True):  # llama.cpp's default
         raise UnsupportedModelError("GGUF architecture 'granitehybrid' with RoPE is not supported")
     config |= mamba | {
         "layer_types": ["attention" if count else "mamba" for count in kv_heads],
@@ -135,6 +135,7 @@ def _nemotron(metadata: Metadata, file: Contents) -> Config:
         raise UnsupportedModelError("a Nemotron-H with tied embeddings is not supported")
     if not mixed:
         return config
+    check_sigmoid(metadata)
     width = metadata.integer("{arch}.expert_shared_feed_forward_length", 0, maximum=1 << 22)
     latent = metadata.integer("{arch}.moe_latent_size", 0, maximum=1 << 20) or None
     return config | routed(metadata) | {"moe_shared_expert_intermediate_size": width, "moe_latent_size": latent}
@@ -183,7 +184,6 @@ NEMOTRON_H = LayeredArchitecture(
 
 
 def _falcon(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config, mamba = base_config(metadata, file, "falcon_h1"), _mamba(metadata, file)
     normed = any(name.endswith(".ssm_norm.weight") for name in file.shapes)
     if normed and mamba["mamba_n_groups"] > 1:

@@ -9,11 +9,14 @@ from headrace.models.gguf.layered.common import (
     NORMS,
     NUMBERED_DRAFTS,
     POST_NORMS,
+    SIGMOID,
+    SOFTMAX,
     alike,
     attention,
     attention_sizes,
     base_config,
     biases,
+    check_sigmoid,
     experts,
     feed_forward,
     feed_forwards,
@@ -21,16 +24,18 @@ from headrace.models.gguf.layered.common import (
     latent_sizes,
     mixture,
     mlp,
-    refuse_scaled_rope,
+    permuted_heads,
+    require_whole_heads,
+    rotated_share,
     routed,
     scaled_rope,
     shared_expert,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import ROPE_FACTORS
+from headrace.models.gguf.windows import window_flags
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-
-_SOFTMAX, _SIGMOID = 1, 2
 
 
 def _routed(metadata: Metadata) -> Config:
@@ -60,11 +65,12 @@ _GATE = {
 
 
 def _glm(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config = base_config(metadata, file, "glm4_moe")
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"], minimum=2, maximum=1 << 16)
-    if config["tie_word_embeddings"] or metadata.integer("{arch}.expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise UnsupportedModelError("a GLM-4.5 with tied embeddings or experts by softmax is not supported")
+    metadata.ignore("{arch}.rope.dimension_sections")  # positions of text are equal in all sections
+    check_sigmoid(metadata)
+    if config["tie_word_embeddings"]:
+        raise UnsupportedModelError("a GLM-4.5 with tied embeddings is not supported")
     return config | _routed(metadata) | {
         "partial_rotary_factor": rotated / config["head_dim"], "rope_scaling": None,
         "attention_bias": "blk.0.attn_q.bias" in file.shapes, "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
@@ -87,12 +93,12 @@ GLM4_MOE = LayeredArchitecture(
 def _deepseek(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "deepseek_v3")
     corrected = any(name.endswith(".exp_probs_b.bias") for name in file.shapes)
-    gating = metadata.integer("{arch}.expert_gating_func", 0) or (_SIGMOID if corrected else _SOFTMAX)
+    gating = metadata.integer("{arch}.expert_gating_func", 0) or (SIGMOID if corrected else SOFTMAX)
     mla = metadata.has("{arch}.attention.key_length_mla")
     query = metadata.integer("{arch}.attention.key_length_mla" if mla else "{arch}.attention.key_length")
     value = metadata.integer("{arch}.attention.value_length_mla" if mla else "{arch}.attention.value_length")
     rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2)
-    if config["tie_word_embeddings"] or not 0 < rotated < query or gating not in (_SOFTMAX, _SIGMOID):
+    if config["tie_word_embeddings"] or not 0 < rotated < query or gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("this variant of GGUF architecture 'deepseek2' is not supported")
     config |= _routed(metadata) | scaled_rope(metadata, config, rotated) | {
         "q_lora_rank": metadata.integer("{arch}.attention.q_lora_rank", 0, maximum=1 << 20) or None,
@@ -105,7 +111,7 @@ def _deepseek(metadata: Metadata, file: Contents) -> Config:
     if (scaling := config["rope_scaling"]) is not None:
         scale = 10 * metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
         config["rope_scaling"] = {**scaling, "type": scaling["rope_type"], "mscale": scale, "mscale_all_dim": scale}
-    if gating == _SIGMOID:  # the class of GLM-4.7-Flash is that of DeepSeek V3 with a stated epsilon
+    if gating == SIGMOID:  # the class of GLM-4.7-Flash is that of DeepSeek V3 with a stated epsilon
         return config if config["rms_norm_eps"] == 1e-6 else config | {"model_type": "glm4_moe_lite"}
     if config["norm_topk_prob"]:
         raise UnsupportedModelError("a DeepSeek V2 with normalized weights of experts is not supported")
@@ -141,15 +147,249 @@ DEEPSEEK2 = LayeredArchitecture(
 
 
 def _minimax(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config = base_config(metadata, file, "minimax")
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"], minimum=2, maximum=1 << 16)
-    if metadata.integer("{arch}.expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise UnsupportedModelError("a MiniMax-M2 with experts by softmax is not supported")
+    check_sigmoid(metadata)
     config |= mixture(metadata, "num_local_experts", "num_experts_per_tok", "intermediate_size")
     return config | {
         "rotary_dim": rotated, "shared_intermediate_size": 0, "scoring_func": "sigmoid", "use_qk_norm": True,
     }  # fmt: skip
+
+
+def _olmoe(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "olmoe") | {"norm_topk_prob": False, "attention_bias": False}
+    inner = metadata.integer("{arch}.feed_forward_length", 0, maximum=1 << 22) or None
+    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "intermediate_size", inner)
+    return config | scaled_rope(metadata, config, config["head_dim"])
+
+
+def _wide_norms() -> dict[str, Part]:
+    """Return norms of all heads together."""
+    return {
+        "attn_q_norm": Part("self_attn.q_norm", "heads*head"), "attn_k_norm": Part("self_attn.k_norm", "kv_heads*head")
+    }  # fmt: skip
+
+
+OLMOE = LayeredArchitecture(
+    "OlmoeForCausalLM", _olmoe, alike,
+    lambda config: attention_sizes(config) | {"experts": config["num_experts"], "width": config["intermediate_size"]},
+    {"layer": {**NORMS, **attention(), **_wide_norms(), **experts("mlp.gate", "mlp.switch_mlp")}},
+    tables(),
+)  # fmt: skip
+
+
+def _dots(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "dots1")
+    check_sigmoid(metadata)
+    return config | _routed(metadata) | scaled_rope(metadata, config, config["head_dim"]) | {
+        "scoring_func": "sigmoid", "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+
+
+DOTS1 = LayeredArchitecture(
+    "Dots1ForCausalLM", _dots, lambda config: [("layer", kind) for kind in feed_forwards(config)], _mixture_sizes,
+    {
+        "layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(),
+        "sparse": {**_GATE, **experts("mlp.gate", "mlp.experts", plain=True)},
+    },
+    tables(),
+)  # fmt: skip
+
+
+def _deepseek_1(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "deepseek")
+    require_whole_heads(config)
+    if config["tie_word_embeddings"]:
+        raise UnsupportedModelError("a DeepSeek MoE with tied embeddings is not supported")
+    config |= mixture(metadata, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return config | {
+        "n_shared_experts": metadata.integer("{arch}.expert_shared_count", 0, maximum=1 << 10) or None,
+        "first_k_dense_replace": metadata.integer("{arch}.leading_dense_block_count", 0), "moe_layer_freq": 1,
+        "intermediate_size": feed_forward(metadata), "attention_bias": False,
+    }  # fmt: skip
+
+
+DEEPSEEK = LayeredArchitecture(
+    "DeepseekForCausalLM", _deepseek_1, lambda config: [("layer", kind) for kind in feed_forwards(config)],
+    _mixture_sizes,
+    {"layer": {**NORMS, **attention(permuted=True)}, "dense": mlp(), "sparse": _GATE},
+    tables(), orders=permuted_heads,
+)  # fmt: skip
+
+
+def _windowed(metadata: Metadata, config: Config, period: int) -> Config:
+    """Return the kinds of attention of layers, of which every n-th sees everything."""
+    flags = window_flags(metadata, config["num_hidden_layers"], period)
+    return {
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
+        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in flags],
+    }
+
+
+def _exaone(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "exaone_moe")
+    check_sigmoid(metadata)
+    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    config |= scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | _windowed(metadata, config, 4)
+    more, dense = routed(metadata), metadata.integer("{arch}.leading_dense_block_count", 0)
+    kept = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+    return config | {key: more[key] for key in kept} | {
+        "num_shared_experts": more["n_shared_experts"] or 0, "intermediate_size": feed_forward(metadata),
+        "is_moe_layer": [layer >= dense for layer in range(config["num_hidden_layers"])], "scoring_func": "sigmoid",
+    }  # fmt: skip
+
+
+def _exaone_sizes(config: Config) -> dict[str, int]:
+    width = config["moe_intermediate_size"]
+    return attention_sizes(config) | {
+        "inner": config["intermediate_size"], "experts": config["num_experts"], "width": width,
+        "shared": width * config["num_shared_experts"],
+    }  # fmt: skip
+
+
+EXAONE_MOE = LayeredArchitecture(
+    "ExaoneMoEForCausalLM", _exaone,
+    lambda config: [("layer", "sparse" if mixed else "dense") for mixed in config["is_moe_layer"]], _exaone_sizes,
+    {"layer": {**NORMS, **attention(), **head_norms()}, "dense": mlp(), "sparse": _GATE},
+    tables(), rope_tensors=(ROPE_FACTORS,),
+)  # fmt: skip
+
+
+def _bailing(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "bailing_moe")
+    require_whole_heads(config)
+    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    more, gating = routed(metadata), metadata.integer("{arch}.expert_gating_func", SOFTMAX) or SOFTMAX
+    if gating not in (SOFTMAX, SIGMOID):
+        raise UnsupportedModelError("a Ling with experts chosen neither by softmax nor by sigmoid is not supported")
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in file.shapes)
+    width = metadata.integer("{arch}.expert_shared_feed_forward_length", config["moe_intermediate_size"], minimum=1)
+    kept = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+    return config | {key: more[key] for key in kept} | rotated_share(metadata, config) | {
+        "num_shared_experts": more["n_shared_experts"] or 0, "intermediate_size": feed_forward(metadata),
+        "moe_shared_expert_intermediate_size": width, "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
+        "first_k_dense_replace": metadata.integer("{arch}.leading_dense_block_count", 0),
+        "score_function": "softmax" if gating == SOFTMAX else "sigmoid", "moe_router_enable_expert_bias": corrected,
+        "use_bias": False, "use_qkv_bias": False,
+    } | scaled_rope(metadata, config, config["head_dim"])  # fmt: skip
+
+
+def _bailing_sizes(config: Config) -> dict[str, int]:
+    sizes = attention_sizes(config)
+    return sizes | {
+        "all": (sizes["heads"] + 2 * sizes["kv_heads"]) * sizes["head"], "inner": config["intermediate_size"],
+        "experts": config["num_experts"], "width": config["moe_intermediate_size"],
+        "shared": config["moe_shared_expert_intermediate_size"] * config["num_shared_experts"],
+    }  # fmt: skip
+
+
+BAILING_MOE2 = LayeredArchitecture(
+    "BailingMoeV2ForCausalLM", _bailing,
+    lambda config: [("layer", kind) for kind in feed_forwards(config)], _bailing_sizes,
+    {
+        "layer": {
+            **NORMS, "attn_qkv": Part("attention.query_key_value", "all hidden"),
+            "attn_output": Part("attention.dense", "hidden heads*head"),
+            "attn_q_norm": Part("attention.query_layernorm", "head", optional=True),
+            "attn_k_norm": Part("attention.key_layernorm", "head", optional=True),
+        },
+        "dense": mlp(),
+        "sparse": {
+            **experts("mlp.gate.gate_proj", "mlp.switch_mlp"), **shared_expert("mlp.shared_experts", optional=True),
+            "exp_probs_b.bias": Part("mlp.gate", "experts", "expert_bias", optional=True),
+        },
+    },
+    tables(embedding="model.word_embeddings"),
+)  # fmt: skip
+
+
+def _afmoe(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "afmoe")
+    check_sigmoid(metadata)
+    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    config |= scaled_rope(metadata, config, config["head_dim"]) | _windowed(metadata, config, 4)
+    more = routed(metadata)
+    return config | {key: more[key] for key in ("n_group", "topk_group")} | {
+        "route_norm": more["norm_topk_prob"], "route_scale": more["routed_scaling_factor"], "score_func": "sigmoid",
+        "num_shared_experts": more["n_shared_experts"] or 0, "intermediate_size": feed_forward(metadata),
+        "num_dense_layers": metadata.integer("{arch}.leading_dense_block_count", 0), "mup_enabled": True,
+    }  # fmt: skip
+
+
+AFMOE = LayeredArchitecture(
+    "AfmoeForCausalLM", _afmoe,
+    lambda config: [("layer", kind) for kind in feed_forwards(
+        config | {"first_k_dense_replace": config["num_dense_layers"]}
+    )], _exaone_sizes,
+    {
+        "layer": {
+            **attention(), **head_norms(), "attn_gate": Part("self_attn.gate_proj", "heads*head hidden"),
+            "attn_norm": Part("input_layernorm", "hidden"),
+            "post_attention_norm": Part("post_attention_layernorm", "hidden"),
+            "ffn_norm": Part("pre_mlp_layernorm", "hidden"), "post_ffw_norm": Part("post_mlp_layernorm", "hidden"),
+        },
+        "dense": mlp(),
+        "sparse": {
+            **experts("mlp.router.gate", "mlp.experts"), **shared_expert("mlp.shared_experts", optional=True),
+            "exp_probs_b.bias": Part("mlp", "experts", "expert_bias", plain=True),
+        },
+    },
+    tables(),
+)  # fmt: skip
+
+
+def _hunyuan(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "hunyuan")
+    require_whole_heads(config)
+    if not config["tie_word_embeddings"] or not metadata.flag("{arch}.expert_weights_norm", True):
+        raise UnsupportedModelError("this variant of GGUF architecture 'hunyuan-moe' is not supported")
+    config |= mixture(metadata, "num_experts", "moe_topk", "moe_intermediate_size", feed_forward(metadata))
+    shared = metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=1 << 22)
+    return config | {
+        "intermediate_size": shared, "num_shared_expert": 1, "use_mixed_mlp_moe": True, "attention_bias": False,
+        "use_qk_norm": True, "use_cla": False, "cla_share_factor": 1,
+        "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1.0},  # the file's base is scaled already
+    }  # fmt: skip
+
+
+HUNYUAN_MOE = LayeredArchitecture(
+    "HunYuanMoEV1ForCausalLM", _hunyuan, alike,
+    lambda config: attention_sizes(config) | {
+        "experts": config["num_experts"], "width": config["moe_intermediate_size"],
+        "shared": config["intermediate_size"],
+    },
+    {
+        "layer": {
+            **NORMS, **attention(), "attn_q_norm": Part("self_attn.query_layernorm", "head"),
+            "attn_k_norm": Part("self_attn.key_layernorm", "head"),
+            **experts("mlp.gate.wg", "mlp.switch_mlp"), **shared_expert("mlp.shared_mlp"),
+        },
+    },
+    tables(),
+)  # fmt: skip
+
+
+def _mellum(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "mellum") | {"norm_topk_prob": True}
+    config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    config |= _windowed(metadata, config, 4) | {"intermediate_size": config["moe_intermediate_size"]}
+    scaling = scaled_rope(metadata, config, config["head_dim"])["rope_scaling"]
+    local = metadata.positive("{arch}.rope.freq_base_swa", config["rope_theta"])
+    return config | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": config.pop("rope_theta"), **(scaling or {})},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+    }  # fmt: skip
+
+
+MELLUM = LayeredArchitecture(
+    "MellumForCausalLM", _mellum, alike,
+    lambda config: attention_sizes(config)
+    | {"experts": config["num_experts"], "width": config["moe_intermediate_size"]},
+    {"layer": {**NORMS, **attention(), **head_norms(), **experts("mlp.gate", "mlp.switch_mlp")}},
+    tables(),
+)  # fmt: skip
 
 
 _SPARSE = "block_sparse_moe"
@@ -160,8 +400,7 @@ MINIMAX_M2 = LayeredArchitecture(
     {
         "layer": {
             **NORMS, **attention(),
-            "attn_q_norm": Part("self_attn.q_norm", "heads*head"),
-            "attn_k_norm": Part("self_attn.k_norm", "kv_heads*head"),
+            **_wide_norms(),
             **experts(f"{_SPARSE}.gate", f"{_SPARSE}.switch_mlp"),
             "exp_probs_b.bias": Part(_SPARSE, "experts", "e_score_correction_bias"),
         },
@@ -171,7 +410,6 @@ MINIMAX_M2 = LayeredArchitecture(
 
 
 def _ernie(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config = base_config(metadata, file, "ernie4_5_moe")
     config |= mixture(metadata, "moe_num_experts", "moe_k", "moe_intermediate_size")
     shared = metadata.integer("{arch}.expert_shared_count", 0, maximum=1 << 10)

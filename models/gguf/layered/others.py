@@ -9,18 +9,21 @@ from headrace.models.gguf.layered.common import (
     attention_sizes,
     base_config,
     biases,
+    check_sigmoid,
     experts,
     feed_forward,
     head_norms,
     layers_of,
     mixture,
     mlp,
-    refuse_scaled_rope,
+    require_whole_heads,
     scaled_rope,
     shared_expert,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, Vector, tables
 from headrace.models.gguf.metadata import Metadata
+from headrace.models.gguf.rope import ROPE_FACTORS
+from headrace.models.gguf.windows import window_flags
 from headrace.runtime.errors import UnsupportedModelError
 
 
@@ -28,15 +31,9 @@ def _sizes(config: Config) -> dict[str, int]:
     return attention_sizes(config) | {"inner": config["intermediate_size"]}
 
 
-def _whole_heads(config: Config) -> None:
-    if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
-        raise UnsupportedModelError(f"heads of {config['head_dim']} are not supported in a {config['model_type']}")
-
-
 def _starcoder(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config = base_config(metadata, file, "starcoder2", layer_norm="norm_epsilon")
-    _whole_heads(config)
+    require_whole_heads(config)
     return config | {"intermediate_size": feed_forward(metadata), "use_bias": True}
 
 
@@ -55,9 +52,8 @@ STARCODER2 = LayeredArchitecture(
 
 
 def _phi(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     config = base_config(metadata, file, "phi", layer_norm="layer_norm_eps")
-    _whole_heads(config)
+    require_whole_heads(config)
     rotated = metadata.integer("{arch}.rope.dimension_count", config["head_dim"], minimum=2, maximum=1 << 16)
     return config | {
         "intermediate_size": feed_forward(metadata), "partial_rotary_factor": rotated / config["head_dim"],
@@ -83,7 +79,7 @@ PHI2 = LayeredArchitecture(
 
 def _apertus(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "apertus")
-    _whole_heads(config)
+    require_whole_heads(config)
     return config | scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | {
         "intermediate_size": feed_forward(metadata), "mlp_bias": False, "attention_bias": False, "post_norm": False,
         "qk_norm": True, "hidden_act": "xielu",
@@ -110,7 +106,7 @@ APERTUS = LayeredArchitecture(
             "ffn_down": Part("mlp.down_proj", "hidden inner"),
         },
     },
-    tables(), made=_xielu,
+    tables(), made=_xielu, rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 
@@ -118,6 +114,9 @@ def _llama4(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "llama4_text")
     if metadata.integer("{arch}.attention.sliding_window", _CHUNK) == 0 or config["tie_word_embeddings"]:
         raise UnsupportedModelError("a Llama 4 without windows or with tied embeddings is not supported")
+    count = config["num_hidden_layers"]
+    if window_flags(metadata, count, _EVERY) != [(layer + 1) % _EVERY != 0 for layer in range(count)]:
+        raise UnsupportedModelError("a Llama 4 with chunks in other layers is not supported")
     config |= mixture(metadata, "num_local_experts", "num_experts_per_tok", "intermediate_size")
     return config | scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | {
         "intermediate_size_mlp": feed_forward(metadata), "attention_bias": False, "attention_chunk_size": _CHUNK,
@@ -140,6 +139,7 @@ def _llama4_sizes(config: Config) -> dict[str, int]:
 
 
 _CHUNK, _MAVERICK = 8192, 128  # tokens, experts: constants of llama.cpp
+_EVERY = 4  # every fourth layer attends to everything
 LLAMA4 = LayeredArchitecture(
     "Llama4ForConditionalGeneration", _llama4, _llama4_kinds, _llama4_sizes,
     {
@@ -148,7 +148,7 @@ LLAMA4 = LayeredArchitecture(
             **experts("feed_forward.router", "feed_forward.experts"), **shared_expert("feed_forward.shared_expert"),
         },
     },
-    tables(), wrapped="llama4",
+    tables(), wrapped="llama4", rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 
@@ -156,8 +156,9 @@ _CONV = "conv"
 
 
 def _lfm(metadata: Metadata, file: Contents) -> Config:
-    refuse_scaled_rope(metadata)
     mixed = metadata.architecture == "lfm2moe"
+    if metadata.integer("{arch}.attention.sliding_window", 0):
+        raise UnsupportedModelError("an LFM2 with a sliding window is not supported")
     config = base_config(metadata, file, "lfm2_moe" if mixed else "lfm2", layer_norm="norm_eps")
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", layers_of(metadata))
     inner = feed_forward(metadata)
@@ -173,6 +174,7 @@ def _lfm(metadata: Metadata, file: Contents) -> Config:
             "block_dim": config["hidden_size"], "block_ff_dim": inner, "block_auto_adjust_ff_dim": False,
             "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
         }  # fmt: skip
+    check_sigmoid(metadata)
     return config | mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size") | {
         "num_dense_layers": metadata.integer("{arch}.leading_dense_block_count", 0),
         "norm_topk_prob": True, "routed_scaling_factor": 1.0,

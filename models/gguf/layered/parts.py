@@ -89,7 +89,8 @@ class LayeredArchitecture:
     config: text part of config.json. kinds: groups of each layer's tensors. orders: of rows and of blocks of columns.
     wrapped: model_type of the multimodal family that has the class; its text part is nested. made: parameters from
     metadata. unused: tensors of layers that the model does not read. otherwise: (a tensor of a group, the group for
-    layers without it). drafts: the layer that drafts tokens, in files that have one.
+    layers without it). drafts: the layer that drafts tokens, in files that have one. rope_tensors: tensors that become
+    part of the config.
     """
 
     model_class: str
@@ -105,6 +106,7 @@ class LayeredArchitecture:
     unused: tuple[str, ...] = ()
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     drafts: DraftLayer | None = None
+    rope_tensors: tuple[str, ...] = ()
 
     def complete(self, text: Config) -> Config:
         """Return config.json from its text part."""

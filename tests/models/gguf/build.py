@@ -70,6 +70,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("llama", {"biases": _O_BIASED}),
     "qwen2": ("qwen2", {"biases": ("attn_q", "attn_k", "attn_v"), "tied": True}),
     "qwen2-yarn": ("qwen2", {"biases": ("attn_q", "attn_k", "attn_v"), "metadata": _YARN}),
+    "qwen2-yarn-attn": (
+        "qwen2",
+        {"biases": ("attn_q", "attn_k", "attn_v"), "metadata": {**_YARN, "rope.scaling.attn_factor": 1.5}},
+    ),
     "qwen3": ("qwen3", {"qk_norm": True, "head_dim": 32}),
     "gemma": ("gemma", {"vocabulary": "sentencepiece", "tied": True, "head_dim": 32}),
     "gemma2": (
@@ -274,10 +278,13 @@ def header(path: Path, variant: str, **changes: Any) -> gguf.GGUFWriter:
     writer.add_value_length(shape["head_dim"])
     (writer.add_layer_norm_eps if shape.get("epsilon") else writer.add_layer_norm_rms_eps)(1e-5)
     for key, value in shape["metadata"].items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add = {
+            str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool,
+            list: writer.add_array,
+        }[type(value)]  # fmt: skip
         add(f"{arch}.{key}", value)
     add_vocabulary(writer, shape["vocabulary"])
-    writer.add_chat_template("{{ messages[0]['content'] }}")
+    writer.add_chat_template(shape.get("template", "{{ messages[0]['content'] }}"))
     return writer
 
 

@@ -203,6 +203,18 @@ _PHI = {
     **_biased({"attn_output.weight": (HIDDEN, HIDDEN)}, "attn_output"), **_biased(_SQUARED, "ffn_up", "ffn_down"),
 }  # fmt: skip
 
+_EPSILON = {"attention.layer_norm_epsilon": 1e-5}
+_LAYER_NORM = _biased(_norms("attn_norm"), "attn_norm")
+_BOTH_LAYER_NORMS = _biased(_norms("attn_norm", "ffn_norm"), "attn_norm", "ffn_norm")
+_TOGETHER = {**_attention(4, 4), **_head_norms()}  # as many heads of keys as of queries
+_AFMOE = {
+    **_GEMMA_NORMS, **_attention(), **_head_norms(), "attn_gate.weight": (64, HIDDEN),
+}  # fmt: skip
+del _AFMOE["layer_output_scale.weight"]
+_BAILING: Shapes = {
+    "attn_qkv.weight": (128, HIDDEN), "attn_output.weight": (HIDDEN, 64), **_head_norms()
+}  # fmt: skip
+
 # name -> (architecture, metadata below the architecture's name, tensors)
 LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     "qwen35": (
@@ -400,6 +412,87 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             {**_KDA, **_mlp()}, {**_MLA_AT_ONCE, **_experts(shared=32), **_SCORES},
             {**_KDA, **_experts(shared=32), **_SCORES},
         ),
+    ),
+    "olmoe": (
+        "olmoe",
+        {
+            **_ATTENTION_KEYS, "attention.head_count_kv": 4, "feed_forward_length": 32, "expert_count": 4,
+            "expert_used_count": 2,
+        },
+        _layers(*({**_LFM_NORMS, **_attention(4, 4), **_norms("attn_q_norm", "attn_k_norm"), **_experts()},) * 2),
+    ),
+    "command-r": (
+        "command-r", {**_ATTENTION_KEYS, **_EPSILON, "logit_scale": 0.25, "rope.scaling.type": "none"},
+        _layers(*({**_norms("attn_norm"), **_attention(), **_mlp()},) * 2, tied=True),
+    ),
+    "stablelm": (
+        "stablelm", {**_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 8, "use_parallel_residual": False},
+        _layers(
+            *({**_BOTH_LAYER_NORMS, **_biased(_attention(), "attn_q", "attn_k", "attn_v"), **_mlp()},) * 2,
+            output_norm__bias=(HIDDEN,),
+        ),
+    ),
+    "stablelm-parallel": (
+        "stablelm", {**_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 8, "use_parallel_residual": True},
+        _layers(*({**_LAYER_NORM, **_attention(), **_mlp()},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "nemotron": (
+        "nemotron",
+        {
+            **_ATTENTION_KEYS, **_EPSILON, "rope.dimension_count": 8, "rope.scaling.type": "linear",
+            "rope.scaling.factor": 2.0,
+        },
+        _layers(*({**_BOTH_LAYER_NORMS, **_attention(), **_SQUARED},) * 2, output_norm__bias=(HIDDEN,)),
+    ),
+    "dots1": (
+        "dots1", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.head_count_kv": 4},
+        _layers(
+            {**_LFM_NORMS, **_TOGETHER, **_mlp()}, {**_LFM_NORMS, **_TOGETHER, **_experts(shared=32), **_SCORES},
+        ),
+    ),
+    "deepseek": (
+        "deepseek",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "expert_shared_count": 2, "leading_dense_block_count": 1,
+            "expert_weights_scale": 1.0, "rope.dimension_count": 16, "rope.scaling.type": "none",
+        },
+        _layers({**_LFM_NORMS, **_attention(), **_mlp()}, {**_LFM_NORMS, **_attention(), **_experts(shared=64)}),
+    ),
+    "mellum": (
+        "mellum",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [True, False, True], "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+        },
+        _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts()},) * 3),
+    ),
+    "exaone-moe": (
+        "exaone-moe",
+        {**_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.sliding_window": 12, "expert_shared_feed_forward_length": 32},
+        _layers(
+            {**_LFM_NORMS, **_attention(), **_head_norms(), **_mlp()},
+            *({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=32), **_SCORES},) * 4,
+        ),
+    ),
+    "bailingmoe2": (
+        "bailingmoe2",
+        {
+            **_ATTENTION_KEYS, **_ROUTED_KEYS, "rope.dimension_count": 8, "expert_shared_feed_forward_length": 32,
+            "expert_group_count": 2, "expert_group_used_count": 1, "expert_count": 8,
+        },
+        _layers(
+            {**_LFM_NORMS, **_BAILING, **_mlp()},
+            *({**_LFM_NORMS, **_BAILING, **_experts(count=8, shared=32), "exp_probs_b.bias": (8,)},) * 2,
+        ),
+    ),
+    "afmoe": (
+        "afmoe", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.sliding_window": 12},
+        _layers({**_AFMOE, **_mlp()}, *({**_AFMOE, **_experts(shared=32), **_SCORES},) * 4),
+    ),
+    "hunyuan-moe": (
+        "hunyuan-moe", {**_ATTENTION_KEYS, **_SHARED_KEYS, "feed_forward_length": 32},
+        _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=48)},) * 2, tied=True),
     ),
     "llama4": (
         "llama4",

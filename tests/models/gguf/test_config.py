@@ -1,5 +1,6 @@
 """GGUF metadata against the config.json it must become."""
 
+import math
 from typing import Any
 
 import pytest
@@ -112,6 +113,63 @@ def test_rope_scaling() -> None:
     }  # fmt: skip
     with pytest.raises(UnsupportedModelError, match="longrope"):
         config(rope__scaling__type="longrope")
+
+
+def test_yarn_multiplies_its_amplitude_by_the_stated_factor() -> None:
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    usual = 0.1 * math.log(4) + 1
+    assert config(**yarn)["rope_scaling"]["original_max_position_embeddings"] == BASE["context_length"]
+    assert "attention_factor" not in config(**yarn, rope__scaling__yarn_attn_factor=usual)["rope_scaling"]
+    stated = config(**yarn, rope__scaling__attn_factor=1.5)["rope_scaling"]
+    assert stated["attention_factor"] == pytest.approx(1.5 * usual)
+    with pytest.raises(UnsupportedModelError, match="yarn_attn_factor"):
+        config(**yarn, rope__scaling__yarn_attn_factor=1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [
+        ("rope.scaling.alpha", 0.0, 50.0),
+        ("rope.scaling.attn_factor", 1.0, 1.2),
+        ("rope.scaling.yarn_log_multiplier", 0.0, 0.1),
+        ("rope.scaling.yarn_ext_factor", 1.0, 0.5),
+        ("rope.dimension_count", 16, 8),
+        ("rope.dimension_sections", [0, 0, 0, 0], [4, 2, 2, 0]),
+        ("rope.freq_base_swa", 10_000.0, 5e5),
+        ("attention.rope_pattern", [True, True], [True, False]),
+        ("attention.causal", True, False),
+        ("attention.scale", 0.0, 0.1),
+        ("attention.clamp_kqv", 0.0, 8.0),
+        ("attention.max_alibi_bias", 0.0, 8.0),
+        ("attention.temperature_scale", 0.0, 0.1),
+        ("logit_scale", 1.0, 0.5),
+        ("embedding_scale", 1.0, 12.0),
+        ("residual_scale", 1.0, 0.2),
+        ("final_logit_softcapping", 0.0, 30.0),
+        ("swiglu_clamp_exp", [0.0, 0.0], [0.0, 7.0]),
+        ("expert_weights_scale", 1.0, 2.5),
+        ("expert_gating_func", 1, 2),
+    ],
+)
+def test_keys_that_change_logits_are_applied_or_refused_by_name(key: str, neutral: Any, other: Any) -> None:
+    spelled = key.replace(".", "__")
+    plain = config("qwen2")
+    assert config("qwen2", **{spelled: neutral}) == plain
+    with pytest.raises(UnsupportedModelError, match=rf"(?i){key.rpartition('.')[2]}|part of the head"):
+        config("qwen2", **{spelled: other})
+
+
+def test_layers_with_windows_are_those_that_the_file_lists() -> None:
+    window = {"attention__sliding_window": 8, "block_count": 4}
+    listed = {**window, "attention__sliding_window_pattern": [False, True, True, False]}
+    types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    assert config("olmo2", **listed)["layer_types"] == types
+    every = {**window, "attention__sliding_window_pattern": [True, False, True, False], "logit_scale": 0.1}
+    cohere = {"attention__layer_norm_epsilon": 1e-5, "attention__layer_norm_rms_epsilon": None}
+    assert config("cohere2", **every, **cohere)["sliding_window_pattern"] == 2
+    for arch in ("gemma2", "gemma3"):
+        with pytest.raises(UnsupportedModelError, match="window"):
+            config(arch, **listed)
 
 
 @pytest.mark.parametrize(("factor", "context"), [(8.0, 8192), (32.0, 8192), (16.0, 4096), (8.0, 32768)])

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import load_model
 from headrace.models.network.config import decoder_config
+from headrace.models.text.tokenizer import Tokenizer as ModelTokenizer
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -28,6 +29,7 @@ LLAMA_CPP = json.loads((HERE / "llama_cpp.json").read_text())
 # layers agree to 4e-6 as well; what stays in deeper ones grows with depth. Wrong softcaps, windows, RoPE bases or query
 # scales move these logits by 1.6e-2 and more; a wrong epsilon could hide, and is checked in the config instead.
 TOLERANCE = {"gemma": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3}
+OWN_DECODER = {"phi3-long", "qwen2-yarn-attn"}  # mlx-lm's classes ignore long factors and YaRN's amplitude
 LATER = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 LARGE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 1}
 
@@ -81,21 +83,40 @@ def test_our_decoder_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> No
         config = read(directory, "config.json")
         config["rope_scaling"]["truncate"] = True
         (directory / "config.json").write_text(json.dumps(config))
+    compare(first_logits(directory), variant)
+
+
+def first_logits(directory: Path) -> np.ndarray:
+    """The decoder's logits after the recorded prompt."""
     decoder = load_decoder(directory)
     prompt = LLAMA_CPP["prompt"]
     cache = new_cache(decoder, 256)
     cache.reserve(len(prompt))
     x = decoder.layers(decoder.embed(mx.array([prompt])), cache)
-    compare(np.array(decoder.all_logits(x)).reshape(len(prompt), -1)[-1], variant)
+    return np.array(decoder.all_logits(x)).reshape(len(prompt), -1)[-1]
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "phi3-long"])  # by long factors only
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - OWN_DECODER))
 def test_mlx_lm_loads_the_directory_and_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> None:
     from mlx_lm.utils import load_model
 
     model, _ = load_model(convert(write_gguf(tmp_path / "m.gguf", variant)))
     compare(np.array(model(mx.array([LLAMA_CPP["prompt"]]))[0, -1]), variant)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"scaling.factor": 2.0},
+        {"scale_linear": 2.0},
+        {"scaling.factor": 2.0, "scale_linear": 4.0},
+        {"scaling.type": "linear", "scale_linear": 2.0, "scaling.finetuned": True},
+    ],
+)
+def test_every_spelling_of_linear_scaling_gives_llama_cpps_logits(keys: dict[str, Any], tmp_path: Path) -> None:
+    metadata = {f"rope.{key}": value for key, value in keys.items()}
+    compare(first_logits(convert(write_gguf(tmp_path / "m.gguf", "llama", metadata=metadata))), "llama-linear")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -236,6 +257,16 @@ def test_the_files_beside_the_weights(tmp_path: Path) -> None:
     assert told[-1][0] == told[-1][1]
     _, metadata = mx.load(str(target / "model.safetensors"), return_metadata=True)
     assert metadata == {"format": "mlx"}
+
+
+def test_the_template_for_tools_is_used_when_there_are_tools(tmp_path: Path) -> None:
+    """Command R and Hermes name a second template."""
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    directory = convert(write_gguf(tmp_path / "m.gguf", "llama", template=named))
+    tokenizer, messages = ModelTokenizer.load(directory), [{"role": "user", "content": "x"}]
+    assert tokenizer.encode_chat(messages) == tokenizer.encode("a")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert tokenizer.encode_chat(messages, tools=[tool]) == tokenizer.encode("b")
 
 
 def test_conversion_repeats_byte_for_byte(tmp_path: Path) -> None:

@@ -18,6 +18,10 @@ from tests.models.gguf.build import HERE, VOCABULARIES
 
 LLAMA_CPP: dict[str, Any] = json.loads((HERE / "llama_cpp.json").read_text())["tokens"]
 CASES = [case for case in LLAMA_CPP if case != "default-model"]
+# llama.cpp splits these models' words otherwise than their own tokenizers: by no case, and Kimi's before marks.
+OWN_WORDS = {"kimi-k2", "tiny_aya", "youtu"}
+# The recorded vocabulary does not tell these from others.
+ALIKE = {"glm4", "jais-2", "minicpm5", "ufakzeka"}
 
 
 def metadata(vocabulary: str, **changes: Any) -> Metadata:
@@ -61,10 +65,35 @@ def test_token_ids_are_llama_cpps(case: str) -> None:
 
 
 def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others() -> None:
-    # llama.cpp splits Kimi's words otherwise than its own tokenizer: by no case, and before marks.
-    assert set(_BY_NAME) - {"kimi-k2"} | {"spm", "spm-prefix", "default-model"} == set(LLAMA_CPP)
-    answers = [json.dumps(LLAMA_CPP[case]) for case in LLAMA_CPP]
+    assert set(_BY_NAME) - OWN_WORDS | {"spm", "spm-prefix", "default-model"} == set(LLAMA_CPP)
+    answers = [json.dumps(LLAMA_CPP[case]) for case in LLAMA_CPP.keys() - ALIKE]
     assert len(set(answers)) == len(answers)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("ufakzeka", "Ankara'da", ["Ankara", "'da"]),
+        ("qwen2", "Ankara'da", ["Ankara", "'d", "a"]),
+        ("jais-2", "x" + " " * 100, ["x", "Ġ" * 64, "Ġ" * 32, "Ġ" * 4]),
+        ("minicpm5", "ab1234", ["ab", "123", "4"]),
+        ("glm4", "ab1234 x", ["ab", "123", "4", "Ġx"]),
+        ("tiny_aya", "XMLHttp don't1234567", ["XMLHttp", "Ġdon't", "1", "234", "567"]),
+        ("tiny_aya", "camelCase", ["camel", "Case"]),
+        ("youtu", "camelCase12", ["camel", "Case", "1", "2"]),
+    ],
+)
+def test_words_that_the_recorded_answers_do_not_show(pre: str, text: str, words: list[str]) -> None:
+    split = of_case(pre).pre_tokenizer.pre_tokenize_str
+    assert [word for word, _ in split(text)] == words
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "tekken", "glm4", "glm5", "minicpm5", "youtu", "qwen2", "smaug-bpe"])
+def test_a_word_that_is_a_token_is_not_merged_where_llama_cpp_ignores_merges(pre: str) -> None:
+    tokens = ["a", "b", "c", "ab", "bc", "abc"]
+    changes = {"tokens": tokens, "token_type": [1] * len(tokens), "merges": ["b c"], "bos_token_id": None, "pre": pre}
+    tokenizer, _ = build("byte_level", **changes, eos_token_id=None)
+    assert tokenizer.encode("abc").tokens == (["a", "bc"] if pre in ("qwen2", "smaug-bpe") else ["abc"])
 
 
 def test_kimis_words_are_those_of_its_own_pattern() -> None:

@@ -8,10 +8,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import make_prompt_cache
 
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.loading.load import _notes
 from headrace.models.network import mlx_lm_load
 from headrace.models.network.mlx_lm_fixes import ternary_to_affine
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
@@ -98,18 +100,48 @@ def test_without_corrections_to_add_the_class_answers_the_same(tmp_path: Path) -
     assert mx.array_equal(model(TOKENS), stock(TOKENS))
 
 
-def test_a_conversion_that_lost_the_corrections_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="layer 1"):
-        load(tmp_path / "a", None)
+def test_a_conversion_that_lost_the_corrections_runs_with_a_note(tmp_path: Path) -> None:
+    """mlx-lm's converter drops them."""
+    model = load(tmp_path / "a", None)
+    corrected = load(tmp_path / "b", mx.zeros((EXPERTS,)))
+    assert mx.allclose(model(TOKENS), corrected(TOKENS), atol=1e-5)
+    assert any("corrections" in note for note in _notes("a", open_checkpoint(tmp_path / "a"), native=True))
+    assert _notes("b", open_checkpoint(tmp_path / "b"), native=True) == []
+
+
+def test_a_layer_alone_without_corrections_is_refused(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path / "a", mx.zeros((EXPERTS,))).path
+    weights = mx.load(str(directory / "model.safetensors"))
+    weights["model.layers.0.mlp.moe_statics.e_score_correction_bias"] = weights.pop(
+        "model.layers.1.mlp.moe_statics.e_score_correction_bias"
+    )
+    mx.save_safetensors(str(directory / "model.safetensors"), weights)
+    with pytest.raises(CheckpointError, match="layer 1"):
+        mlx_lm_load.load(open_checkpoint(directory), mx.DeviceType.cpu)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "starcoder2"])
-def test_windows_that_a_class_ignores_are_refused(kind: str) -> None:
+def test_layers_attend_in_windows_that_their_class_ignores(kind: str) -> None:
+    """In one layer, the last token sees the window alone; positions are relative."""
     config = {**CONFIG, "model_type": kind, "num_local_experts": 2, "num_experts_per_tok": 1, "norm_epsilon": 1e-5}
-    assert mlx_lm_load.of_config(config).layers
-    assert mlx_lm_load.of_config({**config, "sliding_window": 256}).layers  # never reached
+    assert not hasattr(mlx_lm_load.of_config({**config, "sliding_window": 256}), "make_cache")  # never reached
+    model = mlx_lm_load.of_config({**config, "num_hidden_layers": 1, "sliding_window": 8})
+    mx.random.seed(3)
+    model.update(tree_map(lambda array: 0.3 * mx.random.normal(array.shape), model.parameters()))
+    tokens = mx.random.randint(0, CONFIG["vocab_size"], (1, 40))
+    whole, cache = model(tokens, cache=make_prompt_cache(model)), make_prompt_cache(model)
+    for start in range(0, 40, 5):
+        parts = model(tokens[:, start : start + 5], cache=cache)
+    assert mx.allclose(parts[:, -1], whole[:, -1], atol=1e-4)
+    assert mx.allclose(model(tokens[:, -8:])[:, -1], whole[:, -1], atol=1e-4)
+    assert not mx.allclose(model(tokens[:, -7:])[:, -1], whole[:, -1], atol=1e-2)
+    assert not mx.allclose(model(tokens[:, -9:])[:, -1], whole[:, -1], atol=1e-2)  # without a cache: no window
+
+
+def test_a_window_of_a_class_with_masks_of_its_own_is_refused() -> None:
+    config = {**CONFIG, "model_type": "olmo2", "sliding_window": 8}
     with pytest.raises(UnsupportedModelError, match="window of 8"):
-        mlx_lm_load.of_config({**config, "sliding_window": 8})
+        mlx_lm_load.of_config(config)
 
 
 @pytest.mark.parametrize("entry", [{"1": {"head_dim": 8}}, {"0": {"intermediate_size": 3}}, {"0": 3}])

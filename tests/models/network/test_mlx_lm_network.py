@@ -225,6 +225,8 @@ def test_a_scaling_that_a_class_leaves_out_is_refused(tmp_path: Path) -> None:
     for kind, other in (("deepseek_v2", "dynamic"), ("lfm2", "yarn"), ("glm4_moe", "dynamic")):
         with pytest.raises(UnsupportedModelError, match=f"{kind} with '{other}'"):
             of_config({"model_type": kind, "rope_scaling": {**scaling, "rope_type": other}})
+    with pytest.raises(UnsupportedModelError, match="attention_factor of 2"):
+        of_config({"model_type": "qwen2", "rope_scaling": {**scaling, "attention_factor": 2.0}})
 
 
 @pytest.mark.parametrize("change", ["missing tensor", "wrong shape", "missing key", "wrong type"])
