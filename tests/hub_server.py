@@ -53,6 +53,8 @@ class HubServer:
         self.lie: Lie = lambda _request, status, body, headers: (status, body, headers)
         self.endless: set[str] = set()  # ends of paths whose body has no end, of which this much was sent at most:
         self.sent_without_end = 0
+        self.whole = False  # ignore ranges
+        self.sent = 0  # bytes of bodies
         self.tokens: list[str] = []  # "METHOD path" of requests that came with a token
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
@@ -200,11 +202,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _transfer(self, file: str, content: bytes) -> None:
         asked = self.headers.get("Range")
-        begin = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+        asked = None if self.hub.whole else asked
+        begin, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+        body = content[int(begin) : int(last) + 1 if last else None]
         headers = {"Accept-Ranges": "bytes"}
         if asked:
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-        body = content[begin:]
+            headers["Content-Range"] = f"bytes {begin}-{int(begin) + len(body) - 1}/{len(content)}"
         if file in self.hub.truncate or self.hub.stall is not None:
             self.hub.truncate.discard(file)
             self._send(206 if asked else 200, body[: len(body) // 2], headers, promised=len(body))
@@ -237,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             for start in range(0, len(body), 1 << 16):
-                self.wfile.write(body[start : start + (1 << 16)])
+                self.hub.sent += self.wfile.write(body[start : start + (1 << 16)])
                 time.sleep(self.hub.pace_s)
             self.wfile.flush()
 

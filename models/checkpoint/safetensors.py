@@ -6,6 +6,8 @@ All errors are CheckpointError or UnsupportedModelError, and nothing is written.
 """
 
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ ORIGIN_FILE = "headrace.json"
 # `trust_remote_code`, which merge tools leave in standard configs and which means nothing without these keys, and
 # `auto_map`, which names code for transformers that is never run here and which conversions keep.
 _CODE_KEYS = ("model_file", "custom_pipelines")
+# The same weights in another format, as transformers names them.
+_VARIANT = re.compile(r"model\.(b?fp?(16|32|8)|b?float(16|32)|int[48])(-\d+-of-\d+)?\.safetensors")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -121,8 +125,14 @@ def refuse_code(config: dict[str, Any]) -> None:
                 )
 
 
+def weight_files(names: Iterable[str]) -> list[str]:
+    """Return the safetensors files of a model, without variants such as model.fp16.safetensors next to others."""
+    files = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
+    return [name for name in files if not _VARIANT.fullmatch(name)] or files
+
+
 def _shard_names(root: Path, names: list[str]) -> list[str]:
-    shards = [name for name in names if name.startswith("model") and name.endswith(".safetensors")]
+    shards = weight_files(names)
     if shards:
         return shards
     pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]

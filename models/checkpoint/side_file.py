@@ -26,13 +26,15 @@ def check_name(path: Path) -> None:
 def check_inside(root: Path, file: Path) -> None:
     """Raise CheckpointError for a file in `root` that is a link out of it; OSError for a loop of links.
 
-    Exception: links in the hub cache's models--org--name/snapshots/<commit>/ may lead to that model's blobs/ and to
+    Exception: links below the hub cache's models--org--name/snapshots/<commit>/ may lead to that model's blobs/ and to
     the cache's shared blobs/.
     """
     root, target = Path(os.path.realpath(root)), Path(os.path.realpath(file))
     allowed = [root]
-    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        allowed += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
+    for snapshot in (root, *root.parents):  # a model may be in a folder of a repository
+        cache = snapshot.parents
+        if len(cache) > 2 and cache[0].name == "snapshots" and cache[1].name.startswith("models--"):
+            allowed += [cache[1] / "blobs", cache[2] / "blobs"]
     if not any(target.is_relative_to(place) for place in allowed):
         raise CheckpointError(f"{file.name} is a link out of the model directory")
 

@@ -1,4 +1,4 @@
-"""Names of split GGUF models: NAME-00001-of-00003.gguf and the rest of its set, as llama.cpp's tool writes them."""
+"""Names of GGUF models, whole or split: NAME-00001-of-00003.gguf and the rest of its set, as llama.cpp writes them."""
 
 import re
 from collections.abc import Iterable
@@ -6,6 +6,11 @@ from pathlib import Path
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 _MOST_PARTS = 1024
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a file name is that of a GGUF model, not of a vision or audio part next to one."""
+    return name.lower().endswith(".gguf") and "mmproj" not in name.lower()
 
 
 def part_names(name: str) -> list[str]:

@@ -8,10 +8,11 @@ import glob
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -22,10 +23,14 @@ from headrace.models.registry.checksums import ByteProgress, hash_file
 from headrace.models.registry.hub_cache import remove_leftovers
 from headrace.models.registry.hub_files import choose_files
 from headrace.models.registry.hub_guard import check_commit, checked_responses
+from headrace.models.registry.hub_header import HubFile, WholeFilesError, check_config, check_gguf, read_gguf_header
 from headrace.models.registry.hub_transfer import Mute, bar_class, interruptible, small_chunks
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from headrace.models.gguf.container import Container
 
 _API_TIMEOUT_SECONDS = 15.0
 
@@ -59,19 +64,49 @@ def fetch_hub(hub: HubId, *, file: str | None = None, progress: Progress = silen
             return _download(hub, info, hub.file or file, progress)
 
 
-def fetch_config(hub: HubId) -> dict[str, Any]:
-    """Return config.json of `hub`, from the hub or its cache. Raises as `fetch_hub` does."""
-    with checked_responses():
-        info = _model_info(hub)
-        commit, offline = (hub.revision, True) if info is None else (info.sha, False)
+@dataclass(frozen=True, slots=True)
+class HubHeader:
+    """Facts of a model that need no weights."""
+
+    size: int | None  # bytes to download; None without network
+    licence: str | None
+    config: dict[str, Any] | None = None  # config.json; None for a GGUF
+    container: "Container | None" = None  # of a GGUF, without weights
+
+
+def fetch_header(hub: HubId) -> HubHeader:
+    """Return the config.json of `hub` or the header of its GGUF, from the hub or its cache. Raises as `fetch_hub`."""
+    with checked_responses(), small_chunks():
+        info = _model_info(hub, files_metadata=True)
+        if info is None:
+            return _cached_header(hub)
+        siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
         with explained(hub):
-            try:
-                path = hf_hub_download(
-                    hub.repo, "config.json", revision=commit, local_files_only=offline, tqdm_class=Mute
-                )
-            except LocalEntryNotFoundError as error:
-                raise unreachable(hub) from error
-    return read_json_object(Path(path))
+            names = choose_files(siblings, hub.repo, hub.file, hub.quantization)
+            size, licence = sum(siblings[name].size or 0 for name in names), _licence(info)
+            if (name := _config_of(names)) is None:
+                return HubHeader(size, licence, container=_gguf_header(hub, info, names))
+            file = hf_hub_download(hub.repo, name, revision=info.sha, tqdm_class=Mute)
+            return HubHeader(size, licence, read_json_object(Path(file)))
+
+
+def _cached_header(hub: HubId) -> HubHeader:
+    """Return the header in the hub cache; of a repository of GGUFs only if one is there whole."""
+    if hub.file is None and hub.quantization is None:
+        with suppress(LocalEntryNotFoundError):
+            file = hf_hub_download(hub.repo, "config.json", revision=hub.revision, local_files_only=True)
+            return HubHeader(None, None, read_json_object(Path(file)))
+    files = _from_cache(hub, hub.file)
+    if files.gguf is None:
+        raise unreachable(hub)
+    from headrace.models.gguf.container import open_container
+
+    return HubHeader(None, None, container=open_container(files.gguf))
+
+
+def _gguf_header(hub: HubId, info: Any, names: Sequence[str]) -> "Container":
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    return read_gguf_header([HubFile(hub.repo, info.sha, name, sizes[name]) for name in names])
 
 
 def _model_info(hub: HubId, *, files_metadata: bool = False) -> Any:
@@ -101,12 +136,19 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
     names = choose_files(siblings, hub.repo, file, hub.quantization)
     commit = info.sha
     cached = {name for name in names if isinstance(try_to_load_from_cache(hub.repo, name, revision=commit), str)}
-    if "config.json" in names:  # checked before gigabytes are fetched
-        config = Path(hf_hub_download(hub.repo, "config.json", revision=commit, tqdm_class=Mute))
-        if "config.json" not in cached:
-            _verify(config, siblings["config.json"], progress)
-        refuse_code(read_json_object(config))
-        cached.add("config.json")
+    # Models that nothing here can run are refused before gigabytes are fetched.
+    if (name := _config_of(names)) is not None:
+        config = Path(hf_hub_download(hub.repo, name, revision=commit, tqdm_class=Mute))
+        if name not in cached:
+            _verify(config, siblings[name], progress)
+        content = read_json_object(config)
+        refuse_code(content)
+        check_config(content)
+        cached.add(name)
+    elif cached != set(names):
+        progress("reading the header", 0, None)
+        with suppress(WholeFilesError):
+            check_gguf(_gguf_header(hub, info, names))
     sizes = {name: siblings[name].size or 0 for name in names}
     bar = bar_class(progress, sum(sizes[name] for name in cached), sum(sizes.values()))
     folder = Path(
@@ -124,9 +166,8 @@ def _download(hub: HubId, info: Any, file: str | None, progress: Progress) -> Hu
         if name not in cached:
             _verify(folder / name, siblings[name], progress)
     remove_leftovers(folder / name for name in names)
-    gguf = folder / names[0] if names[0].endswith(".gguf") else None
     stated = {name: str(siblings[name].lfs.sha256) for name in names if siblings[name].lfs is not None}
-    return HubFiles(hub.repo, commit, folder, gguf, _licence(info), names, stated)
+    return _found(hub, commit, folder, names, _licence(info), stated)
 
 
 def _from_cache(hub: HubId, file: str | None) -> HubFiles:
@@ -144,8 +185,29 @@ def _from_cache(hub: HubId, file: str | None) -> HubFiles:
         )
     except (OSError, ValueError, HeadraceError) as error:
         raise unreachable(hub) from error
-    gguf = folder / names[0] if names[0].endswith(".gguf") else None
-    return HubFiles(hub.repo, folder.name, folder, gguf, None, names)
+    return _found(hub, folder.name, folder, names)
+
+
+def _found(
+    hub: HubId,
+    commit: str,
+    snapshot: Path,
+    names: Sequence[str],
+    licence: str | None = None,
+    sha256: Mapping[str, str] = MappingProxyType({}),
+) -> HubFiles:
+    """Return the model in a snapshot of a repository; it may be in a folder of it."""
+    config = _config_of(names)
+    if config is None:
+        return HubFiles(hub.repo, commit, snapshot, snapshot / names[0], licence, names, sha256)
+    at = config.removesuffix("config.json")
+    sha256 = {name.removeprefix(at): digest for name, digest in sha256.items()}
+    return HubFiles(hub.repo, commit, snapshot / at, None, licence, [name.removeprefix(at) for name in names], sha256)
+
+
+def _config_of(names: Sequence[str]) -> str | None:
+    """Return the config.json among a model's files, which is in the folder of the weights; None for a GGUF."""
+    return min((name for name in names if f"/{name}".endswith("/config.json")), key=len, default=None)
 
 
 def _licence(info: Any) -> str | None:

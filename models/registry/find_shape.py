@@ -1,11 +1,11 @@
 """Shape of a model named on the command line, without downloading, converting or reading weights.
 
-Installed and local models are read from their headers. Otherwise the catalog's facts are used for a catalog name,
-and config.json, the only file fetched, for a hub id.
+Installed and local models are read from their headers. Otherwise the catalog's facts are used for a catalog name. Of a
+hub id, config.json or the header of its GGUF is fetched, no weights.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.cost.shape_sources import (
@@ -15,9 +15,12 @@ from headrace.models.cost.shape_sources import (
     shape_of_gguf,
 )
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, parse_source
+from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, stored_name
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
+
+if TYPE_CHECKING:
+    from headrace.models.registry.fetch_hub import HubHeader
 
 
 def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepShape]:
@@ -27,23 +30,30 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
     """
     store = store if store is not None else Store()
     text = name if name is not None else DEFAULT_MODEL
-    source = parse_source(text)
+    source = find_source(text, store)
     match source:
         case LocalDirectory(path):
             return path.name, _of_directory(path)
         case LocalGGUF(file):
-            return file.name, shape_of_gguf(file)
+            from headrace.models.gguf.container import open_container  # late: numpy
+
+            return file.name, shape_of_gguf(open_container(file))
         case CatalogName() | HubId():
             here = store.get(stored_name(text) or text)
             if here is not None:
                 return text, _of_directory(here.path)
             if isinstance(source, HubId):
-                from headrace.models.registry.fetch_hub import fetch_config
+                from headrace.models.registry.fetch_hub import fetch_header
 
-                return str(source), _of_config(fetch_config(source))
+                return str(source), shape_of_header(fetch_header(source))
             from headrace.models.registry.catalog import find
 
             return text, find(source.name).step_shape
+
+
+def shape_of_header(header: "HubHeader") -> StepShape:
+    """Return the shape of a model on the hub. Raises UnsupportedModelError and CheckpointError."""
+    return _of_config(header.config or {}) if header.container is None else shape_of_gguf(header.container)
 
 
 def _of_directory(path: Path) -> StepShape:

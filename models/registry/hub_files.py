@@ -8,22 +8,25 @@ Code (*.py) and pickles are never selected.
 import re
 from collections.abc import Iterable
 
-from headrace.models.checkpoint.split_files import first_parts, part_names, whole_name
+from headrace.models.checkpoint.safetensors import weight_files
+from headrace.models.checkpoint.split_files import first_parts, is_gguf, part_names, whole_name
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 # Config, tokenizer, chat template, merges, and tokenizers in other formats.
 _SIDE_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+_NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # No underscore may follow: Q4_0_4_4 and Q4_K_XL are different formats from their prefixes.
 _QUANTIZATION = re.compile(
-    r"(?:^|[-._])(q\d_[01]|q\d_k(?:_(?:[sml]|xl))?|iq4_nl|iq\d_(?:xxs|xs|[sm])|tq[12]_0|mxfp4|bf16|f16|fp16|f32)(?=[-.]|$)",
+    r"(?:^|[-._])(q\d_[01]|q\d_k(?:_(?:[sml]|xl))?|iq4_nl|iq\d_(?:xxs|xs|[sm])|tq[12]_0|mxfp4(?:_moe)?|bf16|f16|fp16|f32)(?=[-.]|$)",
     re.IGNORECASE,
 )
 # By preference: the usual compromise between size and quality, its neighbours, larger files, and last the lossy ones.
 _PREFERRED = (
-    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_K",
-    "Q6_K", "Q8_0", "BF16", "F16", "FP16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S",
-    "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
+    "Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "MXFP4_MOE", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+    "Q5_K_M", "Q5_K_L", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q8_0", "Q8_K_XL",
+    "BF16", "F16", "FP16", "F32", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_L", "Q2_K_XL",
+    "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 )  # fmt: skip
 
 
@@ -32,21 +35,25 @@ def choose_files(
 ) -> list[str]:
     """Return the files to download from `repo`; for a GGUF repository one, or the parts of one, in order.
 
-    file: the one GGUF to download. quantization: that of the GGUF to download, in capitals.
-    Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
+    file: the one GGUF to download, or the folder of the model. quantization: that of the GGUF to download, in capitals,
+    or the beginning of its name. Raises ModelNotFoundError, CheckpointError or UnsupportedModelError.
     """
     names = sorted(names)
     if file is not None:
+        below = [name.removeprefix(f"{file}/") for name in names if name.startswith(f"{file}/")]
+        if below:
+            return [f"{file}/{name}" for name in choose_files(below, f"{repo}/{file}")]
         if file not in names:
-            raise ModelNotFoundError(f"{repo} has no file {file!a}", _offered(names))
+            raise ModelNotFoundError(f"{repo} has no file or folder {file!a}", _offered(names))
         return _all_parts(file, names, repo)
     if quantization is not None:
         return _all_parts(_of_quantization(names, repo, quantization), names, repo)
     root = [name for name in names if "/" not in name]
-    weights = [name for name in root if name.startswith("model") and name.endswith(".safetensors")]
+    weights = weight_files(root)
     if weights and "config.json" in root:
-        return [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
-    if any(name.lower().endswith(".gguf") for name in names):
+        templates = [name for name in names if _NAMED_TEMPLATE.fullmatch(name)]
+        return templates + [name for name in root if name in weights or name.endswith(_SIDE_FILES)]
+    if any(map(is_gguf, names)):
         return _all_parts(_choose_gguf(names, repo), names, repo)
     if any(name.endswith(_PICKLES) for name in names):
         raise CheckpointError(
@@ -58,19 +65,26 @@ def choose_files(
 
 def quantization_of(file: str) -> str | None:
     """Return the quantization in a GGUF's file name, in capitals, or None."""
-    found = _QUANTIZATION.findall(whole_name(file.rsplit("/", 1)[-1]).removesuffix(".gguf"))
+    found = _QUANTIZATION.findall(_stem(file))
     return found[-1].upper() if found else None
+
+
+def _stem(file: str) -> str:
+    return whole_name(file.rpartition("/")[2])[: -len(".gguf")]
 
 
 def _of_quantization(names: list[str], repo: str, wanted: str) -> str:
     """Return the GGUF of this quantization; also of one that headrace has no name for, such as UD-Q4_K_XL."""
-    ggufs = [name for name in names if _is_gguf(name)]
-    stems = {name: f"-{whole_name(name.rpartition('/')[2])[:-5].upper()}" for name in ggufs}
+    ggufs = [name for name in names if is_gguf(name)]
     found = [name for name in ggufs if quantization_of(name) == wanted]
-    found = found or [name for name in ggufs if stems[name].endswith((f"-{wanted}", f".{wanted}", f"_{wanted}"))]
-    if not found:
-        raise ModelNotFoundError(f"{repo} has no .gguf file in {wanted}", _offered(names))
-    return next((name for name in found if part_names(name) == [name]), found[0])
+    ends = (f"-{wanted}", f".{wanted}", f"_{wanted}")
+    found = found or [name for name in ggufs if f"-{_stem(name).upper()}".endswith(ends)]
+    if found:
+        return next((name for name in found if part_names(name) == [name]), found[0])
+    beginning = [name for name in ggufs if (quantization_of(name) or "").startswith(f"{wanted}_")]
+    if beginning:  # Q4
+        return _choose_gguf(beginning, repo)
+    raise ModelNotFoundError(f"{repo} has no .gguf file in {wanted}", _offered(names))
 
 
 def _all_parts(file: str, names: list[str], repo: str) -> list[str]:
@@ -83,16 +97,12 @@ def _all_parts(file: str, names: list[str], repo: str) -> list[str]:
 
 def _offered(names: list[str]) -> str | None:
     """Return a hint with the quantizations or .gguf files of a repository."""
-    kinds = sorted({quantization_of(name) or name for name in names if _is_gguf(name)})
+    kinds = sorted({quantization_of(name) or name for name in names if is_gguf(name)})
     return f"it has {', '.join(kinds)[:200]!a}" if kinds else "it has no .gguf files: leave that part out"
 
 
-def _is_gguf(name: str) -> bool:
-    return name.lower().endswith(".gguf") and "mmproj" not in name.lower()
-
-
 def _choose_gguf(names: list[str], repo: str) -> str:
-    ggufs = [name for name in names if _is_gguf(name)]
+    ggufs = [name for name in names if is_gguf(name)]
     whole = sorted(first_parts(ggufs), key=lambda name: len(part_names(name)))  # whole files before split ones
     for wanted in _PREFERRED:
         for name in whole:

@@ -38,11 +38,13 @@ def import_gguf(file: Path, store: Store, *, progress: Progress = silent) -> Sto
         stamp = _stamp(file)
         sha256 = _digest(file, stamp, store, progress)
 
+    title = _title(file)
+
     def build(directory: Path) -> dict[str, Any]:
         convert(file, directory, progress, sha256)
-        return {"id": whole_name(file.name), "source": f"{_SOURCE}{file}", "sha256": sha256}
+        return {"id": title, "source": f"{_SOURCE}{file}", "sha256": sha256}
 
-    model = store.install(stored_name(file, sha256), build, progress=progress)
+    model = store.install(stored_name(title, sha256), build, progress=progress)
     _remember(file, stamp, store, name=model.name)
     return model
 
@@ -91,15 +93,6 @@ def copy_bytes(file: Path) -> int:
     return sum(stored_bytes(tensor) for tensor in open_container(file).tensors.values())
 
 
-def header_licence(file: Path) -> str | None:
-    """Return the licence that the file's metadata names, if any."""
-    from headrace.models.gguf.container import open_container
-    from headrace.models.gguf.convert import stated_licence
-    from headrace.models.gguf.metadata import Metadata
-
-    return stated_licence(Metadata(open_container(file).metadata))
-
-
 def convert(file: Path, directory: Path, progress: Progress, sha256: str | None = None) -> None:
     """Write the MLX-format conversion of `file` into `directory`. sha256: the file's digest, if known."""
     from headrace.models.gguf import (
@@ -124,9 +117,21 @@ def _reads_groups_of_16(config: dict[str, Any]) -> bool:
     return decoder_config(text_config(normalized(config))) is not None and ops.select() is ops.native
 
 
-def stored_name(file: Path, sha256: str) -> str:
-    """Return the name of the conversion in the store: the file's stem and part of its digest."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(whole_name(file.name)).stem).strip(".-_") or "model"
+def _title(file: Path) -> str:
+    """Return the file's name without a part's number; of a file without a suffix, the name that its header states."""
+    if file.suffix.lower() == ".gguf":
+        return whole_name(file.name)
+    from headrace.models.gguf.container import open_container  # late: numpy
+    from headrace.models.gguf.metadata import Metadata
+
+    stated = Metadata(open_container(file).metadata).optional_text("general.name") or ""
+    return "".join(character for character in stated if character.isprintable())[:80] or file.name
+
+
+def stored_name(title: str, sha256: str) -> str:
+    """Return the name of the conversion in the store: the file's stem or name, and part of its digest."""
+    stem = title[: -len(".gguf")] if title.lower().endswith(".gguf") else title
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-_") or "model"
     return f"{re.sub(r'[.]{2,}', '.', stem)[:80]}-{sha256[:12]}"
 
 

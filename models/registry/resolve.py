@@ -5,6 +5,7 @@
     resolve("org/name@revision")   a hub repository, safetensors or GGUF
     resolve("org/name:Q4_K_M")     one GGUF of it, also org/name/file.gguf
     resolve("./m.gguf"), ("./m/")  local files
+    resolve("llama3.2:3b")         a model that another program keeps on this disk, if it is not installed
 
 An installed model costs one small file read: no catalog, no hashing, no network. Its files are checked when they are
 loaded. Downloads are checked here, so that a broken or refused checkpoint is never installed.
@@ -66,14 +67,37 @@ def resolve(
 
 
 def _parsed(text: str, store: Store) -> Source:
-    """Call `parse_source`; the error for a missing .gguf file names its conversion in the store."""
+    """Call `find_source`; the error for a missing .gguf file names its conversion in the store."""
     try:
-        return parse_source(text)
+        return find_source(text, store)
     except ModelNotFoundError as error:
         if error.hint is None and text.lower().endswith(".gguf"):
             names = [model.name for model in copies_of(Path(text).expanduser().absolute(), store)]
             error.hint = f"the store has its copy: {' or '.join(names)}" if names else None
         raise
+
+
+def find_source(text: str, store: Store) -> Source:
+    """Return what `text` names: as `parse_source`, but files of another program for a model that is not installed.
+
+    The catalog's own names mean the catalog's models; `name:tag` means another program's model of exactly that name.
+    Also raises UnsupportedModelError for a model to which that program applies an adapter.
+    """
+    source = parse_source(text)
+    if isinstance(source, LocalDirectory | LocalGGUF):
+        return source
+    stored = _hub_name(source) if isinstance(source, HubId) else source.name
+    if store.has(stored):
+        return source
+    if isinstance(source, CatalogName) and ":" not in text:
+        from headrace.models.registry.catalog import load_catalog
+
+        if source.name in load_catalog():
+            return source
+    from headrace.models.registry.other_programs import find_foreign, find_foreign_hub
+
+    foreign = find_foreign_hub(source) if isinstance(source, HubId) else find_foreign(text)
+    return source if foreign is None else foreign.source
 
 
 def _imported(file: Path, store: Store, progress: Progress, *, fetch: bool) -> StoredModel:
@@ -93,7 +117,7 @@ def installed_name(text: str, store: Store) -> str:
     missing = ModelNotFoundError(f"{text} is not installed", "`headrace models list` lists installed models")
     try:
         name = stored_name(text)
-        source = parse_source(text)
+        source = find_source(text, store)
     except ModelNotFoundError as error:
         if not text.lower().endswith(".gguf"):
             raise

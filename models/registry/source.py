@@ -1,10 +1,10 @@
-"""Parsing of a model argument (`-m`) into one of four kinds. Files are not opened.
+"""Parsing of a model argument (`-m`) into one of four kinds. Of a file, only the first four bytes are read.
 
-    parse_source("qwen3-4b"), "qwen3:4b"             -> CatalogName
-    parse_source("./my-model"), "~/m", "/models/m"   -> LocalDirectory
-    parse_source("model.Q4_K_M.gguf")                -> LocalGGUF
-    parse_source("mlx-community/Qwen3-4B-4bit@main") -> HubId
-    "org/name:Q4_K_M", "org/name/file.gguf", "https://huggingface.co/org/name"
+    parse_source("qwen3-4b"), "qwen3:4b"                     -> CatalogName
+    parse_source("./my-model"), "~/m", "file:///models/m"    -> LocalDirectory
+    parse_source("model.Q4_K_M.gguf"), "blobs/sha256-0123"   -> LocalGGUF
+    parse_source("mlx-community/Qwen3-4B-4bit@main")         -> HubId
+    "org/name:Q4_K_M", "org/name/file.gguf", "org/name/folder", "https://huggingface.co/org/name"
 
 An existing path takes precedence. Text that can only be a path (it starts with `/`, `./`, `../` or `~`, or ends in
 `.gguf` below an existing folder or none) must exist. Catalog names and hub ids are not checked for existence.
@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from headrace.models.checkpoint.side_file import check_name
-from headrace.models.checkpoint.split_files import first_parts
+from headrace.models.checkpoint.split_files import first_parts, is_gguf
 from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 _CATALOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -29,7 +29,18 @@ _TAGGED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,60}):([A-Za-z0-9][A-Za-z0-9.
 _HUB_URL = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|(?:huggingface\.co|hf\.co)|hf:/)/(.*)", re.DOTALL
 )
-_TREES = ("tree", "blob", "resolve", "raw")  # what follows is a revision and a path
+# Hosts of models that are not fetched from there: what to do instead.
+_ELSEWHERE = {
+    "modelscope.cn": "download it with ModelScope's own program, then pass its folder or .gguf file",
+    "modelscope.ai": "download it with ModelScope's own program, then pass its folder or .gguf file",
+    "ollama.com": "`ollama show --modelfile NAME` names the file of a pulled model, which can be passed; "
+    "or take the model from the hub",
+    "registry.ollama.ai": "`ollama show --modelfile NAME` names the file of a pulled model, which can be passed",
+}
+_ADDRESS = re.compile(r"(https?://)?(?:www\.)?([A-Za-z0-9.-]+)(?::\d+)?(?:[/?#].*)?", re.DOTALL)
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/.*)", re.DOTALL)
+_TAG_OF_4_BITS, _INSTRUCT = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE), re.compile(r"-(instruct|chat|it)$")
+_TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
 _FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or org/name@revision"
 
 
@@ -58,7 +69,7 @@ class LocalGGUF:
 class HubId:
     """A model repository on the hub; `revision` is None for its default branch.
 
-    file, quantization: the .gguf file to use, by path or by its quantization in capitals.
+    file: the .gguf file to use, or the folder of the model. quantization: that of the .gguf file, in capitals.
     """
 
     repo: str
@@ -84,6 +95,8 @@ def parse_source(text: str) -> Source:
         raise UsageError("the model name is empty", "`headrace models list` lists all models")
     if "\0" in text:
         raise UsageError("the model name has a NUL character in it")
+    if (file_url := _FILE_URL.fullmatch(text.strip())) is not None:
+        text = unquote(file_url[1])
     try:
         path = Path(text).expanduser()
         exists = path.exists()
@@ -94,10 +107,11 @@ def parse_source(text: str) -> Source:
         return _local(path)
     if (url := _HUB_URL.fullmatch(text.strip())) is not None:
         return _hub_url(url[1])
+    _refuse_other_hosts(text)
     if _looks_like_path(text) and not _in_a_repository(text):
         raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")
-    if "/" in text:
-        return _hub_id(text)
+    if "/" in text.rstrip("/"):
+        return _hub_id(text.rstrip("/"))
     if _CATALOG_NAME.fullmatch(text):
         return CatalogName(text)
     if (tagged := _TAGGED.fullmatch(text)) is not None:
@@ -105,11 +119,27 @@ def parse_source(text: str) -> Source:
     raise UsageError(f"not a model name, path or hub id: {_shorten(text)}", f"{_FORMS}; a path starts with ./ or /")
 
 
+def _refuse_other_hosts(text: str) -> None:
+    """Raise UsageError with the way to use a model for the address of a host that is not the hub."""
+    address = _ADDRESS.fullmatch(text.strip())
+    if address is None or not (address[1] or address[2] in _ELSEWHERE):
+        return
+    hint = _ELSEWHERE.get(address[2], "download its file or folder, and pass that")
+    raise UsageError(f"models are not fetched from {address[2]}", hint)
+
+
 def _with_tag(name: str, tag: str) -> str:
-    """Return the catalog's name for `qwen3:4b`; `name-tag` if there is none."""
+    """Return the catalog's name for `qwen3:4b` or `llama3.2:3b-instruct-q4_K_M`; `name-tag` if there is none.
+
+    The catalog's models follow instructions, and most have 4 bits: tags of other formats name none of them.
+    """
     from headrace.models.registry.catalog import respelled
 
-    return respelled(f"{name}-{tag}") or f"{name}-{tag}"
+    if tag == "latest":
+        return respelled(name) or name
+    shorter = _TAG_OF_4_BITS.sub("", tag)
+    found = (respelled(f"{name}-{each}") for each in (tag, shorter, _INSTRUCT.sub("", shorter)))
+    return next((known for known in found if known is not None), f"{name}-{tag}")
 
 
 def _looks_like_path(text: str) -> bool:
@@ -121,8 +151,12 @@ def _is_model(path: Path) -> bool:
 
 
 def _ggufs(directory: Path) -> list[Path]:
-    """Return the .gguf files of a directory, of a split model only the first."""
-    return [directory / name for name in first_parts(sorted(file.name for file in directory.glob("*.gguf")))]
+    """Return the GGUF models of a directory, of a split one only the first part; no vision parts next to them."""
+    try:
+        names = sorted(entry.name for entry in directory.iterdir() if is_gguf(entry.name))
+    except OSError:  # no directory, or one that cannot be read
+        return []
+    return [directory / name for name in first_parts(names)]
 
 
 def _local(path: Path) -> LocalDirectory | LocalGGUF:
@@ -136,13 +170,24 @@ def _local(path: Path) -> LocalDirectory | LocalGGUF:
             return LocalGGUF(ggufs[0])
         hint = f"it has {len(ggufs)} .gguf files: pass one, for example {ggufs[0]}" if ggufs else None
         raise ModelNotFoundError(f"{path} has no config.json, so it is not a model directory", hint)
-    if path.suffix.lower() == ".gguf":
+    if path.suffix.lower() == ".gguf" or _begins_as_gguf(path):
         return LocalGGUF(path)
     if path.suffix == ".safetensors":
         raise ModelNotFoundError(
             f"{path.name} has only weights", f"pass its directory, which also has the config: {path.parent}"
         )
     raise ModelNotFoundError(f"{path} is neither a model directory nor a .gguf file")
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Return whether a file under any name, such as those of Ollama's store, is a GGUF by its first bytes."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def _in_a_repository(text: str) -> bool:
@@ -152,21 +197,31 @@ def _in_a_repository(text: str) -> bool:
 
 
 def _hub_id(text: str) -> HubId:
-    """Parse org/name, org/name:QUANTIZATION or org/name/FILE.gguf, with @REVISION or without."""
+    """Parse org/name, org/name:QUANTIZATION or org/name/FILE.gguf or FOLDER, with @REVISION or without."""
     place, at, revision = text.partition("@")
     place, colon, quantization = place.partition(":")
     org, _, rest = place.partition("/")
     name, slash, file = rest.partition("/")
-    parts = (org, name)
+    if slash and not file.lower().endswith(".gguf") and Path(org).is_dir():
+        raise ModelNotFoundError(f"no such file or directory: {_shorten(text)}")
     malformed = (
-        any(_REPO_PART.fullmatch(part) is None or ".." in part or "--" in part for part in parts)
-        or (slash and not (_is_file_name(file) and file.lower().endswith(".gguf") and not colon))
+        any(not _is_repo_part(part) for part in (org, name))
+        or (slash and (not _is_file_name(file) or colon))
         or (colon and _QUANTIZATION.fullmatch(quantization) is None)
-        or (at and (_REVISION.fullmatch(revision) is None or ".." in revision or "//" in revision))
+        or (at and not _is_revision(revision))
     )
     if malformed:
         raise UsageError(f"not a hub id: {_shorten(text)}", _FORMS)
-    return HubId(f"{org}/{name}", revision or None, file or None, quantization.upper() or None)
+    kind = quantization.upper()
+    return HubId(f"{org}/{name}", revision or None, file or None, None if kind in ("", "LATEST") else kind)
+
+
+def _is_repo_part(part: str) -> bool:
+    return _REPO_PART.fullmatch(part) is not None and ".." not in part and "--" not in part
+
+
+def _is_revision(revision: str) -> bool:
+    return _REVISION.fullmatch(revision) is not None and ".." not in revision and "//" not in revision
 
 
 def _is_file_name(path: str) -> bool:
@@ -178,11 +233,22 @@ def _hub_url(path: str) -> HubId:
     path = re.split(r"[?#]", path, maxsplit=1)[0].strip("/")
     if path.partition("/")[0] in {"datasets", "spaces"}:
         raise UsageError(f"{_shorten(path)} is no model", "paste the address of a model's page")
-    parts = [*path.split("/"), "", "", "", ""]
-    (org, name, kind, revision), folders = parts[:4], parts[4:]
-    at = f"@{unquote(revision)}" if kind in _TREES and revision not in {"", "main"} else ""
-    file = unquote("/".join(folders).rstrip("/")) if kind in _TREES else ""  # else another tab of the model's page
-    return _hub_id(f"{org}/{name}/{file}{at}" if file.lower().endswith(".gguf") else f"{org}/{name}{at}")
+    parts = path.split("/")
+    if len(parts) == 1 or parts[1] in _TREES:  # an old model, without an organisation
+        repo, rest = parts[0], parts[1:]
+    else:
+        repo, rest = "/".join(parts[:2]), parts[2:]
+    kind, revision, file = "", "", ""
+    if rest and rest[0] in _TREES:  # else another tab of the model's page
+        kind, revision, file = rest[0], "".join(rest[1:2]), unquote("/".join(rest[2:])).strip("/")
+    at = f"@{unquote(revision)}" if revision not in {"", "main"} else ""
+    if kind != "tree" and not file.lower().endswith(".gguf"):
+        file = ""  # of the model
+    if "/" in repo:
+        return _hub_id(f"{repo}/{file}{at}" if file else f"{repo}{at}")
+    if not _is_repo_part(repo) or not (_is_revision(at[1:]) if at else True):
+        raise UsageError(f"not a hub id: {_shorten(path)}", _FORMS)
+    return HubId(repo, at[1:] or None, file or None)
 
 
 def _shorten(text: str) -> str:

@@ -32,6 +32,15 @@ def test_quantization_and_origin_are_passed_on(tmp_path: Path) -> None:
     assert checkpoint.origin == {"source": "somewhere"}
 
 
+def test_a_variant_next_to_the_weights_is_not_read(tmp_path: Path) -> None:
+    plain = shard({"x": tensor("F32", [4], 0)}, 16)
+    half = shard({"x": tensor("F16", [4], 0)}, 8)
+    checkpoint = open_checkpoint(write(tmp_path, {"model.safetensors": plain, "model.fp16.safetensors": half}))
+    assert [path.name for path in checkpoint.shards] == ["model.safetensors"]
+    (tmp_path / "model.safetensors").unlink()
+    assert open_checkpoint(tmp_path).tensors["x"].dtype == "F16"
+
+
 def test_shards_with_index(tmp_path: Path) -> None:
     one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     shards = {one: shard({"x": tensor("F32", [1], 0)}, 4), two: shard({"y": tensor("U8", [3], 0)}, 3)}

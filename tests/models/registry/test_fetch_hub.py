@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.registry.fetch_hub import HubFiles, fetch_config, fetch_hub
+from headrace.models.registry.fetch_hub import HubFiles, fetch_header, fetch_hub
 from headrace.models.registry.hub_cache import cached_bytes, delete_cached, remove_leftovers
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import (
@@ -24,15 +24,16 @@ from headrace.runtime.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from tests.checkpoints import shard, tensor
+from tests.checkpoints import WHOLE_CONFIG, shard, tensor
 from tests.hub_server import HubServer, point_at
+from tests.models.gguf.build import write_gguf
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 
 WEIGHTS = shard({"a": tensor("U8", [400_000], 0)}, 400_000)
 MODEL = {
-    "config.json": b'{"model_type": "llama"}',
+    "config.json": json.dumps(WHOLE_CONFIG).encode(),
     "model.safetensors": WEIGHTS,
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
@@ -154,12 +155,21 @@ def test_repositories_without_a_model_for_us(
         fetch_hub(HUB)
 
 
-def test_gguf_repository_gives_one_file(hub: HubServer) -> None:
-    kinds = ("Q2_K", "Q8_0", "Q4_K_M", "f16")
-    hub.add("org/name", {f"m-{kind}.gguf": kind.encode() for kind in kinds} | {"mmproj-Q4_K_M.gguf": b"eyes"})
+def test_a_folder_of_a_repository_is_a_model(hub: HubServer) -> None:
+    hub.add("org/name", {f"4bit/{name}": content for name, content in MODEL.items()} | {"README.md": b""})
+    files = fetch_hub(HubId("org/name", file="4bit"))
+    assert files.folder.name == "4bit"
+    assert names(files) == {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert set(files.names) == names(files)
+    assert open_checkpoint(files.folder).nbytes == 400_000
+
+
+def test_gguf_repository_gives_one_file(hub: HubServer, tmp_path: Path) -> None:
+    kinds, content = ("Q2_K", "Q8_0", "Q4_K_M", "f16"), write_gguf(tmp_path / "m.gguf", "llama").read_bytes()
+    hub.add("org/name", {f"m-{kind}.gguf": content + kind.encode() for kind in kinds} | {"mmproj-Q4_K_M.gguf": b"eyes"})
     files = fetch_hub(HUB)
     assert files.gguf is not None
-    assert files.gguf.read_bytes() == b"Q4_K_M"
+    assert files.gguf.read_bytes() == content + b"Q4_K_M"
     assert names(files) == {"m-Q4_K_M.gguf"}
     named = fetch_hub(HUB, file="m-Q8_0.gguf")
     assert named.gguf is not None
@@ -199,7 +209,7 @@ def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkey
     offline = fetch_hub(HUB)
     assert (offline.folder, offline.commit) == (online.folder, online.commit)
     with pytest.raises(FetchError, match="cannot be reached"):
-        fetch_config(HubId("org/other"))
+        fetch_header(HubId("org/other"))
     with pytest.raises(FetchError, match="cannot be reached") as caught:
         fetch_hub(HubId("org/other"))
     assert "\n" not in str(caught.value)
@@ -208,7 +218,7 @@ def test_without_network_the_cache_serves(hub: HubServer, tmp_path: Path, monkey
 def test_the_error_names_hf_hub_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/name", MODEL)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for fetch in (fetch_config, fetch_hub):
+    for fetch in (fetch_header, fetch_hub):
         with pytest.raises(FetchError, match="HF_HUB_OFFLINE is set") as caught:
             fetch(HUB)
         assert "unset HF_HUB_OFFLINE" in (caught.value.hint or "")

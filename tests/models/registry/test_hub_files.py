@@ -27,6 +27,8 @@ REPO = "org/name"
         ("model-IQ2_XS.gguf", "IQ2_XS"),
         ("model-TQ1_0-00001-of-00003.gguf", "TQ1_0"),
         ("Q4U-model.gguf", None),
+        ("model-Q4_K_L.GGUF", "Q4_K_L"),
+        ("model-MXFP4_MOE.gguf", "MXFP4_MOE"),
     ],
 )
 def test_reads_the_quantization_from_a_name(name: str, quantization: str | None) -> None:
@@ -42,6 +44,9 @@ def test_reads_the_quantization_from_a_name(name: str, quantization: str | None)
         (["IQ2_XS", "F32", "F16"], "F16"),
         (["IQ2_XS", "IQ4_XS", "F16"], "IQ4_XS"),
         (["IQ2_XS", "Q2_K", "Q3_K_M"], "Q3_K_M"),
+        (["Q5_K_L", "Q6_K_L", "Q8_0"], "Q5_K_L"),
+        (["Q8_0", "Q4_K_L"], "Q4_K_L"),
+        (["BF16", "MXFP4_MOE"], "MXFP4_MOE"),
     ],
 )
 def test_prefers_a_sensible_quantization(offered: list[str], taken: str) -> None:
@@ -55,6 +60,24 @@ def test_prefers_a_sensible_quantization(offered: list[str], taken: str) -> None
 def test_a_quantization_that_is_asked_for(wanted: str, taken: str) -> None:
     names = ["config.json", "model.safetensors", "m-q8_0.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"]
     assert choose_files(names, REPO, quantization=wanted) == [taken]
+
+
+def test_the_beginning_of_a_quantization_is_enough() -> None:
+    names = ["m-Q4_K_S.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-Q40.gguf"]
+    assert choose_files(names, REPO, quantization="Q4") == ["m-Q4_K_M.gguf"]
+    assert choose_files(names, REPO, quantization="Q8") == ["m-Q8_0.gguf"]
+    with pytest.raises(HeadraceError, match="Q6"):
+        choose_files(names, REPO, quantization="Q6")
+
+
+def test_a_folder_of_a_repository() -> None:
+    parts = ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]
+    plain = ["4bit/config.json", "4bit/model.safetensors", "4bit/tokenizer.json"]
+    names = [*parts, *plain, "m-Q4_K_M.gguf", "README.md"]
+    assert choose_files(names, REPO, "BF16") == parts
+    assert choose_files(names, REPO, "4bit") == plain
+    with pytest.raises(HeadraceError, match="8bit"):
+        choose_files(names, REPO, "8bit")
 
 
 def test_a_quantization_that_is_not_there_lists_the_others() -> None:
@@ -74,11 +97,24 @@ def test_safetensors_come_before_gguf_and_only_from_the_root() -> None:
         "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "m-Q4_K_M.gguf",
         "model.safetensors.index.json", "merges.txt", "tokenizer.model", "consolidated.safetensors",
         "original/model.safetensors", "setup.py", "training_args.bin", ".gitattributes",
+        "additional_chat_templates/tool_use.jinja", "additional_chat_templates/a/b.jinja",
     ]  # fmt: skip
     assert choose_files(names, REPO) == [
-        "config.json", "merges.txt", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+        "additional_chat_templates/tool_use.jinja", "config.json", "merges.txt",
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
         "model.safetensors.index.json", "tokenizer.model",
     ]  # fmt: skip
+
+
+def test_a_variant_is_fetched_only_where_there_is_no_other() -> None:
+    assert choose_files(["config.json", "model.fp16.safetensors", "model.safetensors"], REPO) == [
+        "config.json", "model.safetensors"
+    ]  # fmt: skip
+    variants = ["model.bf16-00001-of-00002.safetensors", "model.bf16-00002-of-00002.safetensors"]
+    assert choose_files(["config.json", *variants, "model-00001-of-00001.safetensors"], REPO) == [
+        "config.json", "model-00001-of-00001.safetensors"
+    ]  # fmt: skip
+    assert choose_files(["config.json", "model.fp16.safetensors"], REPO) == ["config.json", "model.fp16.safetensors"]
 
 
 _part = st.sampled_from(["model", "config", "m-Q4_0", "evil", "a/b", "..", "mmproj-F16", "x-00001-of-00003"])

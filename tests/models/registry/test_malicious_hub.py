@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from headrace.models.registry.fetch_hub import fetch_config, fetch_hub
+from headrace.models.registry.fetch_hub import fetch_header, fetch_hub
 from headrace.models.registry.source import HubId
 from headrace.runtime.errors import FetchError, HeadraceError
-from tests.checkpoints import shard, tensor
+from tests.checkpoints import WHOLE_CONFIG, shard, tensor
 from tests.hub_server import HubServer
+from tests.models.gguf.build import write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # huggingface_hub keeps its connections open
 
 WEIGHTS = shard({"a": tensor("U8", [100_000], 0)}, 100_000)
-MODEL = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+MODEL = {"config.json": json.dumps(WHOLE_CONFIG).encode(), "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
 HUB = HubId("org/name")
 OUTSIDE = ("../../../../evil", "/tmp/headrace-evil", "..", "a/../../../../evil", "\\..\\evil", "x" * 300, "", "\0")
 
@@ -111,11 +112,20 @@ def test_a_body_without_an_end(hub: HubServer, tmp_path: Path, end: str) -> None
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 300 << 20
 
 
+def test_a_gguf_without_an_end(hub: HubServer, tmp_path: Path) -> None:
+    """Its header is read in parts, of which no more is taken than was asked for."""
+    content = write_gguf(tmp_path / "m.gguf", "llama").read_bytes() + bytes(2 << 20)
+    hub.add("org/name", {"m-Q8_0.gguf": content})
+    hub.endless.add(hashlib.sha256(content).hexdigest())
+    assert fetch_header(HUB).container is not None
+    assert hub.sent_without_end < 64 << 20
+
+
 def test_a_config_without_an_end(hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     hub.endless.add("config.json")
     with pytest.raises(FetchError):
-        fetch_config(HUB)
+        fetch_header(HUB)
     assert hub.sent_without_end < 300 << 20
 
 

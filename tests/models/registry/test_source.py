@@ -49,6 +49,15 @@ def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
         ("https://huggingface.co/org/name", HubId("org/name")),
         ("https://huggingface.co/org/name/", HubId("org/name")),
         ("https://huggingface.co/org/name/tree/main", HubId("org/name")),
+        ("https://huggingface.co/org/name/tree/main/BF16", HubId("org/name", file="BF16")),
+        ("https://huggingface.co/gpt2", HubId("gpt2")),
+        ("hf.co/gpt2/tree/v1", HubId("gpt2", "v1")),
+        ("org/name/", HubId("org/name")),
+        ("org/name:latest", HubId("org/name")),
+        ("hf.co/org/name:latest", HubId("org/name")),
+        ("org/name:Q4", HubId("org/name", quantization="Q4")),
+        ("org/name/BF16", HubId("org/name", file="BF16")),
+        ("org/name/UD-Q4_K_XL@main", HubId("org/name", "main", "UD-Q4_K_XL")),
         ("https://huggingface.co/org/name/tree/v1.0", HubId("org/name", "v1.0")),
         ("https://huggingface.co/org/name/tree/refs%2Fpr%2F1", HubId("org/name", "refs/pr/1")),
         ("https://huggingface.co/org/name/blob/main/config.json", HubId("org/name")),
@@ -61,6 +70,10 @@ def test_hub_ids(text: str, repo: str, revision: str | None) -> None:
         ("qwen3:4b", CatalogName("qwen3-4b")),
         ("llama3.2:1b", CatalogName("llama-3.2-1b")),
         ("Gemma3:1B", CatalogName("gemma-3-1b")),
+        ("llama3.2:1b-instruct-q4_K_M", CatalogName("llama-3.2-1b")),
+        ("gemma3:1b-it-q4_0", CatalogName("gemma-3-1b")),
+        ("llama3.2:1b-instruct-q8_0", CatalogName("llama3.2-1b-instruct-q8_0")),
+        ("qwen3:latest", CatalogName("qwen3")),
         ("mine:7b", CatalogName("mine-7b")),
     ],
 )
@@ -100,6 +113,42 @@ def test_gguf_files(tmp_path: Path, spelling: str) -> None:
     assert parse_source(spelling.format(cwd=tmp_path)) == LocalGGUF(tmp_path / "tiny.gguf")
 
 
+@pytest.mark.parametrize("name", ["sha256-0123abcd", "tiny.GGUF", "model with a space"])
+def test_a_file_is_a_gguf_by_its_first_bytes(tmp_path: Path, name: str) -> None:
+    """Ollama's store has no suffixes."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / name).write_bytes(b"GGUF")
+    assert parse_source(f"blobs/{name}") == LocalGGUF(tmp_path / "blobs" / name)
+    address = f"file://{tmp_path}/blobs/{name}".replace(" ", "%20")
+    assert parse_source(address) == LocalGGUF(tmp_path / "blobs" / name)
+    (tmp_path / "blobs" / "other").write_bytes(b"GGML")
+    with pytest.raises(ModelNotFoundError):
+        parse_source("blobs/other")
+
+
+def test_a_projector_next_to_the_model_is_not_the_model(tmp_path: Path) -> None:
+    """LM Studio keeps both in one folder."""
+    for name in ("gemma-3-4b-it-Q4_K_M.gguf", "mmproj-model-f16.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert parse_source(str(tmp_path)) == LocalGGUF(tmp_path / "gemma-3-4b-it-Q4_K_M.gguf")
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("https://ollama.com/library/llama3.2:3b", "ollama show"),
+        ("registry.ollama.ai/library/qwen3", "ollama show"),
+        ("https://www.modelscope.cn/models/Qwen/Qwen3-8B", "ModelScope"),
+        ("modelscope.cn/models/Qwen/Qwen3-8B", "ModelScope"),
+        ("https://example.com/m.gguf", "download"),
+    ],
+)
+def test_addresses_of_other_hosts_say_what_to_do(address: str, word: str) -> None:
+    with pytest.raises(UsageError, match="not fetched from") as caught:
+        parse_source(address)
+    assert word in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("text", ["./nothing", "/no/such/place", "~/nothing", "nothing.gguf", "org/nothing.gguf", ".."])
 def test_paths_that_are_no_models(text: str) -> None:
     with pytest.raises(ModelNotFoundError):
@@ -124,10 +173,10 @@ def test_lone_weights_point_at_their_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "a b", "org/", "a/b/c", "org/na me", "org/name@", "org/name@a b", "org/name@..", "org/a..b", "org/a--b",
+    ["", " ", "a b", "org/", "org/na me", "org/name@", "org/name@a b", "org/name@..", "org/a..b", "org/a--b",
      "org/-name", "org/na\x1b[2Jme", "x\0y", "-rf", "org/" + "x" * 300, "https://example.com/org/name",
      "~nobody-has-this-name/x", "a/b/c.gguf/..", "a/b/../c.gguf", "a/b:", "a/b:Q4 K", "a/b/c.gguf:Q4", "https://hf.co/",
-     "https://huggingface.co/org", "https://huggingface.co/datasets/org/name", "https://hf.co/a/b/blob/main/../c.gguf",
+     "https://huggingface.co/", "https://huggingface.co/datasets/org/name", "https://hf.co/a/b/blob/main/../c.gguf",
      "https://hf.co/a/b/tree/%00", "qwen3:", ":4b", "a:b:c"],
 )  # fmt: skip
 def test_anything_else_is_one_clear_line(text: str) -> None:

@@ -1,0 +1,155 @@
+"""Models that other programs keep on this disk: Ollama's store and LM Studio's folder. Nothing is written there.
+
+Ollama keeps a manifest for each name, `manifests/HOST/NAMESPACE/MODEL/TAG`, which lists blobs by digest. LM Studio
+keeps `PUBLISHER/MODEL/` with GGUF files or a checkpoint in MLX format. The hub's shared cache is read when fetching.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.models.checkpoint.split_files import first_parts, is_gguf
+from headrace.models.registry.source import HubId, LocalDirectory, LocalGGUF
+from headrace.runtime.errors import UnsupportedModelError
+
+_OLLAMA_LIBRARY = ("registry.ollama.ai", "library")  # host and namespace of names without either
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"
+_MAX_MANIFEST_BYTES = 1 << 20  # they have about 1,000
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A model of another program.
+
+    name: as `-m` takes it.
+    path: a GGUF file under any name, or a directory in MLX format.
+    program: the program's name.
+    has_adapter: True if the program applies a LoRA adapter to it, which we do not read.
+    """
+
+    name: str
+    path: Path
+    program: str
+    has_adapter: bool = False
+
+    @property
+    def source(self) -> LocalDirectory | LocalGGUF:
+        """The path as a source. Raises UnsupportedModelError for a model with an adapter."""
+        if self.has_adapter:
+            raise UnsupportedModelError(
+                f"{self.name}: {self.program} applies an adapter to this model, which is not supported",
+                f"pass its file for the model without the adapter: {self.path}",
+            )
+        return LocalDirectory(self.path) if self.path.is_dir() else LocalGGUF(self.path)
+
+
+def foreign_models() -> list[ForeignModel]:
+    """Return the models of other programs, by program and name. What cannot be read is left out."""
+    return [*_ollama_models(), *_lm_studio_models()]
+
+
+def find_foreign(text: str) -> ForeignModel | None:
+    """Return the model that another program calls `text`: `llama3.2:3b`, `llama3.2` or a hub id such as org/name."""
+    names = {text.casefold(), f"{text}:latest".casefold()}
+    return next((model for model in foreign_models() if model.name.casefold() in names), None)
+
+
+def find_foreign_hub(hub: HubId) -> ForeignModel | None:
+    """Return the model of a hub id without a revision, which another program fetched."""
+    if hub.revision is not None:
+        return None
+    for name in (str(hub), f"hf.co/{hub}"):  # Ollama keeps the host in names of the hub's models
+        if (exact := find_foreign(name)) is not None:
+            return exact
+    if hub.quantization is None:
+        return None
+    ending = f"{hub.quantization}.gguf".casefold()
+    files = [model for model in _lm_studio_models() if model.name.casefold().startswith(f"{hub.repo}/".casefold())]
+    fitting = [model for model in files if model.name.casefold().endswith((f"-{ending}", f".{ending}", f"_{ending}"))]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _ollama_folders() -> list[Path]:
+    """Return the stores of this user and of the system's service."""
+    if chosen := os.environ.get("OLLAMA_MODELS"):
+        return [Path(chosen).expanduser()]
+    return [Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")]
+
+
+def _ollama_models() -> Iterator[ForeignModel]:
+    for folder in _ollama_folders():
+        for manifest in _files(folder / "manifests", depth=4):
+            *place, model, tag = manifest.relative_to(folder / "manifests").parts
+            layers = _layers(manifest)
+            file = _blob(folder, layers.get(_OLLAMA_MODEL))
+            if file is None:
+                continue
+            prefix = "" if tuple(place) == _OLLAMA_LIBRARY else "/".join(_without_default_host(place)) + "/"
+            yield ForeignModel(f"{prefix}{model}:{tag}", file, "Ollama", has_adapter=_OLLAMA_ADAPTER in layers)
+
+
+def _without_default_host(place: list[str]) -> list[str]:
+    return place[1:] if place[0] == _OLLAMA_LIBRARY[0] else place
+
+
+def _layers(manifest: Path) -> dict[str, str]:
+    """Return the digests of a manifest's layers by media type; none for a file that is no manifest."""
+    try:
+        if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
+            return {}
+        document: Any = json.loads(manifest.read_bytes())
+        return {str(layer["mediaType"]): str(layer["digest"]) for layer in document["layers"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _blob(folder: Path, digest: str | None) -> Path | None:
+    if digest is None:
+        return None
+    name = digest.replace(":", "-")
+    file = folder / "blobs" / name
+    return file if "/" not in name and file.is_file() else None
+
+
+def _lm_studio_folders() -> list[Path]:
+    """Return LM Studio's folder of models, of today and of versions before 0.3."""
+    return [Path("~/.lmstudio/models").expanduser(), Path("~/.cache/lm-studio/models").expanduser()]
+
+
+def _lm_studio_models() -> Iterator[ForeignModel]:
+    for folder in _lm_studio_folders():
+        for directory in _folders(folder, depth=2):
+            name = "/".join(directory.relative_to(folder).parts)
+            if (directory / "config.json").is_file():
+                yield ForeignModel(name, directory, "LM Studio")
+                continue
+            files = first_parts(sorted(file.name for file in _files(directory, depth=1) if is_gguf(file.name)))
+            for file in files:
+                yield ForeignModel(name if len(files) == 1 else f"{name}/{file}", directory / file, "LM Studio")
+
+
+def _files(folder: Path, depth: int) -> list[Path]:
+    """Return the files so many levels below a folder, sorted."""
+    return [path for path in _entries(folder, depth) if path.is_file()]
+
+
+def _folders(folder: Path, depth: int) -> list[Path]:
+    return [path for path in _entries(folder, depth) if path.is_dir()]
+
+
+def _entries(folder: Path, depth: int) -> list[Path]:
+    level = [folder]
+    for _ in range(depth):
+        level = [entry for parent in level for entry in _listed(parent)]
+    return level
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError:  # missing, a file, or not ours to read
+        return []

@@ -1,0 +1,124 @@
+"""Models of Ollama and LM Studio, in folders laid out as those programs do: found by name, listed, run."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from headrace.app.model_info.report import foreign_documents
+from headrace.models.registry.find_shape import find_shape
+from headrace.models.registry.other_programs import find_foreign, foreign_models
+from headrace.models.registry.resolve import find_source, installed_name, resolve
+from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
+from headrace.models.registry.store import Store
+from headrace.runtime.errors import ModelNotFoundError, UnsupportedModelError
+from tests.models.gguf.build import write_gguf
+from tests.tiny import write_model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder in which no program has a model yet."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / ".ollama" / "models"))
+    return tmp_path
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(home / "store")
+
+
+def add_to_ollama(home: Path, name: str, *, adapter: bool = False) -> Path:
+    """Write a GGUF and its manifest as Ollama does; name: HOST/NAMESPACE/MODEL/TAG. Return the blob."""
+    folder = home / ".ollama" / "models"
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    made = write_gguf(home / "made.gguf", "llama")
+    digest = sha256(made.read_bytes()).hexdigest()
+    blob = made.rename(folder / "blobs" / f"sha256-{digest}")
+    kinds = ["model", "license", *(["adapter"] if adapter else [])]
+    layers = [
+        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": 1} for kind in kinds
+    ]
+    manifest = folder / "manifests" / name
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "config": {}, "layers": layers}))
+    return blob
+
+
+def test_a_model_of_ollama_runs_by_its_name(home: Path, store: Store) -> None:
+    blob = add_to_ollama(home, "registry.ollama.ai/library/tiny/1b")
+    add_to_ollama(home, "registry.ollama.ai/library/other/latest")
+    assert [model.name for model in foreign_models()] == ["other:latest", "tiny:1b"]
+    assert find_source("tiny:1b", store) == find_source("Tiny:1B", store) == LocalGGUF(blob)
+    assert find_source("other", store) == LocalGGUF(blob)
+    with pytest.raises(ModelNotFoundError, match="not in the store"):
+        resolve("tiny:1b", store=store, fetch=False)
+    assert (resolve("tiny:1b", store=store).path / "config.json").is_file()
+    assert resolve("tiny:1b", store=store, fetch=False).path.parent == store.root
+    assert installed_name("tiny:1b", store) == resolve("tiny:1b", store=store).stored_as
+    assert find_shape("tiny:1b", store)[1].context_length > 0
+
+
+def test_namespaces_and_hosts_of_ollama(home: Path, store: Store) -> None:
+    blob = add_to_ollama(home, "registry.ollama.ai/someone/tiny/latest")
+    add_to_ollama(home, "hf.co/org/name/Q4_K_M")
+    assert [model.name for model in foreign_models()] == ["hf.co/org/name:Q4_K_M", "someone/tiny:latest"]
+    for text in ("someone/tiny", "someone/tiny:latest", "hf.co/org/name:Q4_K_M", "org/name:q4_k_m"):
+        assert find_source(text, store) == LocalGGUF(blob), text
+    assert isinstance(find_source("org/name:Q8_0", store), HubId)
+    assert isinstance(find_source("someone/tiny@v2", store), HubId)
+
+
+def test_a_catalog_model_is_not_replaced_by_one_of_the_same_name(home: Path, store: Store) -> None:
+    add_to_ollama(home, "registry.ollama.ai/library/qwen3.5-4b/latest")
+    assert find_source("qwen3.5-4b", store) == CatalogName("qwen3.5-4b")
+    assert isinstance(find_source("qwen3.5-4b:latest", store), LocalGGUF)
+
+
+def test_an_adapter_of_ollama_is_not_left_out_silently(home: Path, store: Store) -> None:
+    add_to_ollama(home, "registry.ollama.ai/library/tuned/latest", adapter=True)
+    with pytest.raises(UnsupportedModelError, match="tuned:latest: Ollama applies an adapter"):
+        find_source("tuned", store)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"layers": 3}', '{"layers": [{"mediaType": "application/vnd.ollama.image.model"}]}']
+)
+def test_damaged_manifests_are_left_out(home: Path, text: str) -> None:
+    add_to_ollama(home, "registry.ollama.ai/library/tiny/latest")
+    manifest = home / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "latest"
+    manifest.write_text(text)
+    assert foreign_models() == []
+
+
+def test_a_manifest_reads_nothing_outside_the_store(home: Path) -> None:
+    add_to_ollama(home, "registry.ollama.ai/library/tiny/latest")
+    manifest = home / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "latest"
+    (home / "secret").write_text("x")
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "../../../secret"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    assert foreign_models() == []
+
+
+def test_models_of_lm_studio(home: Path, store: Store) -> None:
+    folder = home / ".lmstudio" / "models"
+    mlx = write_model(folder / "mlx-community" / "tiny-4bit", "llama")
+    several = folder / "bartowski" / "Tiny-GGUF"
+    several.mkdir(parents=True)
+    for kind in ("Q4_K_M", "Q8_0"):
+        write_gguf(several / f"Tiny-{kind}.gguf", "llama")
+    alone = folder / "unsloth" / "Tiny-GGUF"
+    alone.mkdir(parents=True)
+    write_gguf(alone / "Tiny-F16.gguf", "llama")
+    (alone / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    assert find_source("mlx-community/tiny-4bit", store) == LocalDirectory(mlx)
+    assert find_source("bartowski/Tiny-GGUF:Q8_0", store) == LocalGGUF(several / "Tiny-Q8_0.gguf")
+    assert find_source("bartowski/Tiny-GGUF/Tiny-Q4_K_M.gguf", store) == LocalGGUF(several / "Tiny-Q4_K_M.gguf")
+    assert isinstance(find_source("bartowski/Tiny-GGUF", store), HubId)
+    assert find_source("unsloth/Tiny-GGUF", store) == LocalGGUF(alone / "Tiny-F16.gguf")
+    assert find_foreign("nobody/nothing") is None
+    rows = foreign_documents()
+    assert [row["program"] for row in rows] == ["LM Studio"] * 4
+    assert all(row["disk_bytes"] > 0 for row in rows)
