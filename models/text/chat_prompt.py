@@ -8,10 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.models.text.adapt_messages import adapt_messages
 from headrace.models.text.fill_in_middle import fill_in_middle
-from headrace.models.text.thinking import CLOSE, OPEN, Thinking, split_thinking
+from headrace.models.text.template_rules import TemplateRules
+from headrace.models.text.thinking import CLOSE, LEVELS, OPEN, Thinking, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools.messages import as_text, with_arguments
+from headrace.models.text.tools.messages import with_offer
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
@@ -28,6 +30,8 @@ _SWITCHES: dict[str, tuple[Any, Any]] = {
     "thinking_option": ("on", "off"),  # Ling
     "thinking_budget": (-1, 0),  # Seed-OSS
 }
+# Hints that clients send to any model; a template without them has nothing to change.
+_HINTS = frozenset([*_SWITCHES, _EFFORT, "preserve_thinking", "clear_thinking"])
 _TAIL = 8  # tokens at the end of a prompt that can contain an opening tag
 
 
@@ -40,7 +44,9 @@ class ChatPrompt:
         self.thinks = template is not None and any(CLOSE in source for source in template.sources.values())
         self.thinks = self.thinks or tokenizer.thinking_form is not None
         sources = " ".join(template.sources.values()) if template is not None else ""
-        self._takes_tools = re.search(r"\btools\b", sources) is not None
+        self._rules: dict[bool, TemplateRules] = {}
+        if template is not None:
+            self._rules = {offers: TemplateRules(template, offers_tools=offers) for offers in (False, True)}
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
         self._has_levels = re.search(rf"\b{_EFFORT}\b", sources) is not None
         self._off_level = self._has_levels and re.search(r"""["']none["']""", sources) is not None
@@ -52,19 +58,22 @@ class ChatPrompt:
         *,
         thinking: Thinking | None = None,
         tools: ToolUse | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the prompt for the next answer, or for the continuation of `answer`.
 
         thinking: on or off, where the template has a switch, a level, or a budget, which `section_limit` enforces; None
-        leaves it undefined. tools: those the model may call. Raises UsageError for a level or budget that the model
-        does not know, and the errors of `Tokenizer.encode_chat`.
+        leaves it undefined. tools: those the model may call. variables: of the template; they take precedence. Raises
+        UsageError for a level, a budget or a variable that the model does not know, and the errors of
+        `Tokenizer.encode_chat`.
         """
-        variables = {} if thinking is None else self._variables(thinking)
+        given = {} if thinking is None else self._variables(thinking)
+        given |= self._known(variables or {})
         form = self._tokenizer.thinking_form
-        messages, definitions = self._with_tools(messages, tools)
-        prompt = self._tokenizer.encode_chat(
-            _with_thinking_fields(messages) if self.thinks else messages, tools=definitions, **variables
-        )
+        if self.thinks:
+            messages = _with_thinking_fields(messages)
+        messages, offer = self._adapted(messages, tools)
+        prompt = self._tokenizer.encode_chat(messages, **{**given, **offer})
         if not answer:
             return prompt
         if form is not None:
@@ -101,14 +110,24 @@ class ChatPrompt:
         form = self._tokenizer.thinking_form
         return self.thinks and (thinking is not False or (form is not None and form.has_channels))
 
-    def _with_tools(
+    def _adapted(
         self, messages: Sequence[Mapping[str, Any]], tools: ToolUse | None
-    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
-        """Return messages and definitions as the template takes them; as text for one that takes no tools."""
+    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Return messages as the template takes them, and its variables for tools.
+
+        Tools are offered in a text to a template that writes none.
+        """
+        if not self._rules:
+            return messages, {}
         offered = tools is not None and bool(tools.callable)
-        if self._takes_tools:
-            return with_arguments(messages), tools.definitions if offered and tools is not None else None
-        return as_text(messages, tools if offered else None), None
+        if tools is None or not offered:
+            rules = self._rules[False]
+            return adapt_messages(messages, rules), rules.tool_variables([])
+        rules = self._rules[True]
+        if rules.takes_tools:
+            return adapt_messages(messages, rules), rules.tool_variables(tools.definitions)
+        rules = self._rules[False]
+        return adapt_messages(with_offer(messages, tools), rules), rules.tool_variables([])
 
     def section_limit(self, thinking: Thinking | None, *, is_open: bool) -> SectionLimit | None:
         """Return the limit on the thinking section; None if `thinking` is no budget. is_open: the prompt begins it."""
@@ -125,13 +144,36 @@ class ChatPrompt:
         if isinstance(thinking, bool):
             return variables or ({_EFFORT: "none"} if self._off_level and not thinking else {})
         if isinstance(thinking, str):
-            if not self._has_levels:
-                known = "on, off and a number of tokens" if self.thinks else "on and off, without effect"
-                raise UsageError(f"thinking {thinking}: the model's template has no levels; it takes {known}")
-            return variables | {_EFFORT: thinking}
+            if self._has_levels:
+                return variables | {_EFFORT: self._nearest_level(thinking)}
+            if self.thinks:
+                return variables
+            raise UsageError(f"thinking {thinking}: the model does not think", "leave it out, or say off")
         if not self.thinks:
             raise UsageError(f"thinking {thinking}: the model has no thinking section that could be ended")
         return variables | ({_BUDGET: thinking} if _BUDGET in variables else {})
+
+    def _nearest_level(self, level: str) -> str:
+        """Return the level that the template takes, the nearest one to `level`."""
+        distance = {each: abs(LEVELS.index(each) - LEVELS.index(level)) for each in LEVELS}
+        ordered = sorted(LEVELS, key=distance.__getitem__)
+        return next((each for each in ordered if self._rules[False].accepts({_EFFORT: each})), level)
+
+    def _known(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return variables of the template. Raises UsageError for one that neither it nor another model's reads."""
+        template = self._tokenizer.chat_template
+        read = template.variables if template is not None else frozenset()
+        unknown = next((name for name in variables if name not in read and name not in _HINTS), None)
+        if unknown is not None:
+            names = ", ".join(sorted(read)) or "none"
+            raise UsageError(
+                f"chat_template_kwargs.{unknown}: the model's chat template reads no such variable",
+                f"it reads: {names}",
+            )
+        known = {name: value for name, value in variables.items() if name in read}
+        if known.get(_EFFORT) in LEVELS:
+            known[_EFFORT] = self._nearest_level(known[_EFFORT])
+        return known
 
     def opening(self, prompt: Sequence[int]) -> str:
         """Return the part of the answer that the template has written: an opening tag, or nothing."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.checkpoint.side_file import read_side_file
+from headrace.models.text.template_text import TemplateText
 from headrace.runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ _MAX_BYTES = 1 << 20  # of a file; `template_sandbox` accepts far less
 
 Message = Mapping[str, Any]  # {"role": ..., "content": str | list of parts, ...} as in the OpenAI chat API
 
-# A closed list, since templates paste the role between the halves of a control token (`<|` + role + `|>`).
+_COMMON_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation_prompt", "functions", "datetime"])
+
+# A closed list of texts that count as the template's own, since templates paste the role between the halves of a
+# control token (`<|` + role + `|>`).
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
 
@@ -32,12 +36,20 @@ class ChatTemplate:
         if not sources:
             raise CheckpointError("a chat template needs at least one source")
         self.sources = dict(sources)
-        self._special_tokens = dict(special_tokens or {})
+        self._special_tokens = {name: TemplateText(text) for name, text in (special_tokens or {}).items()}
         self._compiled: dict[str, jinja2.Template] = {}
 
     def compile(self) -> None:
         """Import jinja2 and compile the default template, for example on a thread while weights load."""
         self._template(None)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the sources read, without those of every template."""
+        from headrace.models.text.template_sandbox import variables_of
+
+        names = frozenset(name for source in self.sources.values() for name in variables_of(source))
+        return names - _COMMON_VARIABLES - self._special_tokens.keys()
 
     def render(
         self,
@@ -46,48 +58,25 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> str:
-        """Return the prompt text of a conversation.
+    ) -> TemplateText:
+        """Return the prompt text of a conversation, in which plain texts of messages, tools and variables are outside.
 
-        If the template ignores system messages, they are prepended to the first user message. Raises UsageError for
-        malformed messages, CheckpointError if the template fails or is refused.
+        Raises UsageError for malformed messages, CheckpointError if the template fails or is refused.
         """
         from headrace.models.text.template_sandbox import render_template
 
         plain = _plain_messages(messages)
-        if plain[0]["role"] == "system" and not self._places_system:
-            plain = _fold_system(plain)
         return render_template(
             self._template(tools),
             {
                 **self._special_tokens,
                 **variables,
                 "messages": plain,
-                "tools": _plain_data(tools) if tools else None,
+                "tools": None if tools is None else _plain_data(tools),
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             },
         )
-
-    @cached_property
-    def words(self) -> Sequence[str]:
-        """Return the text literals of all sources: what a template can look for in a message."""
-        from headrace.models.text.template_sandbox import text_literals
-
-        return list(dict.fromkeys(word for source in self.sources.values() for word in text_literals(source)))
-
-    @cached_property
-    def _places_system(self) -> bool:
-        """Return whether the prompt contains system messages; Gemma 2 raises on them, others drop them silently."""
-        from headrace.models.text.template_sandbox import render_template
-
-        probe = "headrace asks whether this is shown"
-        messages = [{"role": "system", "content": probe}, {"role": "user", "content": "x"}]
-        try:
-            shown = render_template(self._template(None), {**self._special_tokens, "messages": messages})
-        except CheckpointError:
-            return False
-        return probe in shown
 
     def _template(self, tools: object) -> "jinja2.Template":
         from headrace.models.text.template_sandbox import compile_template
@@ -137,16 +126,23 @@ def _read_text(file: Path, directory: Path) -> str:
         raise CheckpointError(f"{file.name} cannot be read as text") from error
 
 
-def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copy messages to plain data without None values, which templates would print as "None"."""
+def check_roles(messages: Sequence[Message]) -> None:
+    """Raise UsageError for an empty conversation and for a message without a role that templates know."""
     if not messages:
         raise UsageError("a chat needs at least one message")
-    plain = []
     for message in messages:
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise UsageError(f"unknown chat role {role!r}", hint="known roles: " + ", ".join(sorted(ROLES)))
-        plain.append({key: _plain_data(value) for key, value in message.items() if value is not None})
+
+
+def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Copy messages to plain data without None values, which templates would print as "None"."""
+    check_roles(messages)
+    plain = []
+    for message in messages:
+        fields = {key: _plain_data(value) for key, value in message.items() if value is not None}
+        plain.append({**fields, "role": TemplateText(message["role"])})
     return plain
 
 
@@ -161,25 +157,3 @@ def _plain_data(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [_plain_data(item) for item in value]
     raise UsageError(f"a chat message contains a {type(value).__name__}, which is not JSON data")
-
-
-def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move leading system text into the first user message, separated by a blank line."""
-    text = _text_of(messages[0].get("content", ""))
-    rest = messages[1:]
-    for index, message in enumerate(rest):
-        if message["role"] == "user":
-            folded = {**message, "content": text + "\n\n" + _text_of(message.get("content", ""))}
-            return [*rest[:index], folded, *rest[index + 1 :]]
-    return [{"role": "user", "content": text}, *rest]
-
-
-def _text_of(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts: list[Any] = [None]
-    if isinstance(content, list):
-        parts = [part.get("text", "") for part in content if isinstance(part, dict)]
-    if not all(isinstance(part, str) for part in parts):
-        raise UsageError("the content of a message is neither a text nor a list of parts with texts")
-    return "".join(parts)

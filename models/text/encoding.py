@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_TEXT = 8_000_000  # characters of a prompt, or of any text that a template makes
-_LONGEST_S = 1.5  # processor time of any call
+_LONGEST_S = 1.5  # of any call
 _PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2e-6 to 2e-6
 _LOOK_S = 0.05  # between looks at the limit
 _MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
@@ -53,15 +53,15 @@ def encoding_ends(stop: Callable[[], bool]) -> Iterator[None]:
 
 def limited(call: Callable[[], T], characters: int) -> T:
     """Return the result of a call for a text of so many characters. Raises CheckpointError beyond the time limit."""
-    deadline = time.process_time() + _LONGEST_S + _PER_CHARACTER_S * characters
+    deadline = _Deadline(characters)
     for earlier in tuple(_unfinished):
-        _wait(earlier, deadline, characters)
+        _wait(earlier, deadline)
         with suppress(ValueError):  # another thread waited, too
             _unfinished.remove(earlier)
     thread = _Call(call)
     thread.start()
     try:
-        _wait(thread, deadline, characters)
+        _wait(thread, deadline)
     except BaseException:
         _unfinished.append(thread)
         raise
@@ -86,16 +86,33 @@ class _Call(Thread):
             self.error = error
 
 
-def _wait(thread: _Call, deadline: float, characters: int) -> None:
+class _Deadline:
+    """The time limit of a call, over once both clocks have passed it.
+
+    Other programs take wall time, and other threads of this process, such as an engine's, take processor time.
+    """
+
+    def __init__(self, characters: int) -> None:
+        self.characters = characters
+        seconds = _LONGEST_S + _PER_CHARACTER_S * characters
+        self._processor = time.process_time() + seconds
+        self._wall = time.monotonic() + seconds
+
+    @property
+    def is_over(self) -> bool:
+        return time.process_time() > self._processor and time.monotonic() > self._wall
+
+
+def _wait(thread: _Call, deadline: _Deadline) -> None:
     while True:
         thread.join(_LOOK_S)
         if not thread.is_alive():
             return
         if _stop.get()():
             raise EncodingStoppedError("the tokenizer was stopped")
-        if time.process_time() > deadline:
+        if deadline.is_over:
             raise CheckpointError(
-                f"the tokenizer failed: it takes too long for {characters} characters", "use another model"
+                f"the tokenizer failed: it takes too long for {deadline.characters} characters", "use another model"
             )
 
 

@@ -26,13 +26,16 @@ from headrace.models.text.template_limits import (
     check_replace,
     check_size,
     check_written,
+    count_round,
     weight,
 )
+from headrace.models.text.template_text import TemplateText, as_template_text, concatenate
 
 _COLLECTION_FILTERS = (
     *("abs", "attr", "count", "d", "default", "dictsort", "first", "float", "int", "items", "last", "length", "list"),
     *("map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "unique"),
 )
+_CONSTANT_TIME_FILTERS = frozenset(["count", "d", "default", "first", "items", "length"])
 _COMPARING_FILTERS = frozenset(["dictsort", "max", "min", "sort", "unique"])
 _TEXT_FILTERS = ("capitalize", "e", "escape", "join", "lower", "replace", "safe", "string", "title", "trim", "upper")
 _COMPARING_TESTS = (
@@ -53,6 +56,7 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     ((int, float, complex, bytes, range, GeneratorType), frozenset()),
     ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
 )
+_INSERTING_METHODS = frozenset(["join", "replace"])  # a plain text's would lose the origin of the arguments
 _CHEAP_METHODS = frozenset(["get", "items", "keys", "values"])
 _PER_PART = 16  # characters charged per part of a text, an object of its own
 _LONGEST_TIME = 200
@@ -63,12 +67,17 @@ def has_method(value: Any, name: str) -> bool:
     return next((name in names for kind, names in _METHODS if isinstance(value, kind)), True)
 
 
-def count_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Charge a call of a method of text, list, dictionary or loop; return the positional arguments for it."""
+def count_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Charge a call of a method of text, list, dictionary or loop; return the function and positional arguments."""
+    count_round()
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (str, list, tuple, dict, LoopContext)):
-        return args
+        return function, args
     name = function.__name__
+    if isinstance(owner, str) and name in _INSERTING_METHODS:
+        function = getattr(as_template_text(owner), name)
     if isinstance(owner, str) and name == "join" and len(args) == 1:
         args = (_listed(args[0]),)
         check_size(len(owner) * len(args[0]))
@@ -81,7 +90,7 @@ def count_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         check_written(owner)  # a comparison may read all of it
     elif isinstance(owner, dict) and name not in _CHEAP_METHODS:
         charge(weight(owner))
-    return args
+    return function, args
 
 
 def _cost_per_character(name: str, args: tuple[Any, ...], argument_size: int) -> int:
@@ -94,7 +103,7 @@ def guarded_filters(originals: dict[str, Callable[..., Any]]) -> dict[str, Calla
     """Return the allowed filters of jinja2, charged."""
     kept = {name: _guard_collection(name, originals[name]) for name in _COLLECTION_FILTERS}
     kept |= {name: _guard_text(name, originals[name]) for name in _TEXT_FILTERS}
-    return kept | {"tojson": _tojson, "indent": _indent, "format": _format}
+    return kept | {"tojson": _tojson, "indent": _indent, "format": _format, "count_round": _count_round}
 
 
 def guarded_tests(originals: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +153,9 @@ def _guard_collection(name: str, function: Callable[..., Any]) -> Callable[..., 
                 args = tuple(listed if arg is value else arg for arg in args)
                 value = listed
             charge(check_written(value) * len(value).bit_length())
-        if isinstance(value, str):
+        if name in _CONSTANT_TIME_FILTERS:
+            pass
+        elif isinstance(value, str):
             charge(PER_ITEM * len(value))  # as a list of its characters
         elif isinstance(value, (list, tuple, dict, range)):
             charge(weight(value))
@@ -166,9 +177,13 @@ def _guard_text(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             args = tuple(listed if arg is given[0] else arg for arg in args)
             given[0] = listed
         size = check_written(*given, *kwargs.values())
-        if name == "replace":
+        if name == "safe" and given and isinstance(given[0], TemplateText):
+            return given[0]
+        if name == "replace" and given:
             check_replace(*(str(arg) for arg in given[:3]))
+            args = tuple(as_template_text(arg) if arg is given[0] else arg for arg in args)
         elif name == "join" and given:
+            args, kwargs = _with_separator(args, given, kwargs)
             check_size(len(given[0]) * max(len(str(option)) for option in (*given[1:], *kwargs.values(), "")))
         elif name == "title":
             charge(size * _PER_PART)
@@ -177,6 +192,17 @@ def _guard_text(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return built(function(*args, **kwargs))
 
     return guarded
+
+
+def _with_separator(
+    args: tuple[Any, ...], given: list[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `join` with a separator that keeps the origin of the joined texts."""
+    if len(given) == 1:
+        return args, {**kwargs, "d": as_template_text(kwargs.get("d", ""))}
+    context = args[: len(args) - len(given)]
+    value, separator, *others = given
+    return (*context, value, as_template_text(separator), *others), kwargs
 
 
 def _guard_test(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,14 +237,24 @@ def _tojson(
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    prefix = width if isinstance(width, str) else " " * min(width, MAX_TEXT)
+    """Indent all lines but the first, as Jinja's filter does. first, blank: the first line, empty lines, too."""
+    prefix = width if isinstance(width, str) else TemplateText(" " * min(width, MAX_TEXT))
     check_size(len(text) + (text.count("\n") + 2) * len(prefix))
-    return str(built(jinja2.filters.do_indent(text, prefix, first, blank)))
+    lines = (as_template_text(text) + "\n").splitlines()
+    indented = [concatenate((prefix, line)) if line or blank else line for line in lines[1:]]
+    start = concatenate((prefix, lines[0])) if first else lines[0]
+    return str(built(TemplateText("\n").join([start, *indented])))
 
 
 def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
     check_format(pattern, *args, *kwargs.values())
     return str(built(jinja2.filters.do_format(pattern, *args, **kwargs)))
+
+
+def _count_round(value: Any = None) -> Any:
+    """Count a round of a loop and return the value; `template_sandbox` adds this filter to all loops."""
+    count_round()
+    return value
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:

@@ -1,19 +1,17 @@
 """Limits on the work, memory and time of one template render.
 
 Operations that can make a large value from a small one are checked before they run, and all data read and built is
-charged. The limits grow with the input, up to `MAX_WORK` (under 256 MB if all of it were kept). Time is limited in
-executed lines of Python, counted by the interpreter's line trace, which sees every kind of loop, and in CPU seconds of
-this thread, so that a busy machine refuses no valid template.
+charged. The limits grow with the input, up to `MAX_WORK`: if all of it were kept, 80 MB for a short chat and 640 MB for
+one of a million characters (a character takes at most 5 bytes, its origin included). Time is limited in CPU seconds of
+this thread, so that a busy machine refuses no valid template; rounds of loops, and calls, look at the clock.
 """
 
 import math
 import re
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -23,15 +21,17 @@ from headrace.models.text.encoding import MAX_TEXT
 
 BASE_TEXT = 1_000_000  # characters of a value for any chat
 TEXT_PER_CHARACTER = 8  # plus per character of the chat
-BASE_LINES = 500_000  # executed lines of Python for any chat
-LINES_PER_MESSAGE = 2_000  # plus per message: templates in common use take 160 to 450
 MAX_SECONDS = 2.0  # CPU seconds for any chat
-SECONDS_PER_MESSAGE = 0.001  # plus per message: templates in common use take 0.15 ms with tracing
-MAX_WORK = 64_000_000  # characters read and built, in all
+# Most templates take 0.1 ms per message; those that walk all messages for each one take 10 ms at 1,000 rounds.
+SECONDS_PER_MESSAGE = 0.02
+SECONDS_PER_TOOL = 0.03
+MAX_WORK = 128_000_000  # characters read and built, in all
 BASE_WORK = 16_000_000  # characters of work for any chat
-WORK_PER_CHARACTER = 64  # plus per character of the chat
+WORK_PER_CHARACTER = 128  # plus per character of the chat
 PER_ITEM = 64  # characters charged per item of a list or dictionary
+PER_REFERENCE = 2  # characters charged per item that a slice shares with its list
 MAX_INT_BITS = 4096
+_ROUNDS_PER_LOOK = 64
 
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")  # a large padding width, or one taken from an argument
 _WIDTH = re.compile(r"\d+")
@@ -43,39 +43,27 @@ class TemplateRefusedError(TemplateError):
 
 @contextmanager
 def render_budget(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Charge this thread's work and executed lines during the block; raise TemplateRefusedError beyond the limits.
+    """Charge this thread's work and time during the block; raise TemplateRefusedError beyond the limits.
 
-    variables: the template's input, `messages` and others.
+    variables: the template's input, `messages`, `tools` and others.
     """
-    messages = len(variables["messages"])
     given = _written_size([*variables.values()], math.inf)
-    lines_left = BASE_LINES + LINES_PER_MESSAGE * messages
-    _charges.work, _charges.seconds = 0, MAX_SECONDS + SECONDS_PER_MESSAGE * messages
+    for_messages = SECONDS_PER_MESSAGE * len(variables["messages"])
+    for_tools = SECONDS_PER_TOOL * len(variables.get("tools") or ())
+    _charges.work = 0
+    _charges.rounds = 0
     _charges.most_work = min(BASE_WORK + WORK_PER_CHARACTER * given, MAX_WORK)
     _charges.most_text = min(BASE_TEXT + TEXT_PER_CHARACTER * given, MAX_TEXT)
+    _charges.seconds = MAX_SECONDS + for_messages + for_tools
     _charges.deadline = time.thread_time() + _charges.seconds
-
-    def trace(_frame: FrameType, _event: str, _arg: object) -> Callable[..., Any]:
-        nonlocal lines_left
-        lines_left -= 1
-        if lines_left < 0:
-            raise TemplateRefusedError("it executes too many lines of Python")
-        if not lines_left % 256:
-            _check_time()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+    yield
 
 
 class _Charges(threading.local):
     """Charges and limits of the current render on this thread."""
 
     work = 0
+    rounds = 0  # of loops, and calls
     most_work = BASE_WORK
     most_text = BASE_TEXT
     seconds = MAX_SECONDS
@@ -91,6 +79,13 @@ def charge(characters: int) -> None:
     if _charges.work > _charges.most_work:
         raise TemplateRefusedError(f"it works through more than {_charges.most_work} characters")
     if characters > 10_000:
+        _check_time()
+
+
+def count_round() -> None:
+    """Look at the clock from time to time; called in each round of a loop and for each call."""
+    _charges.rounds += 1
+    if not _charges.rounds % _ROUNDS_PER_LOOK:
         _check_time()
 
 
@@ -139,14 +134,21 @@ def _written_size(stack: list[Any], most: float) -> int:
     size = 0
     while stack:
         value = stack.pop()
-        if isinstance(value, Mapping):
+        if isinstance(value, str):  # most values; the checks of abstract types below are slow
+            size += len(value)
+            if size + len(stack) > most:
+                check_size(size + len(stack))
+            continue
+        if isinstance(value, (dict, Mapping)):
             stack.extend(value.keys())
             stack.extend(value.values())
-        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, range, Iterator)):
+        elif isinstance(value, (list, tuple)) or (
+            isinstance(value, Iterable) and not isinstance(value, (bytes, range, Iterator))
+        ):
             stack.extend(value)
         elif isinstance(value, Namespace):
             raise TemplateRefusedError("it writes out a namespace")
-        size += len(value) if isinstance(value, str) else 1
+        size += 1
         if size + len(stack) > most:
             check_size(size + len(stack))
     return size

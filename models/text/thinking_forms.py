@@ -30,6 +30,7 @@ _NAMED = ("<|channel>", "thought\n", "<channel|>")  # Gemma 4
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 _OPENED, _CLOSED = f"{OPEN}\n", f"\n{CLOSE}\n\n"
 CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
+_TO = "to="
 _RECIPIENT = re.compile(r"to=(\S+)")
 
 
@@ -88,12 +89,36 @@ class ThinkingStream:
         self._form = form
         self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>, or a name so far
         self._thinks = False
+        self._begun = False  # an answer begins within the head of a message, where its recipient may stand
+        self._start = ""
+
+    def _begin_header(self, text: str) -> str:
+        """Hold the beginning of an answer while it may be a recipient; return it if it is not."""
+        self._start += text
+        start = self._start.lstrip()
+        if start.startswith(_TO):
+            self._header, self._start, text = "", "", start
+        elif _TO.startswith(start):
+            return ""
+        else:
+            text, self._start = self._start, ""
+        self._begun = True
+        return text
 
     def add(self, token_id: int) -> str:
         """Return the text that this token completed; often empty."""
         mark = self._form.ids.get(token_id)
+        if mark is None or not self._start:
+            return self._add(token_id, mark)
+        held, self._start = self._start, ""
+        return held + self._add(token_id, mark)
+
+    def _add(self, token_id: int, mark: str | None) -> str:
+        self._begun = self._begun or mark is not None
         if mark is None:
             text = self._inner.add(token_id)
+            if self._header is None and self._calls and self._form.has_channels and not self._begun:
+                text = self._begin_header(text)
             if self._header is None:
                 return text
             self._header += text
@@ -107,16 +132,19 @@ class ThinkingStream:
         if mark == _END:
             return ""
         if mark != _MESSAGE:  # a recipient may stand before the channel
-            self._header = f"{self._header} " if self._calls and "to=" in (self._header or "") else ""
+            self._header = f"{self._header} " if "to=" in (self._header or "") else ""
             return ""
         channel, self._header = (self._header or "").strip(), None
-        if self._calls and (recipient := _RECIPIENT.search(channel)):
+        recipient = _RECIPIENT.search(channel)
+        if self._calls and recipient is not None:
             return f"{self._turn(False)}{CALL_BEGIN}{recipient[1]}{CALL_MESSAGE}"
-        return self._turn(channel.startswith(("analysis", "commentary")))
+        # Commentary without a recipient is a preamble for the user.
+        return self._turn(channel.startswith("analysis") or recipient is not None)
 
     def finish(self, *, cut: bool = False) -> str:
         """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
-        return self._inner.finish(cut=cut)
+        held, self._start = self._start, ""
+        return held + self._inner.finish(cut=cut)
 
     def _turn(self, thinks: bool) -> str:
         before, self._thinks = self._thinks, thinks

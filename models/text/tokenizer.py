@@ -5,6 +5,7 @@ ordinary text gets the same ids as in transformers. Instances are immutable and 
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.json_object import read_json_object
 from headrace.models.text.chat_template import ChatTemplate, Message, read_sources
-from headrace.models.text.control_tokens import ControlTokens, Masked, looks_like_markup, markup_in
+from headrace.models.text.control_tokens import ControlTokens, looks_like_markup, markup_in
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
 from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
 from headrace.models.text.other_formats import read_other_format
+from headrace.models.text.template_text import TemplateText
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
 from headrace.models.text.tokenizers_library import PanicError, library_errors, load_tokenizer, panics_hidden
 from headrace.models.text.turn_ends import TURN_ENDS
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 _FAILED = "the tokenizer failed"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBE = "".join(char * 99 for char in "aA1 _-.<é漢\n")  # runs, at which slow regular expressions are slowest
 
 
@@ -90,7 +93,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_vars: Any,
     ) -> list[int]:
-        """Encode a conversation with the model's chat template. `template_vars` are trusted, messages are not.
+        """Encode a conversation with the model's chat template, whose control tokens alone become control tokens.
 
         Raises UsageError if the model has no chat template, ContextLimitError for text over the limit, CheckpointError
         if the template fails.
@@ -99,32 +102,37 @@ class Tokenizer:
         template = self.chat_template
         if template is None:
             raise UsageError("this model has no chat template", hint="give it plain text with --raw")
+        own = [self._with_markup(message) for message in messages]
         options = {"add_generation_prompt": add_generation_prompt, **template_vars}
-        prompt = _well_formed(template.render(messages, tools=tools, **options))
-        safe, masked = self._masked_prompt(template, prompt, messages, tools, options)
-        if not masked.has_look_alike:
-            # No message contains a control token: encode the unmasked prompt as usual, and accept the result if it
-            # has exactly the template's control tokens.
+        prompt = _well_formed_prompt(template.render(own, tools=tools, **options))
+        if not self._controls.has_look_alike(prompt):
+            # Encode the prompt as usual, and accept the result if it has exactly the template's control tokens: a
+            # normalizer can make one of other characters.
             ids = self._encoder.encode(prompt)
-            if [index for index in ids if index in self._controls.ids] == self._controls.find(safe):
+            if [index for index in ids if index in self._controls.ids] == self._controls.find(prompt):
                 return ids
-        return self._shadow.encode(self._controls.secret(safe, masked))
+        return self._shadow.encode(self._controls.secret(prompt))
 
-    def _masked_prompt(
-        self, template: ChatTemplate, prompt: str, messages: Sequence[Message], tools: Any, options: dict[str, Any]
-    ) -> tuple[str, Masked]:
-        """Return the rendered prompt with stand-ins in outside text, whose control tokens are the template's."""
-        masked = self._controls.mask(messages, tools)
-        with suppress(CheckpointError):  # a template may refuse words that it does not know
-            safe = _well_formed(template.render(masked.messages, tools=masked.tools, **options))
-            if safe.translate(masked.back) == prompt or self._controls.mixes(safe, masked):
-                return safe, masked
-        masked = self._controls.mask(messages, tools, template.words)  # the template looks for some of them
-        return _well_formed(template.render(masked.messages, tools=masked.tools, **options)), masked
+    def _with_markup(self, message: Message) -> Message:
+        """Return a message in which an assistant's markup, such as thinking, is the template's own text.
+
+        Its tool calls and keys are from outside.
+        """
+        if message.get("role") != "assistant":
+            return message
+        return {
+            key: self._controls.mark_markup(value) if isinstance(value, str) else value
+            for key, value in message.items()
+        }
 
     def encode_here(self, text: str) -> list[int]:
         """Return the ids of a short text, written-out control tokens included, without the limits of `encode`."""
         return self._encoder.encode_here(text)
+
+    def special_texts_in(self, text: str) -> list[str]:
+        """Return the texts of special tokens that are written in a text."""
+        added_tokens = self._rust.get_added_tokens_decoder().values()
+        return [added.content for added in added_tokens if added.special and added.content in text]
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token's text, None if the vocabulary has none."""
@@ -276,6 +284,13 @@ def _special_texts(*configs: Mapping[str, Any]) -> dict[str, str]:
             if name.endswith("_token") and isinstance(text, str):
                 found.setdefault(name, text)
     return found
+
+
+def _well_formed_prompt(prompt: TemplateText) -> TemplateText:
+    """Replace each lone surrogate by U+FFFD, so that origins stay in place."""
+    if _SURROGATE.search(prompt) is None:
+        return prompt
+    return TemplateText(_SURROGATE.sub("\ufffd", prompt), prompt.origin)
 
 
 def _well_formed(text: str) -> str:

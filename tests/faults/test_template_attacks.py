@@ -1,7 +1,6 @@
 """Hostile chat templates: each gives one error line within the limits of time and memory, without running code."""
 
 import itertools
-import sys
 
 import pytest
 
@@ -47,6 +46,7 @@ LOOPS = {
     "over text": "{% set s = 'x' * 99999 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}",
     "macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "branching macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "conditions": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
     "recursive loop": "{% for a in range(3) recursive %}{{ loop(range(3)) }}{% endfor %}",
 }
 BOMBS = {
@@ -178,7 +178,6 @@ def test_a_hostile_template_ends_in_one_line(source: str) -> None:
     assert message.startswith("the chat template ")
     assert message.isprintable()
     assert len(message) < 300
-    assert sys.gettrace() is None
 
 
 def test_template_errors_are_sanitised() -> None:
@@ -209,26 +208,20 @@ def test_the_text_limit_grows_with_the_chat() -> None:
 
 def test_a_long_chat_has_time_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.0015)
+    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.1)
     source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
     template = ChatTemplate({"default": source})
     long = template.render([{"role": "user", "content": "word"} for _ in range(3000)])
     assert len(long) == 3000 * len("user: word\n")
-    assert next(clock) * 0.0015 > template_limits.MAX_SECONDS
-    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.02)
+    assert next(clock) * 0.1 > template_limits.MAX_SECONDS
     with pytest.raises(CheckpointError, match="2 seconds"):
         ChatTemplate({"default": LOOPS["nested"]}).render(USER)
 
 
-def test_the_tracer_that_was_there_comes_back() -> None:
-    def tracer(*_: object) -> None:
-        return None
-
-    before = sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        ChatTemplate({"default": "x"}).render(USER)
-        after = sys.gettrace()
-    finally:
-        sys.settrace(before)
-    assert after is tracer
+def test_tools_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(template_limits.time, "thread_time", lambda: next(clock) * 0.5)
+    template = ChatTemplate({"default": "{% for i in range(400) %}x{% endfor %}"})
+    with pytest.raises(CheckpointError, match="2 seconds"):
+        template.render(USER)
+    assert template.render(USER, tools=[{"name": "f"}] * 100) == "x" * 400

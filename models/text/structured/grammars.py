@@ -8,7 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Literal
 
 from llguidance import LLMatcher, LLParserLimits
@@ -53,6 +53,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[object, MatcherGrammar] = OrderedDict()
+        self._lock = Lock()
 
     def compile(
         self, source: GrammarSource | None, thinks: Thinks = "no", begun: str = "", calls: CallRules | None = None
@@ -68,10 +69,12 @@ class Grammars:
             matcher = self._matcher(source, self._whole(thinks, source, calls), kind)
             if begun and not matcher.consume_tokens(self.trie(begun)):
                 raise UsageError(f"the answer so far does not fit the {kind}")
-            grammar = self._compiled[key] = MatcherGrammar(matcher, self._vocab_size, self.trie.ends)
+            grammar = MatcherGrammar(matcher, self._vocab_size, self.trie.ends)
+        with self._lock:  # several threads may compile
+            self._compiled[key] = grammar
+            self._compiled.move_to_end(key)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
         return grammar
 
     def refusal(self, schema: Mapping[str, Any]) -> str | None:

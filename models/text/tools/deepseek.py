@@ -120,4 +120,5 @@ class DeepSeek(ToolForm):
         head, close = f'<{tag}invoke name="%s">\n', f"</{tag}invoke>\n"
         before, after = f'<{tag}parameter name="%s" string="%t">', f"</{tag}parameter>\n"
         calls, rules = call_rules(tools, head, before, after, literal, close)
-        return "\n".join([f'rest: "\\n" ({calls})+ {literal(f"</{tag}function_calls>")}', *rules])
+        times = "+" if self.parallel else ""
+        return "\n".join([f'rest: "\\n" ({calls}){times} {literal(f"</{tag}function_calls>")}', *rules])

@@ -44,12 +44,14 @@ class ToolForm(ABC):
     begins: texts that begin calls, anywhere in an answer. rule_begin: the markup, as the model writes it, from which a
     call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup. head: text
     before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are not JSON.
+    parallel: a forced answer may have several calls.
     """
 
     begins: Sequence[str] = ()
     rule_begin: str = ""
     bare: bool = False
     head: re.Pattern[str] | None = None
+    parallel: bool = True
 
     @abstractmethod
     def read(self, text: str, *, final: bool) -> Reading | None:

@@ -45,5 +45,5 @@ def _answer(form: ToolForm, begin: str, literal: Callable[[str], str], use: Tool
     times = "*" if use.parallel else "?"
     if "<[" in begin:  # text before the first control token belongs to TEXT, where a lone `<` is nothing special
         return [f"answer: (TEXT {begin[begin.index('<[') :]} rest){times} TEXT"]
-    pattern = re.escape(form.rule_begin).replace("/", "\\/")
+    pattern = re.escape(form.rule_begin).replace("/", "\\/").replace("\\\n", "\\n")
     return [f"answer: (before rest){times} TEXT", f"before[lazy]: /(.|\\n)*{pattern}/"]

@@ -25,4 +25,5 @@ class Granite(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         one = json_rules(tools, '{"name": "%s", "arguments": ', "}", literal("")).replace("rest:", "one:", 1)
-        return f'rest: "[" one (", " one)* "]"\n{one}'
+        more = '(", " one)*' if self.parallel else ""
+        return f'rest: "[" one {more} "]"\n{one}'

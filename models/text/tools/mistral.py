@@ -57,7 +57,8 @@ class Mistral(ToolForm):
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._lists:
             one = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "one:", 1)
-            return f'rest: "[" one (", " one)* "]"\n{one}'
+            more = '(", " one)*' if self.parallel else ""
+            return f'rest: "[" one {more} "]"\n{one}'
         calls = " | ".join(f"{quoted(tool.name)} {literal(MARKUP[1])} arguments{n}" for n, tool in enumerate(tools))
         return "\n".join([f"rest: {calls}", *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral
 from headrace.models.text.tools.call import Tool
@@ -11,6 +13,7 @@ from headrace.models.text.tools.generic import Generic
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.qwen_coder import QwenCoder
 from headrace.models.text.tools.use import ToolUse
+from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Markup, Written, learn
 
 _MARKUP = [
     text
@@ -40,8 +43,12 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
 """Name -> texts that the template has to contain, and the form."""
 
 
+# Forms of which a template's own markup is used, since it differs from model to model, if the template writes calls.
+_LEARNED = frozenset(["generic", "glm", "deepseek tagged"])
+
+
 def form_name(source: str) -> str:
-    """Return the name of the form that a chat template's source is written in."""
+    """Return the name of the form that a chat template's source, or the calls that it writes, are in."""
     return next(name for name, (texts, _) in FORMS.items() if all(text in source for text in texts))
 
 
@@ -54,10 +61,45 @@ class FormOfTools:
 
 
 def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
-    """Return the form in which a model calls the tools of a request."""
-    source = tokenizer.template_source
-    marks = Marks(_MARKUP, tokenizer.token_id, tokenizer.detokenizers.special)
-    return FormOfTools(FORMS[form_name(source)][1](marks, use.tools, source), marks)
+    """Return the form in which a model calls the tools of a request.
+
+    A template without a row in the table is asked to write a call, from which the form is learned.
+    """
+    written = _written(tokenizer)
+    source = f"{tokenizer.template_source}\n{written.call}"
+    name = form_name(written.call)
+    markup = written.markup if name in _LEARNED else None
+    if name == "generic" and markup is None:
+        name = form_name(source)
+    texts = list(_MARKUP)
+    if markup is not None:
+        texts += tokenizer.special_texts_in("\n".join(markup.texts))
+    marks = Marks(texts, tokenizer.token_id, tokenizer.detokenizers.special)
+    form = FORMS[name][1](marks, use.tools, source) if markup is None else Written(marks, use.tools, markup)
+    form.parallel = use.parallel
+    return FormOfTools(form, marks)
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenCalls:
+    call: str  # one call as the template writes it; "" for none
+    markup: Markup | None
+
+
+_written_of: WeakKeyDictionary[Tokenizer, _WrittenCalls] = WeakKeyDictionary()
+
+
+def _written(tokenizer: Tokenizer) -> _WrittenCalls:
+    """Return the calls that a chat template writes, rendered once."""
+    if tokenizer not in _written_of:
+        call, markup = "", None
+        if tokenizer.chat_template is not None:
+            rules = TemplateRules(tokenizer.chat_template, offers_tools=True)
+            if rules.takes_calls:
+                call = rules.written_calls([(NAMES[0], {KEYS[0]: VALUES[0]})]) or ""
+                markup = learn(rules.written_calls)
+        _written_of[tokenizer] = _WrittenCalls(call, markup)
+    return _written_of[tokenizer]
 
 
 def _deepseek(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:

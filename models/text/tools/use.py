@@ -27,6 +27,7 @@ class ToolUse:
         """Raises ValueError for definitions that are malformed, and a choice of an unknown tool."""
         if len(self.definitions) > MAX_TOOLS:
             raise ValueError(f"tools: at most {MAX_TOOLS}")
+        object.__setattr__(self, "definitions", [_nested(definition) for definition in self.definitions])
         tools = [_tool(definition) for definition in self.definitions]
         object.__setattr__(self, "tools", {tool.name: tool for tool in tools})
         if len(self.tools) < len(tools):
@@ -52,6 +53,14 @@ class ToolUse:
             return []
         named = self.tools.get(self.choice)
         return list(self.tools.values()) if named is None else [named]
+
+
+def _nested(definition: Any) -> Any:
+    """Return a definition in the form of chat completions; that of the Responses API has its fields at the top."""
+    if not isinstance(definition, Mapping) or "function" in definition or "name" not in definition:
+        return definition
+    function = {key: value for key, value in definition.items() if key != "type"}
+    return {"type": definition.get("type", "function"), "function": function}
 
 
 def _tool(definition: object) -> Tool:

@@ -134,23 +134,41 @@ def test_each_template_is_switched_by_its_own_variable(tmp_path: Path, written: 
     [
         ("{{ reasoning_effort }}", "high.", "."),
         ("{{ enable_thinking }}{{ reasoning_effort }}", "Truehigh.", "True."),
-        ("{{ thinking_budget }}", None, "300."),
-        ("{{ thinking_mode }}", None, "enabled."),
-        ("", None, "."),
+        ("{{ thinking_budget }}", "-1.", "300."),
+        ("{{ thinking_mode }}", "enabled.", "enabled."),
+        ("", ".", "."),
     ],
 )
-def test_levels_and_budgets_in_each_templates_words(
-    tmp_path: Path, written: str, level: str | None, budget: str
-) -> None:
+def test_levels_and_budgets_in_each_templates_words(tmp_path: Path, written: str, level: str, budget: str) -> None:
     encoder = tokenizer(tmp_path, "qwen3")
     (tmp_path / "qwen3" / "chat_template.jinja").write_text(written + "{# </think> #}.")
     prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
     assert encoder.decode(prompts.encode(ASK, thinking=300)) == budget
-    if level is not None:
-        assert encoder.decode(prompts.encode(ASK, thinking="high")) == level
-    else:
-        with pytest.raises(UsageError, match="thinking high: the model's template has no levels"):
-            prompts.encode(ASK, thinking="high")
+    assert encoder.decode(prompts.encode(ASK, thinking="high")) == level
+
+
+def test_a_level_that_a_template_refuses_becomes_the_nearest(tmp_path: Path) -> None:
+    """Hunyuan's has no medium; a template's own name of a level counts, too."""
+    encoder = tokenizer(tmp_path, "qwen3")
+    check = "{% if reasoning_effort is defined and reasoning_effort not in ['no_think', 'low', 'high'] %}"
+    written = check + "{{ raise_exception('levels') }}{% endif %}{{ reasoning_effort }}{# </think> #}."
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(written)
+    prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
+    rendered = [encoder.decode(prompts.encode(ASK, thinking=level)) for level in ("low", "medium", "high")]
+    assert rendered == ["low.", "low.", "high."]
+
+
+def test_variables_of_the_template_are_given_and_unknown_ones_refused(tmp_path: Path) -> None:
+    encoder = tokenizer(tmp_path, "qwen3")
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text("{{ mood }}{{ preserve_thinking }}{{ messages[0].role }}")
+    prompts = ChatPrompt(Tokenizer.load(tmp_path / "qwen3"))
+    assert encoder.decode(prompts.encode(ASK, variables={"mood": "glad", "preserve_thinking": True})) == "gladTrueuser"
+    assert encoder.decode(prompts.encode(ASK, variables={"enable_thinking": False})) == "user"  # a hint
+    with pytest.raises(UsageError, match=r"chat_template_kwargs\.food: .* no such variable") as caught:
+        prompts.encode(ASK, variables={"food": 1})
+    assert caught.value.hint == "it reads: mood, preserve_thinking"
+    with pytest.raises(UsageError, match="messages"):
+        prompts.encode(ASK, variables={"messages": []})
 
 
 def test_a_budget_needs_a_thinking_section(tmp_path: Path) -> None:

@@ -25,26 +25,6 @@ def test_a_chat_is_encoded_with_its_template() -> None:
     assert template.render(chat, add_generation_prompt=False) == turns
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_system_message_is_never_lost(family: str) -> None:
-    template = ChatTemplate({"default": FAMILIES[family].template}, {"bos_token": "<s>", "eos_token": "</s>"})
-    prompt = template.render([SYSTEM, USER])
-    assert prompt.count("be brief") == prompt.count("hi") == 1
-    assert prompt.index("be brief") < prompt.index("hi")
-    assert ("be brief\n\nhi" in prompt) == (not FAMILIES[family].places_system or family == "gemma3")
-
-
-def test_a_system_message_without_a_user_becomes_one() -> None:
-    template = ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"})
-    assert "<start_of_turn>user\nbe brief<end_of_turn>" in template.render([SYSTEM])
-
-
-def test_the_callers_messages_stay_as_they_are() -> None:
-    chat: list[dict[str, Any]] = [dict(SYSTEM), {**USER, "tool_calls": None}]
-    ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"}).render(chat)
-    assert chat == [SYSTEM, {**USER, "tool_calls": None}]
-
-
 def test_none_values_are_left_out() -> None:
     template = ChatTemplate({"default": "{{ messages[0].content }}{{ messages[0].tool_calls is defined }}"})
     assert template.render([{**USER, "tool_calls": None}]) == "hiFalse"
@@ -168,13 +148,6 @@ def test_a_broken_template_file_is_named(tmp_path: Path, content: bytes) -> None
 def test_jinja_is_not_imported_before_a_template_is_compiled() -> None:
     code = "import sys, headrace.models.text.tokenizer; assert not {'jinja2', 'tokenizers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
-
-
-@pytest.mark.parametrize("content", [False, 3, {"text": "x"}, [{"text": 3}], [{"text": None}]])
-def test_a_system_message_that_is_no_text_is_refused(content: Any) -> None:
-    template = ChatTemplate({"default": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"})
-    with pytest.raises(UsageError, match="content"):
-        template.render([{"role": "system", "content": content}, {"role": "user", "content": "x"}])
 
 
 @pytest.mark.parametrize("role", [["user"], {"a": 1}, None, "boss"])

@@ -88,6 +88,13 @@ def test_an_encoding_beyond_the_limit_is_an_error(stuck: threading.Event, monkey
         limited(stuck.wait, 1)
 
 
+def test_other_threads_use_up_no_time_of_an_encoding(stuck: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = iter(range(0, 10**9, 3600))
+    monkeypatch.setattr("time.process_time", lambda: next(hours))  # of an engine that decodes in this process
+    threading.Timer(0.15, stuck.set).start()
+    assert limited(stuck.wait, 1)
+
+
 def test_panics_and_errors_of_a_call_are_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
         limited(lambda: 1 // 0, 1)

@@ -69,3 +69,21 @@ def test_no_text_gives_the_id_of_a_control(tmp_path: Path, template: str, normal
     written = [i for i in tokenizer.encode_chat([{"role": "user", "content": "x"}]) if i >= 300]
     assert written == [300, 302, 303]
     assert smuggled(tokenizer, seed=16, count=60) == []
+
+
+def test_tokens_of_single_bytes_are_text_whatever_the_template_writes(tmp_path: Path) -> None:
+    """A vocabulary without "<" and "|" spells the template's marks by byte tokens, which stay text elsewhere, too."""
+    vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": 1 + byte for byte in range(256)} | {"a": 257}
+    document = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    config = {"unk_token": "<unk>", "chat_template": TEMPLATES["written out"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in "<|_>":
+        assert tokenizer.encode(text) == [1 + ord(text)]
+        assert 1 + ord(text) in tokenizer.encode_chat([{"role": "user", "content": text}])
+        assert 0 not in tokenizer.encode_chat([{"role": "user", "content": text}])

@@ -1,0 +1,321 @@
+"""Conversations rewritten for a chat template that would drop or refuse parts of them.
+
+Clients send all that OpenAI's and Anthropic's APIs allow; each template takes a part of it (`TemplateRules`). No text
+is left out: a text without a place in the template moves to the nearest message that the template shows.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.models.text.chat_template import Message, check_roles
+from headrace.models.text.template_rules import TemplateRules
+from headrace.runtime.errors import UsageError
+
+_NO_RESULT = "(no result)"
+_BEFORE_ANSWER = "..."  # the user's part before a conversation that an assistant begins
+_PARAGRAPH = "\n\n"
+
+CallWriter = Callable[[Mapping[str, Any]], str]
+"""Writes a call {"name": ..., "arguments": {...}} in the model's own form."""
+
+
+def write_json_call(call: Mapping[str, Any]) -> str:
+    """Return a call as a JSON object."""
+    return json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+
+
+def adapt_messages(
+    messages: Sequence[Message], rules: TemplateRules, write_call: CallWriter = write_json_call
+) -> list[dict[str, Any]]:
+    """Return a conversation that the template shows wholly, with calls and results in their order.
+
+    write_call: for templates that show no calls. Arguments of calls become objects, or texts where a template wants
+    them. Raises UsageError for a message without a known role, or with content that is no text.
+    """
+    check_roles(messages)
+    adapted = _join_first_systems([dict(message) for message in messages])
+    if any(message.get("tool_calls") or message["role"] == "tool" for message in adapted):
+        adapted = _pair_results(_with_objects(adapted))
+        adapted = _adapt_calls(adapted, rules, write_call)
+    adapted = _place_systems(adapted, rules)
+    return _adapt_turns(adapted, rules)
+
+
+# --- calls and results ---------------------------------------------------------------------------------------
+
+
+def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose calls have their arguments as objects."""
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in calls]}
+        if isinstance(calls := message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    inner: Mapping[str, Any] = function if isinstance(function, Mapping) else call
+    changed = {**inner, "arguments": _object_of(inner.get("arguments"))}
+    return {**call, "type": "function", "function": changed}
+
+
+def _object_of(arguments: object) -> dict[str, Any]:
+    """Return arguments as an object. Text that is none, such as one that was cut, becomes its only field."""
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    text = "" if arguments is None else str(arguments)
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text}
+
+
+def _pair_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which each call is followed by its result.
+
+    A call without a result gets one that says so, unless the conversation ends with it. A result without a call becomes
+    text of the user.
+    """
+    messages = _with_result_ids(messages)
+    asked = {call.get("id") for message in messages for call in message.get("tool_calls") or ()}
+    results: dict[Any, list[dict[str, Any]]] = {}
+    for message in messages:
+        if message["role"] == "tool" and message.get("tool_call_id") in asked:
+            results.setdefault(message.get("tool_call_id"), []).append(message)
+    paired: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in asked:
+                paired.append(_result_as_user(message))
+            continue
+        paired.append(message)
+        is_last = index == len(messages) - 1
+        for call in message.get("tool_calls") or ():
+            known = results.get(call.get("id"))
+            if known:
+                paired.append({**known.pop(0), "name": call["function"].get("name")})
+            elif not is_last:
+                paired.append(_missing_result(call))
+    return paired
+
+
+def _with_result_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which a result without an identifier answers the next call that is open."""
+    open_calls: list[Any] = []
+    changed = []
+    for message in messages:
+        open_calls += [call.get("id") for call in message.get("tool_calls") or ()]
+        if message["role"] == "tool" and open_calls:
+            identifier = message.get("tool_call_id") or open_calls[0]
+            if identifier in open_calls:
+                open_calls.remove(identifier)
+            message = {**message, "tool_call_id": identifier}
+        changed.append(message)
+    return changed
+
+
+def _missing_result(call: Mapping[str, Any]) -> dict[str, Any]:
+    name = call["function"].get("name")
+    return {"role": "tool", "tool_call_id": call.get("id"), "name": name, "content": _NO_RESULT}
+
+
+def _result_as_user(message: Message) -> dict[str, Any]:
+    name = message.get("name") or message.get("tool_call_id") or "the function"
+    return {"role": "user", "content": f"Result of {name}:\n{text_of(message)}"}
+
+
+def _adapt_calls(messages: list[dict[str, Any]], rules: TemplateRules, write_call: CallWriter) -> list[dict[str, Any]]:
+    if not rules.takes_calls:
+        messages = [_with_written_calls(message, write_call) for message in messages]
+        if not rules.takes_results or not rules.takes_tools:
+            messages = [_result_as_user(message) if message["role"] == "tool" else message for message in messages]
+        return messages
+    if not rules.takes_long_ids:
+        messages = _with_short_ids(messages)
+    messages = _split_calls(messages, rules)
+    if not rules.takes_argument_objects:
+        messages = [_with_argument_texts(message) for message in messages]
+    return messages
+
+
+def _with_written_calls(message: dict[str, Any], write_call: CallWriter) -> dict[str, Any]:
+    """Return a message with its calls as a part of its text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = [write_call(call["function"]) for call in calls]
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**others, "content": "\n".join(part for part in (text_of(message), *written) if part)}
+
+
+def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose calls are named by nine letters and digits, the same in every turn."""
+    changed = []
+    for message in messages:
+        message = dict(message)
+        if message.get("tool_calls"):
+            message["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in message["tool_calls"]]
+        if message["role"] == "tool":
+            message["tool_call_id"] = short_id(message.get("tool_call_id"))
+        changed.append(message)
+    return changed
+
+
+def short_id(identifier: object) -> str:
+    """Return an identifier of nine letters and digits for a call."""
+    text = str(identifier)
+    if len(text) == 9 and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _split_calls(messages: list[dict[str, Any]], rules: TemplateRules) -> list[dict[str, Any]]:
+    """Return messages of which none has more than the template shows: one call, or calls without text."""
+    split: list[dict[str, Any]] = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        calls = message.get("tool_calls") or []
+        following = messages[index + 1 : index + 1 + len(calls)]
+        results = [each for each in following if each["role"] == "tool"]
+        index += 1 + (len(results) if calls else 0)
+        if not calls:
+            split.append(message)
+            continue
+        has_thinking = bool(message.get("reasoning_content") or message.get("thinking"))
+        takes_text = rules.takes_text_and_thinking_with_calls if has_thinking else rules.takes_text_with_calls
+        if text_of(message) and not takes_text:
+            split.append({"role": message["role"], "content": text_of(message)})
+            message = {**message, "content": ""}
+        if len(calls) == 1 or rules.takes_parallel_calls:
+            split += [message, *results]
+            continue
+        for number, call in enumerate(calls):
+            first = message if number == 0 else {"role": message["role"], "content": ""}
+            split += [{**first, "tool_calls": [call]}, *results[number : number + 1]]
+    return split
+
+
+def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = []
+    for call in calls:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        written.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": written}
+
+
+# --- system messages -----------------------------------------------------------------------------------------
+
+
+def _join_first_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with the system messages at their beginning as one: most templates take only one."""
+    for message in messages:
+        if message["role"] == "developer":
+            message["role"] = "system"
+    first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if first < 2:
+        return messages
+    joined = _PARAGRAPH.join(text_of(message) for message in messages[:first])
+    return [{"role": "system", "content": joined}, *messages[first:]]
+
+
+def _place_systems(messages: list[dict[str, Any]], rules: TemplateRules) -> list[dict[str, Any]]:
+    """Return messages whose system messages stand where the template shows them.
+
+    Others become text of the next user message, or a user message of their own if an answer or nothing follows.
+    """
+    has_later = any(message["role"] == "system" for message in messages[1:])
+    moves_later = has_later and not rules.takes_later_system
+    moves_first = bool(messages) and messages[0]["role"] == "system" and not _takes_first(messages, rules)
+    placed: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and (moves_first if index == 0 else moves_later):
+            waiting.append(text_of(message))
+            continue
+        if waiting and message["role"] == "user":
+            message = {**message, "content": _PARAGRAPH.join([*waiting, text_of(message)])}
+            waiting = []
+        elif waiting and message["role"] != "tool":
+            placed.append({"role": "user", "content": _PARAGRAPH.join(waiting)})
+            waiting = []
+        placed.append(message)
+    if waiting:
+        placed.append({"role": "user", "content": _PARAGRAPH.join(waiting)})
+    return placed
+
+
+def _takes_first(messages: Sequence[Message], rules: TemplateRules) -> bool:
+    if any(message["role"] == "user" for message in messages):
+        return rules.takes_system
+    return rules.takes_system and rules.takes_system_alone
+
+
+# --- turns ---------------------------------------------------------------------------------------------------
+
+
+def _adapt_turns(messages: list[dict[str, Any]], rules: TemplateRules) -> list[dict[str, Any]]:
+    """Return messages in turns that the template takes: neighbours of one role joined, an answer never first."""
+    adapted: list[dict[str, Any]] = []
+    has_user = any(message["role"] == "user" for message in messages)
+    takes_answer_first = rules.takes_answer_first if has_user else rules.takes_answer_alone
+    for message in messages:
+        last = adapted[-1] if adapted else None
+        is_empty = message["role"] == "assistant" and not text_of(message) and not message.get("tool_calls")
+        if is_empty and not rules.takes_empty_answer:
+            continue
+        if last is not None and _must_join(last, message, rules):
+            texts = [text for text in (text_of(last), text_of(message)) if text]
+            adapted[-1] = {**last, **_fields(message), "content": _PARAGRAPH.join(texts)}
+            continue
+        if _begins(adapted) and message["role"] == "assistant" and not takes_answer_first:
+            adapted.append({"role": "user", "content": _BEFORE_ANSWER})
+        adapted.append(message)
+    return adapted or [{"role": "user", "content": _BEFORE_ANSWER}]
+
+
+def _begins(messages: Sequence[Message]) -> bool:
+    return all(message["role"] == "system" for message in messages)
+
+
+def _must_join(last: Message, message: Message, rules: TemplateRules) -> bool:
+    roles = (last["role"], message["role"])
+    if roles == ("user", "user"):
+        return not rules.takes_user_pairs
+    if roles == ("tool", "user"):
+        return not rules.takes_user_after_result
+    if roles == ("assistant", "assistant") and not last.get("tool_calls"):
+        return not rules.takes_answer_pairs and (not message.get("tool_calls") or rules.takes_text_with_calls)
+    return False
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that one before it takes over: thinking and calls."""
+    return {
+        key: message[key] for key in ("tool_calls", "reasoning_content", "thinking") if message.get(key) is not None
+    }
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message, the texts of its parts joined. Raises UsageError for any other content."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = [None]
+    if isinstance(content, Sequence):
+        parts = [part.get("text", "") for part in content if isinstance(part, Mapping)]
+    if not all(isinstance(part, str) for part in parts):
+        raise UsageError("the content of a message is neither a text nor a list of parts with texts")
+    return "".join(parts)

@@ -1,0 +1,51 @@
+"""Definitions of tools completed for chat templates, which read fields that clients leave out.
+
+The template alone sees the changed definitions; calls are checked against the client's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+def complete_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return definitions of which each has a description and parameters."""
+    return [
+        {**definition, "function": {"description": "", "parameters": _NO_PARAMETERS, **_stated(definition["function"])}}
+        for definition in definitions
+    ]
+
+
+def simple_definitions(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return definitions whose parameters all have a description and one type, for templates that fail otherwise."""
+    return [
+        {
+            **definition,
+            "function": {**definition["function"], "parameters": _simple(definition["function"]["parameters"])},
+        }
+        for definition in complete_definitions(definitions)
+    ]
+
+
+def _stated(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in function.items() if value is not None}
+
+
+def _simple(schema: Any) -> Any:
+    """Return a schema in which each type is one name, and each property has a description."""
+    if isinstance(schema, list):
+        return [_simple(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    simple = {key: _simple(value) for key, value in schema.items()}
+    kinds = simple.get("type")
+    if isinstance(kinds, list):
+        simple["type"] = next((kind for kind in kinds if kind != "null"), "string")
+    properties = simple.get("properties")
+    if isinstance(properties, dict):
+        simple["properties"] = {
+            name: {"type": "string", "description": "", **each} if isinstance(each, dict) else each
+            for name, each in properties.items()
+        }
+    return simple

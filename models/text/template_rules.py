@@ -1,0 +1,321 @@
+"""Facts about a chat template, found by rendering short conversations: which messages it shows.
+
+Templates say nowhere which conversations they take. Some refuse two user messages in a row, others drop later system
+messages or calls of tools without a word. Each fact is probed once, with words that must come out in their order.
+`adapt_messages` rewrites conversations by these facts.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from headrace.models.text.adapt_tools import complete_definitions, simple_definitions
+from headrace.models.text.chat_template import ChatTemplate, Message
+from headrace.runtime.errors import CheckpointError
+
+_ID = "a1b2c3d4e"  # nine letters and digits, which every template takes
+_LONG_ID = "call_0123456789abcdef01234567"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "probe",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "probe"}},
+            "required": ["key"],
+        },
+    },
+}
+
+Variables = Mapping[str, Any]
+
+
+def nested_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
+    """Return the template's variables for tools as OpenAI's API has them."""
+    return {"tools": definitions}
+
+
+def flat_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
+    """Return the template's variables for tools with their name and parameters at the top: Command R+."""
+    return {"tools": [{**definition, **definition["function"]} for definition in definitions]}
+
+
+def written_tools(definitions: Sequence[Mapping[str, Any]]) -> Variables:
+    """Return the template's variables for tools as one JSON text, and for the date: Firefunction."""
+    functions = [definition["function"] for definition in definitions]
+    written = json.dumps(functions, ensure_ascii=False, indent=4)
+    return {"functions": written, "datetime": datetime.now().strftime("%Y-%m-%d")}
+
+
+_OFFERS = (nested_tools, flat_tools, written_tools)
+
+
+class TemplateRules:
+    """The facts about one template. Each property renders its probes when it is first read."""
+
+    def __init__(self, template: ChatTemplate, *, offers_tools: bool = False) -> None:
+        """offers_tools: the facts are of conversations with definitions of tools; some templates differ then."""
+        self._template = template
+        self._offers_tools = offers_tools
+
+    def accepts(self, variables: Variables) -> bool:
+        """Return whether the template renders a conversation with these variables."""
+        return self._render([_user("one")], {**self.tool_variables([]), **variables}) is not None
+
+    # --- system messages -------------------------------------------------------------------------------------
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """True if a system message at the beginning is shown; Gemma 2 refuses it, others drop it."""
+        return self._shows(_system("one"), _user("two"))
+
+    @cached_property
+    def takes_later_system(self) -> bool:
+        """True if system messages are shown wherever they stand."""
+        return all(
+            self._shows(*messages)
+            for messages in (
+                [_user("one"), _system("two"), _user("three")],
+                [_user("one"), _answer("two"), _user("three"), _system("four")],
+                [_system("one"), _user("two"), _answer("three"), _system("four"), _user("five")],
+            )
+        )
+
+    @cached_property
+    def takes_system_alone(self) -> bool:
+        """True if a conversation needs no user message."""
+        return self._shows(_system("one"))
+
+    # --- turns -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def takes_user_pairs(self) -> bool:
+        """True if a user message may follow another."""
+        return self._shows(_user("one"), _user("two"))
+
+    @cached_property
+    def takes_answer_pairs(self) -> bool:
+        """True if an assistant's message may follow another."""
+        return self._shows(_user("one"), _answer("two"), _answer("three"), _user("four"))
+
+    @cached_property
+    def takes_answer_first(self) -> bool:
+        """True if a conversation may begin with an assistant's message."""
+        return self._shows(_answer("one"), _user("two"))
+
+    @cached_property
+    def takes_answer_alone(self) -> bool:
+        """True if a conversation may have an assistant's messages alone."""
+        return self._shows(_answer("one"))
+
+    @cached_property
+    def takes_empty_answer(self) -> bool:
+        """True if an assistant's message may be empty."""
+        return self._shows(_user("one"), _answer(""), _user("two"))
+
+    # --- tools -----------------------------------------------------------------------------------------------
+
+    def tool_variables(self, definitions: Sequence[Mapping[str, Any]]) -> Variables:
+        """Return the template's variables that offer tools, or none if `definitions` is empty.
+
+        Definitions get the fields that the template reads. Empty for a template that writes no tools.
+        """
+        if not definitions:
+            return self._no_tools
+        if self._offer is None:
+            return {}
+        variables = self._offer(complete_definitions(definitions))
+        if self._render([_user("one")], variables) is not None:
+            return variables
+        return self._offer(simple_definitions(definitions))
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the template writes the definitions of tools."""
+        return self._offer is not None
+
+    @cached_property
+    def _offer(self) -> Callable[[Sequence[Mapping[str, Any]]], Variables] | None:
+        for offer in _OFFERS:
+            shown = self._render([_user("one")], offer([_TOOL]))
+            if shown is not None and "probe_tool" in shown:
+                return offer
+        return None
+
+    @cached_property
+    def _no_tools(self) -> Variables:
+        """Some templates fail without a variable for tools."""
+        candidates: tuple[Variables, ...] = ({}, {"tools": []}, written_tools([]))
+        usable = (variables for variables in candidates if self._render([_user("one")], variables) is not None)
+        return next(usable, {})
+
+    @cached_property
+    def takes_calls(self) -> bool:
+        """True if calls of tools in earlier answers, and their results, are shown."""
+        return self.takes_argument_objects or self.takes_argument_texts
+
+    @cached_property
+    def takes_argument_objects(self) -> bool:
+        """True if the arguments of a call may be an object."""
+        return self._shows(_user("one"), _call("two"), _result("three"))
+
+    @cached_property
+    def takes_argument_texts(self) -> bool:
+        """True if the arguments of a call may be JSON text."""
+        call = _call("two")
+        text = json.dumps({"key": "two"})
+        call["tool_calls"][0]["function"]["arguments"] = text
+        return self._shows(_user("one"), call, _result("three"))
+
+    @cached_property
+    def takes_results(self) -> bool:
+        """True if results of tools are shown, even where calls are not."""
+        call = _answer("two")
+        return self.takes_calls or self._shows(_user("one"), call, _result("three"))
+
+    @cached_property
+    def takes_parallel_calls(self) -> bool:
+        """True if a message may have several calls."""
+        return self._shows(_user("one"), self._calls("two", "three"), _result("four"), _result("five", _LATER_ID))
+
+    @cached_property
+    def takes_text_with_calls(self) -> bool:
+        """True if the text beside a call is shown."""
+        call = {**self._calls("three"), "content": _WORDS["two"]}
+        return self._shows(_user("one"), call, _result("four"))
+
+    @cached_property
+    def takes_text_and_thinking_with_calls(self) -> bool:
+        """True if a message may have text, thinking and a call; GPT-OSS refuses it."""
+        thinking = {"reasoning_content": "x", "thinking": "x"}
+        call = {**self._calls("three"), "content": _WORDS["two"], **thinking}
+        return self._shows(_user("one"), call, _result("four"))
+
+    @cached_property
+    def takes_user_after_result(self) -> bool:
+        """True if a user message may follow the result of a tool."""
+        return self._shows(_user("one"), self._calls("two"), _result("three"), _user("four"))
+
+    @cached_property
+    def takes_long_ids(self) -> bool:
+        """True if identifiers of calls may have any form; Mistral's have nine letters and digits."""
+        call = self._calls("two")
+        call["tool_calls"][0]["id"] = _LONG_ID
+        return self._shows(_user("one"), call, _result("three", _LONG_ID))
+
+    def _calls(self, *words: str) -> dict[str, Any]:
+        """Return an assistant's message with a call for each word, with arguments as the template takes them."""
+        message = _call(*words)
+        if not self.takes_argument_objects and self.takes_argument_texts:
+            for call in message["tool_calls"]:
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        return message
+
+    def written_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+        """Return the calls of one message as the model would generate them, without thinking and its end of turn.
+
+        None if the template does not show them.
+        """
+        made: list[dict[str, Any]] = [
+            {"id": identifier, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            for (name, arguments), identifier in zip(calls, (_ID, _LATER_ID), strict=False)
+        ]
+        message = {"role": "assistant", "content": "", "tool_calls": made}
+        if not self.takes_argument_objects:
+            for call in made:
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        variables = self.tool_variables([_TOOL])
+        text = self._render([_user("one"), message], variables, add_generation_prompt=False)
+        plain = self._render([_user("one"), _answer("two")], variables, add_generation_prompt=False)
+        if text is None or plain is None:
+            return None
+        start = _difference(text, plain)
+        end_of_turn = plain.partition(_WORDS["two"])[2]
+        return _NO_THINKING.sub("", text[start:].removesuffix(end_of_turn), count=1)
+
+    # --- probes ----------------------------------------------------------------------------------------------
+
+    def _shows(self, *messages: Message) -> bool:
+        """Return whether the texts and arguments of all messages come out, in their order and apart from each other."""
+        text = self._render(messages, self.tool_variables([_TOOL] if self._offers_tools else []))
+        if text is None:
+            return False
+        end = -1
+        for word in (word for message in messages for word in _words_of(message)):
+            start = text.find(word, end + 1)
+            if start < 0:
+                return False
+            end = start + len(word)
+        return True
+
+    def _render(
+        self, messages: Sequence[Message], variables: Variables, *, add_generation_prompt: bool = True
+    ) -> str | None:
+        """Return the rendered text, None if the template fails."""
+        try:
+            text = self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+            return str.__str__(text)
+        except CheckpointError:
+            return None
+
+
+# An empty section of thinking, or its end alone where the prompt has begun it.
+_NO_THINKING = re.compile(
+    r"\s*(?:(?:<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>)?\s*"
+    r"(?:</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>))?\s*"
+)
+_LATER_ID = "f5g6h7i8j"
+# No template looks for these, or changes them.
+_WORDS = {name: f"probe{name}" for name in ("one", "two", "three", "four", "five")}
+
+
+def _difference(one: str, other: str) -> int:
+    """Return the place from which two texts differ, before a tag that both have begun."""
+    pairs = enumerate(zip(one, other, strict=False))
+    place = next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+    for opening, closing in ("<>", "[]"):
+        begun = one.rfind(opening, 0, place)
+        if begun > one.rfind(closing, 0, place):
+            place = begun
+    return place
+
+
+def _system(word: str) -> dict[str, Any]:
+    return {"role": "system", "content": _WORDS[word]}
+
+
+def _user(word: str) -> dict[str, Any]:
+    return {"role": "user", "content": _WORDS[word]}
+
+
+def _answer(word: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": _WORDS.get(word, "")}
+
+
+def _call(*words: str) -> dict[str, Any]:
+    calls = [
+        {
+            "id": identifier,
+            "type": "function",
+            "function": {"name": "probe_tool", "arguments": {"key": _WORDS[word]}},
+        }
+        for word, identifier in zip(words, (_ID, _LATER_ID), strict=False)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _result(word: str, identifier: str = _ID) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": identifier, "name": "probe_tool", "content": _WORDS[word]}
+
+
+def _words_of(message: Message) -> list[str]:
+    content = str(message["content"])
+    words = [content] if content else []
+    for call in message.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        words.append((json.loads(arguments) if isinstance(arguments, str) else arguments)["key"])
+    return words

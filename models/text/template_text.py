@@ -1,0 +1,190 @@
+"""Text that remembers which of its characters a chat template wrote.
+
+A template's own text may contain control tokens, text from outside (messages, tools) may not, and a prompt mixes both.
+Literals of a template are `TemplateText`; texts from outside are plain `str`. Operations of `TemplateText` keep the
+origin of each character, as MarkupSafe's `Markup` knows escaped text. An operation that is not listed here
+returns a plain `str`, so that a forgotten one can lose a control token of the template but never make one from outside.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex
+
+OWN = "t"  # of `TemplateText.origin`: written by the template
+OUTSIDE = "o"
+
+_SIMPLE_FIELD = re.compile(r"%([sd%])")
+_ANY_FIELD = re.compile(r"%.", re.DOTALL)
+
+
+class TemplateText(str):
+    """A text with the origin of each character."""
+
+    __slots__ = ("origin",)
+    origin: str  # OWN or OUTSIDE for each character
+
+    def __new__(cls, text: str, origin: str | None = None) -> "TemplateText":
+        """origin: default: all characters are the template's own."""
+        new = super().__new__(cls, text)
+        new.origin = OWN * len(new) if origin is None else origin
+        return new
+
+    def __str__(self) -> str:
+        return self  # the compiled template passes every output through str()
+
+    def __iter__(self) -> Iterator[str]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def __getitem__(self, index: SupportsIndex | slice) -> "TemplateText":
+        return TemplateText(super().__getitem__(index), self.origin[index])
+
+    # --- joined ----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return concatenate((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        # Python asks the subclass first, so this also serves `plain text + template text`.
+        return concatenate((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, times: SupportsIndex) -> "TemplateText":
+        return TemplateText(super().__mul__(times), self.origin * times)
+
+    __rmul__ = __mul__
+
+    def join(self, parts: Iterable[str]) -> str:
+        joined: list[str] = []
+        for part in parts:
+            joined += (self, part)
+        return concatenate(joined[1:])
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> str:
+        if not old:  # `new` between all characters
+            return super().replace(old, new, count)
+        parts = self.split(old, count)
+        return as_template_text(new).join(parts)
+
+    def __mod__(self, values: Any) -> str:
+        """Insert values. Their origin is kept if the pattern is a template's and has no fields but %s and %d."""
+        text = super().__mod__(values)
+        simple = all(_SIMPLE_FIELD.fullmatch(field) for field in _ANY_FIELD.findall(self))
+        if not simple or OUTSIDE in self.origin or isinstance(values, dict):
+            return text
+        remaining = iter(values if isinstance(values, tuple) else (values,))
+        parts: list[str] = []
+        end = 0
+        for field in _SIMPLE_FIELD.finditer(self):
+            parts.append(self[end : field.start()])
+            parts.append(TemplateText("%") if field[1] == "%" else _inserted(next(remaining), field[0]))
+            end = field.end()
+        return concatenate([*parts, self[end:]])
+
+    # --- cut -------------------------------------------------------------------------------------------------
+
+    def strip(self, chars: str | None = None) -> "TemplateText":
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None) -> "TemplateText":
+        return self[len(self) - len(super().lstrip(chars)) :]
+
+    def rstrip(self, chars: str | None = None) -> "TemplateText":
+        return self[: len(super().rstrip(chars))]
+
+    def removeprefix(self, prefix: str) -> "TemplateText":
+        return self[len(prefix) :] if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str) -> "TemplateText":
+        return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._located(super().split(sep, maxsplit), 0 if sep is None else len(sep), spaces=sep is None)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._located(super().rsplit(sep, maxsplit), 0 if sep is None else len(sep), spaces=sep is None)
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        lines = self._located(super().splitlines(keepends=True))
+        if keepends:
+            return lines
+        contents = super().splitlines()
+        return [line[: len(content)] for line, content in zip(lines, contents, strict=True)]
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        before, found, after = self._located(super().partition(sep))
+        return before, found, after
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        before, found, after = self._located(super().rpartition(sep))
+        return before, found, after
+
+    def _located(self, parts: Iterable[str], gap: int = 0, *, spaces: bool = False) -> list[str]:
+        """Return successive parts of this text with their origins.
+
+        gap: characters between two parts. spaces: white space of any length is around the parts.
+        """
+        located: list[str] = []
+        start = 0
+        for part in parts:
+            if spaces:
+                start = self.index(part, start)
+            located.append(self[start : start + len(part)])
+            start += len(part) + gap
+        return located
+
+    # --- letters in another case -----------------------------------------------------------------------------
+
+    def capitalize(self) -> str:
+        return self._changed(super().capitalize())
+
+    def casefold(self) -> str:
+        return self._changed(super().casefold())
+
+    def lower(self) -> str:
+        return self._changed(super().lower())
+
+    def swapcase(self) -> str:
+        return self._changed(super().swapcase())
+
+    def title(self) -> str:
+        return self._changed(super().title())
+
+    def upper(self) -> str:
+        return self._changed(super().upper())
+
+    def _changed(self, text: str) -> str:
+        """Return a text with other letters and the same origins.
+
+        Letters that become several, such as a capital sharp s, only ever add characters, so an equal length means that
+        each character stands in its place. The origin of a longer text is known only if all of it is one.
+        """
+        if len(text) == len(self):
+            return TemplateText(text, self.origin)
+        return text if OUTSIDE in self.origin else TemplateText(text)
+
+
+def as_template_text(text: Any) -> TemplateText:
+    """Return a text whose operations keep origins: plain text is from outside, other values become plain text."""
+    if isinstance(text, TemplateText):
+        return text
+    text = str(text)
+    return text if isinstance(text, TemplateText) else TemplateText(text, OUTSIDE * len(text))
+
+
+def concatenate(parts: Iterable[Any]) -> str:
+    """Return the written forms of all parts as one text, plain if all of them are."""
+    texts = [part if isinstance(part, str) else str(part) for part in parts]
+    text = "".join(texts)
+    if not any(isinstance(part, TemplateText) for part in texts):
+        return text
+    return TemplateText(text, "".join(map(_origin, texts)))
+
+
+def _origin(text: str) -> str:
+    return text.origin if isinstance(text, TemplateText) else OUTSIDE * len(text)
+
+
+def _inserted(value: Any, field: str) -> str:
+    if field == "%s" and isinstance(value, TemplateText):
+        return value
+    return field % (value,)

@@ -1,0 +1,312 @@
+"""Nothing of a conversation is lost or refused, whatever a template drops or refuses."""
+
+import itertools
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.models.text.adapt_messages import adapt_messages, short_id
+from headrace.models.text.chat_template import ChatTemplate
+from headrace.models.text.template_rules import TemplateRules
+from headrace.runtime.errors import UsageError
+from tests.families import FAMILIES
+
+_TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+
+# A template that takes everything, and changes of it that each drop or refuse one thing.
+_TURNS = """\
+{%- for tool in tools or [] %}{{ tool.function.name }};{% endfor %}
+{%- for message in messages %}
+{{- '\\n<' + message.role + '>' }}
+{%- if message.content %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '[' ~ call.id ~ ' ' ~ call.function.name ~ ' ' ~ (call.function.arguments | tojson) ~ ']' }}
+{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '\\n<assistant>' }}{% endif %}"""
+
+
+def _refuse(condition: str, says: str = "no") -> str:
+    """Return a template that refuses conversations with a message under a condition."""
+    check = "{% for message in messages %}{% if " + condition + " %}{{ raise_exception('" + says + "') }}{% endif %}"
+    return check + "{% endfor %}" + _TURNS
+
+
+def _drop(condition: str) -> str:
+    """Return a template that leaves out messages under a condition."""
+    return _TURNS.replace("for message in messages", f"for message in messages if not ({condition})")
+
+
+_ALTERNATION = """\
+{%- set turns = namespace(number=0) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) -%}
+{%- if (message.role == 'user') != (turns.number % 2 == 0) -%}{{ raise_exception('alternate') }}{%- endif -%}
+{%- set turns.number = turns.number + 1 -%}
+{%- endif -%}
+{%- endfor -%}"""
+
+TEMPLATES = {
+    "all": _TURNS,
+    "no system": _refuse("message.role == 'system'"),
+    "system dropped": _drop("message.role == 'system'"),
+    "later system refused": _refuse("message.role == 'system' and not loop.first"),
+    "later system dropped": _TURNS.replace(
+        "for message in messages %}", "for message in messages if loop is defined or true %}"
+    ).replace(
+        "{{- '\\n<' + message.role",
+        "{%- if message.role == 'system' and not loop.first %}{% continue %}{% endif %}{{- '\\n<' + message.role",
+    ),
+    "a user is needed": "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('user') }}{% endif %}" + _TURNS,
+    "alternation": _ALTERNATION + _TURNS,
+    "answers run together": _TURNS.replace(
+        "{{- '\\n<' + message.role + '>' }}",
+        "{%- if loop.first or message.role != 'assistant' or loop.previtem.role != 'assistant' %}"
+        "{{- '\\n<' + message.role + '>' }}{% endif %}",
+    ),
+    "no empty answer": _refuse("message.role == 'assistant' and not message.content and not message.tool_calls"),
+    "one call": _refuse("message.tool_calls and message.tool_calls | length > 1"),
+    "first call shown": _TURNS.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]"),
+    "text or calls": _TURNS.replace("if message.content", "if message.content and not message.tool_calls"),
+    "thinking or text": _refuse("message.tool_calls and message.content and message.reasoning_content"),
+    "no calls": _TURNS.replace("message.tool_calls or []", "[]"),
+    "no calls, no results": _drop("message.role == 'tool'").replace("message.tool_calls or []", "[]"),
+    "no tools at all": _refuse("message.role == 'tool' or message.tool_calls").replace("tools or []", "[]"),
+    "ids of nine": _refuse("message.tool_calls and message.tool_calls[0].id | length != 9"),
+    "arguments as text": _TURNS.replace("(call.function.arguments | tojson)", "('' + call.function.arguments)"),
+    "arguments as object": _TURNS.replace(
+        "(call.function.arguments | tojson)", "(call.function.arguments.items() | list)"
+    ),
+    "result after call": _refuse("message.role == 'tool' and loop.previtem.role not in ['assistant', 'tool']"),
+    "flat tools": _TURNS.replace("tool.function.name", "tool.description ~ tool.name"),
+    "tools as text": "{{ functions }}" + _TURNS.replace("tools or []", "[]"),
+    "list of tools needed": "{{ tools | length }}" + _TURNS,
+}
+
+
+def _call(identifier: str | None, number: int, arguments: Any = None) -> dict[str, Any]:
+    given = {"at": f"argument{number}"} if arguments is None else arguments
+    return {"id": identifier, "type": "function", "function": {"name": "look", "arguments": given}}
+
+
+@cache
+def _rules(template: str, tools: bool) -> tuple[ChatTemplate, TemplateRules]:
+    chat_template = ChatTemplate({"default": template})
+    return chat_template, TemplateRules(chat_template, offers_tools=tools)
+
+
+def _render(template: str, messages: list[dict[str, Any]], *, tools: bool = True) -> str:
+    chat_template, rules = _rules(template, tools)
+    return chat_template.render(adapt_messages(messages, rules), **rules.tool_variables(_TOOLS if tools else []))
+
+
+def _in_order(text: str, words: list[str]) -> bool:
+    places = [text.find(word) for word in words]
+    return -1 not in places and places == sorted(places)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a conversation as a client could send it, and its texts in the order in which they have to come."""
+    numbers = itertools.count(1)
+    messages: list[dict[str, Any]] = []
+    words: list[str] = []
+
+    def text(kind: str) -> str:
+        words.append(f"{kind}{next(numbers):03}x")
+        return words[-1]
+
+    kinds = ["system", "developer", "user", "answer", "empty answer", "calls", "lost call", "orphan"]
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=7)):
+        if kind in ("system", "developer", "user"):
+            messages.append({"role": kind, "content": text(kind)})
+        elif kind == "answer":
+            messages.append({"role": "assistant", "content": text(kind)})
+        elif kind == "empty answer":
+            messages.append({"role": "assistant", "content": ""})
+        elif kind == "orphan":
+            messages.append({"role": "tool", "tool_call_id": "unknown", "content": text("orphan")})
+        else:
+            message: dict[str, Any] = {"role": "assistant", "content": draw(st.sampled_from([None, ""]))}
+            if draw(st.booleans()):
+                message["content"] = text("said")
+            if draw(st.booleans()):
+                message["reasoning_content"] = "thought"
+            identifiers = [f"call_{next(numbers)}_{'0' * 20}" for _ in range(draw(st.integers(1, 3)))]
+            arguments = [text("argument") for _ in identifiers]
+            form = draw(st.sampled_from([dict, json.dumps]))
+            message["tool_calls"] = [
+                _call(identifier, 0, form({"at": argument}))
+                for identifier, argument in zip(identifiers, arguments, strict=True)
+            ]
+            messages.append(message)
+            if kind == "calls":
+                results = [
+                    {"role": "tool", "tool_call_id": identifier, "name": "look", "content": text("result")}
+                    for identifier in identifiers
+                ]
+                messages += draw(st.permutations(results))
+    return messages, words
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=40)
+@given(conversation=conversations(), tools=st.booleans())
+def test_no_template_loses_or_refuses_a_text(
+    name: str, conversation: tuple[list[dict[str, Any]], list[str]], tools: bool
+) -> None:
+    messages, words = conversation
+    before = json.dumps(messages)
+    text = _render(TEMPLATES[name], messages, tools=tools)
+    assert [word for word in words if text.count(word) != 1] == []
+    assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_texts_come_in_their_order(name: str) -> None:
+    messages = [
+        {"role": "system", "content": "one"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "three", "tool_calls": [_call("call_a", 4), _call("call_b", 5)]},
+        {"role": "tool", "tool_call_id": "call_b", "content": "seven"},
+        {"role": "tool", "tool_call_id": "call_a", "content": "six"},
+        {"role": "user", "content": "eight"},
+        {"role": "assistant", "content": "nine"},
+        {"role": "system", "content": "ten"},
+        {"role": "user", "content": "eleven"},
+    ]
+    text = _render(TEMPLATES[name], messages)
+    assert _in_order(text, ["one", "two", "three", "argument4", "argument5", "eight", "nine", "ten", "eleven"])
+    assert _in_order(text, ["argument4", "six", "seven", "eight"])
+
+
+def test_a_template_that_takes_everything_gets_it_unchanged() -> None:
+    messages = [
+        {"role": "system", "content": "one"},
+        {"role": "user", "content": "two"},
+        {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "four", "tool_calls": [_call("call_a", 1), _call("call_b", 2)]},
+        {"role": "tool", "tool_call_id": "call_a", "name": "look", "content": "five"},
+        {"role": "tool", "tool_call_id": "call_b", "name": "look", "content": "six"},
+        {"role": "system", "content": "seven"},
+        {"role": "assistant", "content": "eight"},
+    ]
+    rules = TemplateRules(ChatTemplate({"default": _TURNS}), offers_tools=True)
+    assert adapt_messages(messages, rules) == messages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", "{}"),
+        (None, "{}"),
+        ("{}", "{}"),
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": 1}, '{"a": 1}'),
+        ('{"city": "Par', '{"arguments": "{\\"city\\": \\"Par"}'),
+        ("[1]", '{"arguments": "[1]"}'),
+    ],
+)
+def test_arguments_of_any_form_reach_the_template_as_an_object(arguments: Any, shown: str) -> None:
+    call = {"id": "a", "function": {"name": "look", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert f"[a look {shown}]" in _render(_TURNS, messages)
+
+
+def test_a_call_without_a_result_gets_one_that_says_so() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [_call("a", 1)]},
+        {"role": "user", "content": "y"},
+    ]
+    assert "\n<tool>(no result)\n<user>y" in _render(_TURNS, messages)
+    assert "no result" not in _render(_TURNS, messages[:2])
+
+
+def test_a_result_without_an_identifier_answers_the_open_call() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [_call("a", 1), _call("b", 2)]},
+        {"role": "tool", "content": "first"},
+        {"role": "tool", "content": "second"},
+    ]
+    assert _render(_TURNS, messages).endswith("\n<tool>first\n<tool>second\n<assistant>")
+
+
+def test_short_ids_are_the_same_in_every_turn_and_differ_from_each_other() -> None:
+    assert short_id("abcdefghi") == "abcdefghi"
+    assert short_id("call_1") == short_id("call_1") != short_id("call_2")
+    assert len(short_id("call_1")) == 9
+    assert short_id(None).isalnum()
+
+
+def test_a_user_text_after_a_result_joins_it_where_turns_alternate() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [_call("a", 1)]},
+        {"role": "tool", "tool_call_id": "a", "content": "result"},
+        {"role": "user", "content": "and now"},
+    ]
+    assert "<tool>result\n\nand now\n" in _render(TEMPLATES["alternation"], messages)
+    assert "<tool>result\n<user>and now\n" in _render(_TURNS, messages)
+
+
+def test_calls_that_a_template_drops_are_written_in_the_answer() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [_call("a", 1)]},
+        {"role": "tool", "tool_call_id": "a", "name": "look", "content": "sunny"},
+    ]
+    written = '<assistant>Let me see.\n{"name": "look", "arguments": {"at": "argument1"}}\n'
+    assert written + "<tool>sunny" in _render(TEMPLATES["no calls"], messages)
+    assert written + "<user>Result of look:\nsunny" in _render(TEMPLATES["no calls, no results"], messages)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_system_message_is_never_lost(family: str) -> None:
+    template = ChatTemplate({"default": FAMILIES[family].template}, {"bos_token": "<s>", "eos_token": "</s>"})
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    prompt = template.render(adapt_messages(messages, TemplateRules(template)))
+    assert prompt.count("be brief") == prompt.count("hi") == 1
+    assert prompt.index("be brief") < prompt.index("hi")
+    assert ("be brief\n\nhi" in prompt) == (not FAMILIES[family].places_system or family == "gemma3")
+
+
+def test_a_system_message_without_a_user_becomes_one() -> None:
+    template = ChatTemplate({"default": FAMILIES["gemma2"].template}, {"bos_token": "<bos>"})
+    messages = adapt_messages([{"role": "system", "content": "be brief"}], TemplateRules(template))
+    assert "<start_of_turn>user\nbe brief<end_of_turn>" in template.render(messages)
+
+
+@pytest.mark.parametrize("content", [False, 3, {"text": "x"}, [{"text": 3}], [{"text": None}]])
+def test_a_system_message_that_is_no_text_is_refused(content: Any) -> None:
+    rules = TemplateRules(ChatTemplate({"default": TEMPLATES["system dropped"]}))
+    with pytest.raises(UsageError, match="content"):
+        adapt_messages([{"role": "system", "content": content}, {"role": "user", "content": "x"}], rules)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        {"name": "look"},
+        {"name": "look", "description": None, "parameters": None},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": ["string", "null"]}, "b": {}}}},
+        {"name": "look", "parameters": {"type": "object", "properties": {"a": True}}},
+    ],
+)
+def test_definitions_get_the_fields_that_a_template_reads(function: dict[str, Any]) -> None:
+    """As Command R+ does: fields of the tool and of each parameter are joined as texts."""
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name + ': ' + tool.function.description }}"
+        "{% for name, each in tool.function.parameters.properties.items() if each is mapping %}"
+        "{{ ' ' + name + ' ' + each.type + ' ' + each.description }}{% endfor %}{% endfor %}" + _TURNS
+    )
+    rules = TemplateRules(ChatTemplate({"default": template}), offers_tools=True)
+    variables = rules.tool_variables([{"type": "function", "function": function}])
+    text = ChatTemplate({"default": template}).render([{"role": "user", "content": "hi"}], **variables)
+    assert text.startswith("look: ")

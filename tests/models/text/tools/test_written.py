@@ -1,0 +1,179 @@
+"""Forms of tool calls learned from a template: it writes calls, and they are read back, in pieces of any size."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.text.chat_template import ChatTemplate
+from headrace.models.text.structured.calls import calls_grammar
+from headrace.models.text.structured.grammars import Grammars
+from headrace.models.text.template_rules import TemplateRules
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.call import ToolCall
+from headrace.models.text.tools.form import Marks
+from headrace.models.text.tools.stream import ToolStream
+from headrace.models.text.tools.table import form_of
+from headrace.models.text.tools.use import ToolUse
+from headrace.models.text.tools.written import Markup, Written, learn
+from tests.tiny_chat import write_byte_tokenizer
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "string"}, "times": {"type": "integer"}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "time2", "parameters": {"type": "object", "properties": {}}}}
+USE = ToolUse([LOOK, CLOCK])
+
+
+def template(calls: str) -> str:
+    """Return a template that writes calls in this way, each with `call.function` and `args`."""
+    return (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+        "{% for message in messages %}[{{ message.role }}]{{ message.content }}"
+        "{% if message.tool_calls %}" + calls + "{% endif %}[end]{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+
+
+_EACH = "{% for call in message.tool_calls %}"
+TEMPLATES = {
+    "numbered sections": "<|calls|>"
+    + _EACH
+    + "<|call|>functions.{{ call.function.name }}:{{ loop.index0 }}<|arguments|>"
+    "{{ call.function.arguments | tojson }}<|end call|>{% endfor %}<|end calls|>",
+    "list of objects": "<actions>[" + _EACH + '{"tool": "{{ call.function.name }}", "with": '
+    "{{ call.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</actions>",
+    "name as key": "<|tools|>[" + _EACH + '{"{{ call.function.name }}": {{ call.function.arguments | tojson }}}'
+    "{{ ', ' if not loop.last }}{% endfor %}]<|/tools|>",
+    "lines in tags": "<calls>\n" + _EACH + '{"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}}\n{% endfor %}</calls>",
+    "identifiers": _EACH + "<|call|>{{ call.id }}<|name|>{{ call.function.name }}<|args|>"
+    "{{ call.function.arguments | tojson }}<|end|>{% endfor %}",
+    "tagged": "<group>\n"
+    + _EACH
+    + '<invoke name="{{ call.function.name }}">\n{% for key, value in call.function.arguments.items() %}'
+    '<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}'
+    "</invoke>\n{% endfor %}</group>",
+    "tagged, one a group": _EACH + "<seed:call><function={{ call.function.name }}>"
+    "{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>"
+    "{{ value if value is string else value | tojson }}</parameter>{% endfor %}</function></seed:call>{% endfor %}",
+    "one call": "<|function|>"
+    + _EACH
+    + "{% if loop.first %}{{ call.function.name }}{{ call.function.arguments | tojson }}"
+    "{% endif %}{% endfor %}",
+}
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+def rules_of(name: str) -> TemplateRules:
+    return TemplateRules(ChatTemplate({"default": template(TEMPLATES[name])}), offers_tools=True)
+
+
+def form(name: str) -> Written:
+    markup = learn(rules_of(name).written_calls)
+    assert isinstance(markup, Markup)
+    return Written(Marks([], lambda _: None, frozenset()), USE.tools, markup)
+
+
+FORMS = {name: form(name) for name in TEMPLATES}
+RULES = {name: rules_of(name) for name in TEMPLATES}
+
+
+def read(name: str, text: str, size: int) -> tuple[str, Calls]:
+    stream = ToolStream(FORMS[name], Marks([], lambda _: None, frozenset()))
+    released, calls = "", list[ToolCall]()
+    for start in range(0, len(text), size):
+        more, found = stream.feed(text[start : start + size])
+        released, calls = released + more, calls + list(found)
+    more, found = stream.finish()
+    return released + more, [(call.name, json.loads(call.arguments)) for call in [*calls, *found]]
+
+
+def looks() -> st.SearchStrategy[dict[str, Any]]:
+    plain = st.text(st.characters(blacklist_characters="<>[]", blacklist_categories=["Cs"]), max_size=8)
+    texts = plain.filter(lambda text: text == text.strip())
+    return st.fixed_dictionaries({"at": texts}, optional={"times": st.integers(-5, 99)})
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(data=st.data())
+def test_calls_are_read_as_the_template_writes_them(name: str, data: st.DataObject) -> None:
+    calls: Calls = [("look", data.draw(looks()))]
+    if name != "one call" and data.draw(st.booleans()):
+        calls.append(data.draw(st.sampled_from([("time2", {}), ("look", {"at": "x"})])))
+    text = RULES[name].written_calls(calls)
+    assert text is not None
+    assert read(name, text, data.draw(st.integers(1, 40))) == ("", calls)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("said", ["So: ", "Use <b> and [x], 1 < 2.\n"])
+def test_text_before_a_call_stays(name: str, said: str) -> None:
+    calls: Calls = [("look", {"at": "Paris"})]
+    text = RULES[name].written_calls(calls)
+    assert read(name, f"{said}{text}", 3) == (said, calls)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_beginning_of_a_call_without_one_is_text(name: str) -> None:
+    begin = FORMS[name].begins[0]
+    text = f"The tag {begin} begins a call, and this one goes on for as long as any sentence does. " * 9
+    assert read(name, text, 7)[1] == []
+    assert "".join(read(name, text, 7)[0].split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_other_numbers_identifiers_and_spaces_are_read(name: str) -> None:
+    calls: Calls = [("look", {"at": "Paris"})]
+    text = RULES[name].written_calls(calls)
+    assert text is not None
+    changed = re.sub(r":0\b", ":17", text.replace("a1b2c3d4e", "call_99")).replace("\n", "\n\n")
+    assert read(name, changed, 5) == ("", calls)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_forced_grammar_takes_what_the_template_writes(tmp_path: Path, name: str, parallel: bool) -> None:
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template(TEMPLATES[name]))
+    tokenizer = Tokenizer.load(tmp_path)
+    use = ToolUse([LOOK, CLOCK], "required", parallel)
+    found = form_of(tokenizer, use).form
+    assert isinstance(found, Written)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    rules = calls_grammar(grammars, use, found)[0]
+    several: list[Calls] = [[("look", {"at": "Paris", "times": 3})], [("time2", {})]]
+    if name != "one call":
+        several.append([("look", {"at": "x"}), ("time2", {})])
+    for calls in several:
+        constraint = grammars.compile(None, "no", "", rules).start()
+        ids = tokenizer.encode(RULES[name].written_calls(calls) or "", special=True)
+        assert (constraint.allowed(ids) == len(ids)) == (parallel or len(calls) == 1)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "",
+        _EACH
+        + '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}{% endfor %}',
+        _EACH + "<a>{{ call.function.name }}</a><b>{{ call.function.name }}</b>{{ call.function.arguments | tojson }}"
+        "{% endfor %}",
+    ],
+)
+def test_no_form_is_learned_where_nothing_marks_a_call(calls: str) -> None:
+    rules = TemplateRules(ChatTemplate({"default": template(calls)}), offers_tools=True)
+    assert learn(rules.written_calls) is None
