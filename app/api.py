@@ -1,25 +1,28 @@
 """The Python API; `headrace/__init__.py` lists its names.
 
-Text is the model's, unsanitised: sanitise it before printing it on a terminal (`app.output.sanitise`). A `Model`
-belongs to the thread that loaded it, and serves one call at a time. All errors are HeadraceErrors.
+Text is the model's, unsanitised: sanitise it before printing it on a terminal (`app.output.sanitise`). A `Model` has a
+thread of its own, and serves calls of any thread and task in one batch. All errors are HeadraceErrors.
 """
 
-import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from os import PathLike, fspath
+from queue import SimpleQueue
 from typing import Any, TypedDict, Unpack
-from weakref import WeakSet
+from weakref import finalize
 
 import mlx.core as mx
 
 from headrace.app.answer.answer import Answer, Prompt
-from headrace.app.answer.answer_stream import AnswerStream, require_thread
-from headrace.app.answer.answerer import Answerer
-from headrace.app.answer.generation import Generation, generation, parsed_value, plain_schema
+from headrace.app.answer.answer_stream import AnswerStream
+from headrace.app.answer.answerer import MAX_RUNNING, Answerer
+from headrace.app.answer.engine_thread import AnswerPart, EngineThread, OpenAnswer, wait_for_item
+from headrace.app.answer.generation import Generation, generation, plain_schema
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.answer.tools import read_tools
-from headrace.app.answer.value_types import Whole, read_value
+from headrace.app.answer.value_types import Flag, Whole, read_value, shown
 from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.document import ENGINE
@@ -28,15 +31,17 @@ from headrace.app.predict.prediction import predict as predict_shape
 from headrace.app.predict.published import assumptions
 from headrace.app.predict.targets import targets_for
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.loading.load import LoadedModel, load_resolved
+from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved
 from headrace.models.registry.find_shape import find_shape
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
 from headrace.runtime.config import environment
-from headrace.runtime.engine.request import CancelFlag, Failed
-from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.engine.request import CancelFlag
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.sampling.params import SamplingParams
+
+_SUBMITTED = 2 * MAX_RUNNING  # prompts of a batch in the engine at a time: answers of other calls wait for no more
 
 Message = Mapping[str, Any]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": text}`; tool calls as in OpenAI's API."""
@@ -58,6 +63,7 @@ class OptionKeywords(TypedDict, total=False):
     stop: str | Sequence[str] | None
     speculate: str | None
     thinking: bool | int | str | None
+    chat_template_kwargs: Mapping[str, Any] | None
     schema: Any
     regex: str | None
     grammar: str | None
@@ -75,22 +81,28 @@ class Keywords(OptionKeywords, total=False):
 class Model:
     """A loaded model. Its KV cache outlives an answer: only the new part of the next prompt is prefilled.
 
+    Any thread and any task may call it. Answers that are open at the same time are decoded in one batch, up to 16; more
+    wait for their turn. A thread of the model computes; it is no part of a process that is forked later.
+
     sampling: the recommended parameters, the default of every answer. context_limit: tokens of prompt and answer.
     notes: facts about the loaded weights, such as a conversion. `close`, or the end of a `with` block, frees its
     memory.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._answerer: Answerer | None = Answerer(loaded, keep_prefix=True)
-        self._thread = threading.get_ident()
-        self._streams: WeakSet[AnswerStream] = WeakSet()
+    def __init__(self, name: str, load: Callable[[], LoadedModel]) -> None:
+        """Call `load` on the model's thread. name: for errors of the thread."""
+        self._engine = EngineThread(name, lambda: Answerer(load(), keep_prefix=True))
+        # Dropped without `close`: the thread ends later. Nothing to do at exit, where all threads are ended.
+        finalize(self, self._engine.stop).atexit = False
+        loaded = self._opened.model
         self.name = loaded.name
         self.context_limit = loaded.context_limit
         self.notes = tuple(loaded.notes)
         self.sampling = recommended_options(loaded.generation_defaults).sampling_params()
 
     def __repr__(self) -> str:
-        return f"<headrace.Model {self.name}, context limit {self.context_limit}>"
+        state = "closed" if self._engine.answerer is None else f"{self._engine.open_answers} open answers"
+        return f"<headrace.Model {self.name}: context limit {self.context_limit}, {state}>"
 
     def __enter__(self) -> "Model":
         return self
@@ -99,14 +111,11 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """End open answers and free the model's memory. Later calls raise EngineError; closing again does nothing."""
-        if self._answerer is None:
-            return
-        require_thread(self._thread)
-        for stream in list(self._streams):
-            stream.close()
-        self._answerer = None
-        mx.clear_cache()
+        """End open answers with an EngineError, and return when the memory is free. Closing again does nothing.
+
+        Later calls raise EngineError.
+        """
+        self._engine.close()
 
     def chat(
         self,
@@ -124,11 +133,11 @@ class Model:
         an object or text, or a pydantic class; regex, grammar: a regular expression or a Lark grammar instead; the
         answer fits it, and the stream's `parsed` is its value. tools, tool_choice, parallel_tool_calls: as in OpenAI's
         chat API; calls come in `calls` of the parts. logprobs: number of best tokens that each step reports; 0: the
-        chosen one alone. Closing the iterator ends the generation, as does `cancel`, which any thread may set, during
-        prefill too.
+        chosen one alone. The prompt is encoded on the calling thread; the answer begins before it is read. `cancel`,
+        which any thread may set, ends it, as closing the stream does, during prefill too.
         Raises UsageError for a malformed request or a missing chat template, ContextLimitError for a prompt that does
         not fit, CheckpointError for a broken chat template, EngineError for a closed model. Iterating raises
-        EngineError while another answer is open or on another thread, and NotEnoughMemoryError.
+        NotEnoughMemoryError, and EngineError for an answer that failed or was open when the model was closed.
         """
         return self._stream(self._prepare(_messages(messages), sampling, options, cancel), options.get("schema"))
 
@@ -141,7 +150,7 @@ class Model:
         **options: Unpack[Keywords],
     ) -> AnswerStream:
         """Continue a plain text, without a chat template. Arguments and errors as for `chat`, without tools."""
-        return self._stream(self._prepare(text, sampling, options, cancel), options.get("schema"))
+        return self._stream(self._prepare(_prompt(text, raw=True), sampling, options, cancel), options.get("schema"))
 
     def generate(
         self,
@@ -157,7 +166,28 @@ class Model:
         Raises EngineError for an answer with a schema that a limit cut.
         """
         answer = self._prepare(_prompt(messages, raw=raw), sampling, options, cancel)
-        for _ in self._stream(answer):
+        for _ in self._stream(answer, in_parts=False):
+            pass
+        return generation(answer, options.get("schema"))
+
+    async def agenerate(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        raw: bool = False,
+        sampling: SamplingParams | None = None,
+        cancel: CancelFlag | None = None,
+        **options: Unpack[Keywords],
+    ) -> Generation:
+        """Return the whole answer of `generate` to a task; others run meanwhile. Cancelling the task ends the answer.
+
+        Arguments and errors as for `generate`. The prompt is encoded on a thread of the event loop's executor.
+        """
+        from asyncio import to_thread
+
+        prompt = _prompt(messages, raw=raw)
+        answer = await to_thread(self._prepare, prompt, sampling, options, cancel)
+        async for _ in self._stream(answer, in_parts=False):
             pass
         return generation(answer, options.get("schema"))
 
@@ -174,34 +204,44 @@ class Model:
 
         Arguments and errors as for `generate`. All prompts are checked before the first answer.
         """
-        require_thread(self._thread)
-        answerer = self._opened
-        answers = [self._prepare(_prompt(each, raw=raw), sampling, options, None) for each in prompts]
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise UsageError(f"prompts must be a list of texts or conversations, not {shown(prompts)}")
+        given = [_prompt(each, raw=raw, name=f"prompts[{index}]") for index, each in enumerate(prompts)]
+        answers = [self._prepare(each, sampling, options, cancel) for each in given]
+        parts: SimpleQueue[AnswerPart | None] = SimpleQueue()
+        opened = [OpenAnswer(answer, in_parts=False, parts=parts) for answer in answers]
+        waiting = iter(opened)
         try:
-            for answer in answers:
-                answerer.submit(answer)
-            while answerer.has_work:
-                for _, event in answerer.step():
-                    if isinstance(event, Failed):
-                        raise event.error
-                if cancel:
-                    for answer in answers:
-                        answer.request.cancel.set()
+            for each in islice(waiting, _SUBMITTED):
+                self._engine.submit(each)
+            for _ in opened:
+                if isinstance(end := wait_for_item(parts), HeadraceError):
+                    raise end
+                for each in islice(waiting, 1):
+                    self._engine.submit(each)
         finally:
-            answerer.cancel_all()
+            for each in opened:
+                each.close()
+            self._engine.wake()
         return [generation(answer, options.get("schema")) for answer in answers]
 
     def count_tokens(self, text: str | Sequence[Message]) -> int:
         """Count the tokens of a text, or of the prompt that `chat` makes of messages. Errors as for `chat`."""
         if isinstance(text, str):
             return len(self._opened.model.tokenizer.encode(text))
-        return len(self._opened.encode(text).ids)
+        return len(self._opened.encode(_messages(text)).ids)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token, such as one of a step's `logprobs`; bytes of a part of a character as U+FFFD."""
+        tokenizer = self._opened.model.tokenizer
+        return tokenizer.token_text(read_value(Whole(0, tokenizer.vocab_size - 1), "token", token))
 
     @property
     def _opened(self) -> Answerer:
-        if self._answerer is None:
+        """The answerer, to encode prompts and prepare answers. Raises EngineError once closed."""
+        if (answerer := self._engine.answerer) is None:
             raise EngineError(f"{self.name} is closed", "load it again")
-        return self._answerer
+        return answerer
 
     def _prepare(
         self,
@@ -210,6 +250,8 @@ class Model:
         keywords: Keywords,
         cancel: CancelFlag | None,
     ) -> Answer:
+        _check_type("sampling", sampling, SamplingParams)
+        _check_type("cancel", cancel, CancelFlag)
         given = {name: value for name, value in keywords.items() if name in OPTIONS}
         if (unknown := next((name for name in keywords if name not in Keywords.__annotations__), None)) is not None:
             given[unknown] = None  # refused by name
@@ -218,28 +260,34 @@ class Model:
         if isinstance(prompt, str) and (options.thinking is not None or tools is not None):
             raise UsageError(f"{'tools' if tools else 'thinking'} needs a conversation, not a text to continue")
         logprobs = None if keywords.get("logprobs") is None else read_value(Whole(), "logprobs", keywords["logprobs"])
-        encoded: Prompt = self._opened.encode(prompt, thinking=options.thinking, tools=tools)
+        answerer = self._opened
+        variables = options.chat_template_kwargs
+        encoded: Prompt = answerer.encode(prompt, thinking=options.thinking, tools=tools, variables=variables)
         chosen = options.over(AnswerOptions.of_sampling(self.sampling if sampling is None else sampling))
-        return self._opened.prepare(encoded, chosen, logprobs=logprobs, cancel=cancel)
+        answer = answerer.prepare(encoded, chosen, logprobs=logprobs, cancel=cancel)
+        answerer.engine.check(answer.request)
+        return answer
 
-    def _stream(self, answer: Answer, schema: object = None) -> AnswerStream:
-        stream = AnswerStream(self._opened.stream(answer), self._thread, lambda: parsed_value(answer, schema))
-        self._streams.add(stream)
-        return stream
+    def _stream(self, answer: Answer, schema: object = None, *, in_parts: bool = True) -> AnswerStream:
+        opened = OpenAnswer(answer, in_parts=in_parts)
+        self._engine.submit(opened)
+        return AnswerStream(opened, self._engine, self, schema)
 
 
 def load(
-    name: str | None = None,
+    name: str | PathLike[str] | None = None,
     *,
     context: int | None = None,
     quantize: int | None = None,
     group_size: int = 64,
     kv: str = "f16",
-    activations: str = "16",
+    activations: str | int = "16",
     force: bool = False,
     progress: Progress = silent,
 ) -> Model:
     """Load a model: a catalog name, a directory, a .gguf file or a hub id; None: the default. Fetched if need be.
+
+    Any thread may load, and any may use the model. In a task: `await asyncio.to_thread(load, ...)`.
 
     context: limit in tokens; None: the model's, as memory allows. quantize: bits to quantize a plain checkpoint to
     while loading, in groups of `group_size`. kv: K/V format, "f16", "q8", "k8v4" or "q4", or "auto" for the first of
@@ -248,16 +296,24 @@ def load(
     progress(stage, done, total): called during long work. Warns (RuntimeWarning) if the native kernels are missing.
     Raises ModelNotFoundError, FetchError, CheckpointError, NotEnoughMemoryError and UsageError.
     """
-    requantize = Quantization(quantize, group_size) if quantize is not None else None  # refused before any fetch
-    kv_format, rounding = kv_choice(kv), activations_choice(activations)
-    resolved = resolve(name, progress=progress)
+    # Refused before any fetch.
+    requantize = None
+    if quantize is not None:
+        requantize = Quantization(_whole("quantize", quantize), _whole("group_size", group_size))
+    kv_format = kv_choice(kv)
+    rounding = activations_choice(str(activations))
+    context = None if context is None else _whole("context", context)
+    force = read_value(Flag(), "force", force)
+    if not callable(progress):
+        raise UsageError(f"progress must be a function, not {shown(progress)}")
+    resolved = resolve(_model_name(name), progress=progress)
     _warn_of_slow_kernels()
-    how: dict[str, Any] = {"context": context, "kv": kv_format, "activations": rounding, "force": force}
-    return Model(load_resolved(resolved, requantize=requantize, **how))
+    options = LoadOptions(context=context, requantize=requantize, kv=kv_format, activations=rounding, force=force)
+    return Model(resolved.name, lambda: load_resolved(resolved, **options))
 
 
 def predict(
-    name: str | None = None,
+    name: str | PathLike[str] | None = None,
     *,
     chip: str | None = None,
     memory_gb: int | None = None,
@@ -266,28 +322,63 @@ def predict(
 ) -> Prediction:
     """Predict decode speed with `context` tokens in the cache, and memory, from shapes; no weights are loaded.
 
-    name: as for `load`; for a model that is not installed only its config is fetched. chip: such as "M4 Max (40-core)",
+    name: as for `load`; for a model that is not installed no weights are fetched. chip: such as "M4 Max (40-core)",
     with `memory_gb` of memory; None: this machine, measured first if need be. batch: sequences that share a step; the
     speed is their total.
-    Raises ModelNotFoundError, UnsupportedModelError, CheckpointError, FetchError, and UsageError for an unknown chip.
+    Raises ModelNotFoundError, UnsupportedModelError, CheckpointError, FetchError, and UsageError for an unknown chip
+    and for one with several variants.
     """
-    _, shape = find_shape(name)
-    target = targets_for((chip,) if chip else (), memory_gb, others=False)[0]
-    return predict_shape(shape, target, assumptions(ENGINE), context, batch)
+    _check_type("chip", chip, str)
+    memory_gb = None if memory_gb is None else _whole("memory_gb", memory_gb)
+    context = _whole("context", context, least=0)
+    batch = _whole("batch", batch)
+    _, shape = find_shape(_model_name(name))
+    targets = targets_for((chip,) if chip else (), memory_gb, others=False)
+    if chip and len(targets) > 1:
+        names = ", ".join(target.name for target in targets)
+        raise UsageError(f"chip {chip!r} has several variants: {names}", "name one of them, or give memory_gb")
+    return predict_shape(shape, targets[0], assumptions(ENGINE), context, batch)
 
 
-def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
-    """Return a conversation, results with the names of tools. Raises UsageError for a result without a call."""
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    used = any(isinstance(one, Mapping) and (one.get("role") == "tool" or one.get("tool_calls")) for one in messages)
-    return read_messages([dict(one) for one in messages], strict=True) if used else messages
+def _prompt(given: str | Sequence[Message], *, raw: bool, name: str = "messages") -> str | Sequence[Message]:
+    """Return a conversation, or with `raw` a text to continue. Raises UsageError. name: of the argument."""
+    if not raw:
+        return _messages(given, name)
+    if not isinstance(given, str):
+        raise UsageError(f"a raw prompt must be a text, not {shown(given)}", "chat and generate take messages")
+    return given
 
 
-def _prompt(messages: str | Sequence[Message], *, raw: bool) -> str | Sequence[Message]:
-    if raw and not isinstance(messages, str):
-        raise UsageError("raw continues a text, not a conversation", "use complete's text, or leave out raw")
-    return messages if raw else _messages(messages)
+def _messages(given: str | Sequence[Message], name: str = "messages") -> Sequence[Message]:
+    """Return a conversation, contents as texts, results with the names of tools. Raises UsageError.
+
+    name: of the argument, for errors.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if isinstance(given, bytes) or not isinstance(given, Sequence):
+        raise UsageError(f"{name} must be a text or a list of messages, not {shown(given)}")
+    messages = [dict(each) if isinstance(each, Mapping) else each for each in given]
+    return read_messages(messages, strict=True, where=name)
+
+
+def _model_name(name: object) -> str | None:
+    if name is None:
+        return None
+    text = fspath(name) if isinstance(name, PathLike) else name
+    if not isinstance(text, str) or not text:
+        raise UsageError(f"the name of a model must be a text or a path, not {shown(name)}")
+    return text
+
+
+def _whole(name: str, value: object, *, least: int = 1) -> int:
+    return int(read_value(Whole(least), name, value))
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    """Raise UsageError for a value of another type; None is allowed."""
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"{name} must be a {kind.__name__}, not {shown(value)}")
 
 
 def _warn_of_slow_kernels() -> None:

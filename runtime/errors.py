@@ -85,7 +85,7 @@ class FullDiskError(SessionError):
     """A database whose disk is full, or fails."""
 
 
-def expected(error: Exception) -> HeadraceError:
+def expected(error: BaseException) -> HeadraceError:
     """Return the error itself if it is a HeadraceError, else an EngineError caused by it."""
     if isinstance(error, HeadraceError):
         return error

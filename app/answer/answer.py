@@ -79,6 +79,7 @@ class Answer:
         self._own_processes = own_processes
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
         self._text = AnswerText(tokenizer, request, stop, tools)
+        self.token_text = tokenizer.token_text
         self.calls: list[ToolCall] = []
         """Tool calls so far, in order."""
         self.unchecked_tools: Mapping[str, str] = {}

@@ -71,17 +71,23 @@ class Answerer:
         self._running: dict[EngineSequence, Answer] = {}
 
     def encode(
-        self, prompt: str | Messages, *, thinking: Thinking | None = None, tools: ToolUse | None = None
+        self,
+        prompt: str | Messages,
+        *,
+        thinking: Thinking | None = None,
+        tools: ToolUse | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Encode a conversation with the chat template, or a text to continue as it is.
 
-        tools: see `app.answer.tools`. Raises UsageError, ContextLimitError and CheckpointError.
+        variables: of the chat template. tools: see `app.answer.tools`. Raises UsageError, ContextLimitError and
+        CheckpointError.
         """
         started = time.perf_counter()
         if isinstance(prompt, str):
             ids, opening = self.model.tokenizer.encode_prompt(prompt), ""
         else:
-            ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools)
+            ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
             opening = self.chat_prompt.opening(ids)
         seconds = time.perf_counter() - started
         chat = not isinstance(prompt, str)
@@ -99,8 +105,8 @@ class Answerer:
     ) -> Answer:
         """Make the request for an answer. Options that are not set are the model's recommendations.
 
-        logprobs: number of best tokens reported with their log probabilities; None: off. Raises UsageError for a schema
-        or grammar that is wrong, or cannot be honoured wholly.
+        logprobs: number of best tokens reported with their log probabilities; None: off. cancel: ends the answer.
+        Raises UsageError for a schema or grammar that is wrong, or cannot be honoured wholly.
         """
         options = options.resolved(self.model.generation_defaults)
         tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
@@ -112,7 +118,7 @@ class Answerer:
             sampling=options.sampling_params().with_seed(),
             stop_ids=self.model.tokenizer.eos_ids,
             logprobs=logprobs,
-            cancel=CancelFlag() if cancel is None else cancel,
+            cancel=CancelFlag(cancel),  # the caller's flag may end several answers, a stop string only this one
             speculate=self._speculation(options.speculate),
             section=self.chat_prompt.section_limit(options.thinking, is_open=prompt.thinking),
             grammar=grammar,

@@ -8,6 +8,8 @@ from typing import Any
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
+from headrace.app.answer.token_reports import TokenReport, token_reports
+from headrace.app.answer.value_types import shown
 from headrace.models.text.answer import EndedBy
 from headrace.models.text.tools.call import ToolCall
 from headrace.runtime.engine.request import FinishReason, TokenLogprobs
@@ -15,7 +17,7 @@ from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Generation:
     """A finished answer; `str` of it is its text.
 
@@ -23,8 +25,8 @@ class Generation:
     the answer again. parsed: the value of an answer with a schema, an instance if the schema is a pydantic class; None
     without a schema, and for an answer of tool calls. calls: of tools, in order. message: the answer as a message of a
     conversation; the result of a call follows it as `{"role": "tool", "tool_call_id": ..., "content": text}`. tokens,
-    logprobs: ids of the answer, and their log probabilities if `logprobs` was given. unchecked_tools: tools whose calls
-    may have any arguments, with the reason.
+    logprobs: ids of the answer, and their log probabilities if `logprobs` was given. reports: the same with texts of
+    tokens. unchecked_tools: tools that accept any arguments, with the reason.
     """
 
     text: str
@@ -38,9 +40,13 @@ class Generation:
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     unchecked_tools: Mapping[str, str] = field(default_factory=dict)
+    reports: Sequence[TokenReport] = ()
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"<headrace.Generation: {shown(self.text)}, {len(self.tokens)} tokens, ended: {self.ended_by}>"
 
 
 def generation(answer: Answer, schema: object = None) -> Generation:
@@ -58,6 +64,7 @@ def generation(answer: Answer, schema: object = None) -> Generation:
         [token for step in answer.steps for token in step.tokens],
         [found for step in answer.steps for found in step.logprobs or ()],
         answer.unchecked_tools,
+        [report for step in answer.steps for report in token_reports(step, answer.token_text)],
     )
 
 

@@ -1,6 +1,7 @@
 """OpenAI's chat messages as those of a chat template: text contents, tool calls, and thinking that a client returns."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.app.answer.value_types import shown
@@ -9,20 +10,37 @@ from headrace.runtime.errors import UsageError
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024  # in one message
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_KEYS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id", "name"}}  # beside role and content
+# Parts of a content that are no text, by OpenAI's and Anthropic's types.
+_OTHER_PARTS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "file": "file",
+    "input_file": "file",
+    "document": "document",
+    "input_audio": "audio",
+    "audio": "audio",
+    "video_url": "video",
+}
+_COMMON_KEYS = {"role", "content", "name", "refusal", "annotations", "id"}  # all but the first two without effect
+_KEYS = {"assistant": {"tool_calls", "reasoning_content", "reasoning"}, "tool": {"tool_call_id"}}
 
 
-def read_messages(given: object, *, strict: bool = False) -> list[dict[str, Any]]:
+def read_messages(given: object, *, strict: bool = False, where: str = "messages") -> list[dict[str, Any]]:
     """Return a conversation. System messages at its beginning become one.
 
-    strict: refuse unknown keys of a message, and one without content. Raises UsageError for a message that cannot be
-    honoured wholly.
+    strict: refuse unknown keys of a message, and one without content. where: name of the list, for errors. Raises
+    UsageError for a message that cannot be honoured wholly.
     """
     if not isinstance(given, list) or not given:
-        raise UsageError("messages must be a list with at least one message")
+        raise UsageError(f"{where} must be a list with at least one message")
     if len(given) > MAX_MESSAGES:
-        raise UsageError(f"messages has {len(given)} entries, at most {MAX_MESSAGES} are allowed")
-    messages = [_message(value, f"messages[{place}]", strict=strict) for place, value in enumerate(given)]
+        raise UsageError(f"{where} has {len(given)} entries, at most {MAX_MESSAGES} are allowed")
+    newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
+    messages = [
+        _message(value, f"{where}[{index}]", strict=strict, in_history=index != newest)
+        for index, value in enumerate(given)
+    ]
     return name_results(join_system(messages))
 
 
@@ -36,15 +54,14 @@ def join_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def name_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the names of the tools to results: some templates need them. Raises UsageError for one without a call."""
-    names: dict[str, str] = {}
+    """Add the names of the tools to results that answer a call: some templates need them."""
+    names: dict[str | None, str] = {}
     for message in messages:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
         if message["role"] == "tool":
-            identifier = message["tool_call_id"]
-            if identifier not in names:
-                raise UsageError(f"messages: no call of a tool has the id {shown(identifier)}")
-            message["name"] = names[identifier]
+            name = names.get(message.get("tool_call_id"), message.get("name"))
+            if name is not None:
+                message["name"] = name
     return messages
 
 
@@ -53,8 +70,22 @@ def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def text_content(value: object, where: str) -> str:
-    """Return a text, or the texts of a list of parts, a line each. Raises UsageError for any other content."""
+def not_shown(kind: object) -> str | None:
+    """Return the words that stand for an image or a file in a text; None for a part of another type."""
+    name = _OTHER_PARTS.get(kind) if isinstance(kind, str) else None
+    return None if name is None else f"[{name}: not shown, this model reads text]"
+
+
+def newest_user(roles: Sequence[object]) -> int:
+    """Return the index of the last user message by the messages' roles; -1 without any."""
+    return next((index for index in reversed(range(len(roles))) if roles[index] == "user"), -1)
+
+
+def text_content(value: object, where: str, *, in_history: bool = False) -> str:
+    """Return a text, or the texts of a list of parts, a line each. Raises UsageError for any other content.
+
+    in_history: words stand for images and files: an agent's session goes on after it has seen one.
+    """
     if isinstance(value, str):
         return value
     if value is None:
@@ -65,6 +96,9 @@ def text_content(value: object, where: str) -> str:
     for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         found = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        if in_history and (words := not_shown(kind)) is not None:
+            texts.append(words)
+            continue
         if isinstance(part, dict) and kind not in ("text", "input_text", "output_text", "refusal"):
             raise UsageError(f"{where}[{place}] has a part of type {shown(kind)}, only text is supported")
         if not isinstance(found, str):
@@ -73,7 +107,7 @@ def text_content(value: object, where: str) -> str:
     return "\n".join(texts)
 
 
-def _message(value: Any, where: str, *, strict: bool) -> dict[str, Any]:
+def _message(value: Any, where: str, *, strict: bool, in_history: bool) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be an object, not {shown(value)}")
     role = value.get("role")
@@ -81,7 +115,8 @@ def _message(value: Any, where: str, *, strict: bool) -> dict[str, Any]:
         raise UsageError(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}")
     calls = value.get("tool_calls") if role == "assistant" else None
     if strict:
-        unknown = next((key for key in value if key not in {"role", "content"} | _KEYS.get(role, set())), None)
+        known = _COMMON_KEYS | _KEYS.get(role, set())
+        unknown = next((key for key, each in value.items() if key not in known and each not in (None, [], {})), None)
         if unknown is not None:
             raise UsageError(f"{where} has the unknown key {shown(unknown)}")
         if value.get("content") is None and not calls:
@@ -89,9 +124,10 @@ def _message(value: Any, where: str, *, strict: bool) -> dict[str, Any]:
     for name in ("function_call", "audio"):
         if value.get(name):
             raise UsageError(f"{where}.{name} is not supported")
-    message: dict[str, Any] = {"role": _ROLES[role], "content": text_content(value.get("content"), f"{where}.content")}
+    content = text_content(value.get("content"), f"{where}.content", in_history=in_history)
+    message: dict[str, Any] = {"role": _ROLES[role], "content": content}
     if role == "tool":
-        return message | {"tool_call_id": _text_of(value, "tool_call_id", where)}
+        return message | {key: _text_of(value, key, where) for key in ("tool_call_id", "name") if value.get(key)}
     if calls:
         message["tool_calls"] = _calls(calls, f"{where}.tool_calls")
     reasoning = value.get("reasoning_content", value.get("reasoning"))
@@ -106,11 +142,25 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
     found = []
     for place, call in enumerate(value):
         function = call.get("function") if isinstance(call, dict) else None
+        if function is None and isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+            function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
         if not isinstance(function, dict):
             raise UsageError(f"{where}[{place}] must be an object with a function, not {shown(call)}")
-        name, arguments = (_text_of(function, key, f"{where}[{place}].function") for key in ("name", "arguments"))
-        found.append(tool_call(_text_of(call, "id", f"{where}[{place}]"), name, arguments))
+        name = _text_of(function, "name", f"{where}[{place}].function")
+        identifier = _text_of(call, "id", f"{where}[{place}]") if call.get("id") else f"call_{place}"
+        found.append(tool_call(identifier, name, _arguments(function.get("arguments"), f"{where}[{place}].function")))
     return found
+
+
+def _arguments(value: object, where: str) -> str:
+    """Return arguments as JSON text: clients send them as text, whole or cut, as an object, or not at all."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
+        raise UsageError(f"{where}.arguments must be a text or an object, not {shown(value)}")
+    return value
 
 
 def _text_of(value: Mapping[str, Any], name: str, where: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from headrace.app.answer.value_types import (
+    JSONObject,
     JSONSchema,
     LogitBias,
     Number,
@@ -90,6 +91,9 @@ class AnswerOptions:
     thinking: bool | int | str | None = _option(
         ThinkingValue(), "Thinking: on, off, a level, or a budget in tokens, where the model allows it", example=False
     )
+    chat_template_kwargs: Mapping[str, Any] | None = _option(
+        JSONObject(), "Variables of the model's chat template, such as preserve_thinking"
+    )
     schema: Mapping[str, Any] | bool | None = _option(
         JSONSchema(), "JSON schema that the answer fits, or `object` for any JSON object"
     )
@@ -119,6 +123,8 @@ class AnswerOptions:
         given = {name: value for name, value in self.given().items() if name != "logit_bias"}
         if self.schema is not None:
             given["schema"] = json.dumps(self.schema, ensure_ascii=False)
+        if self.chat_template_kwargs is not None:
+            given["chat_template_kwargs"] = json.dumps(self.chat_template_kwargs, ensure_ascii=False)
         return given | ({"stop": list(self.stop)} if self.stop is not None else {})
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":

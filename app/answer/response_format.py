@@ -17,6 +17,8 @@ def read_response_format(value: object) -> dict[str, Any]:
     match value:
         case {"type": "text"}:
             return {}
+        case {"type": "json_object", "schema": Mapping() as schema}:  # as llama.cpp's clients send it
+            return {"schema": schema}
         case {"type": "json_object"}:
             return {"schema": {"type": "object"}}
         case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:

@@ -35,6 +35,10 @@ def _choice(choice: Any) -> str:
             return "auto"
         case str() if choice in _CHOICES:
             return choice
+        case "any" | {"type": "any" | "required"}:
+            return "required"
+        case {"type": "auto" | "none" as kind}:
+            return str(kind)
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return name
         case Mapping() | str():

@@ -159,6 +159,24 @@ class JSONSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class JSONObject:
+    """A JSON object, also as JSON text."""
+
+    def read(self, value: object) -> Mapping[str, Any]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise ValueError("JSON") from None
+        if not isinstance(value, Mapping):
+            raise ValueError(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return "a JSON object"
+
+
+@dataclass(frozen=True, slots=True)
 class Texts:
     """Texts that are not empty; a single one may stand for a list."""
 
@@ -197,7 +215,7 @@ class LogitBias:
             raise ValueError(_BIAS) from None
 
 
-ValueType = Number | Whole | OneOf | Flag | ThinkingValue | Text | JSONSchema | Texts | LogitBias
+ValueType = Number | Whole | OneOf | Flag | ThinkingValue | Text | JSONSchema | JSONObject | Texts | LogitBias
 
 
 def read_value(kind: ValueType, name: str, value: object) -> Any:

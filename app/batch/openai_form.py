@@ -29,8 +29,12 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
     "echo": (False,),
 }
-_IGNORED = frozenset({"user", "metadata", "store"})
-_CHAT = TOOLS | {"logprobs", "top_logprobs"}
+_IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "verbosity", "stream_options", "modalities", "prediction",
+})  # fmt: skip
+_LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high"}
+_CHAT = TOOLS | {"logprobs", "top_logprobs", "reasoning_effort"}
 _BODY = OPTIONS.keys() | _FIXED.keys() | _IGNORED | {"model", "max_completion_tokens", "response_format"}
 _CONTENT: Mapping[Form, str] = {"chat.completion": "messages", "text_completion": "prompt"}
 
@@ -54,21 +58,21 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked
     body = given.get("body")
     if not isinstance(body, dict):
         raise UsageError(f"body must be an object, not {shown(body)}")
+    body = {key: value for key, value in body.items() if value is not None}
     content = _CONTENT[form]
     known = _BODY | {content} | (_CHAT if form == "chat.completion" else set())
     refuse_unknown(body, frozenset(known), " in body")
-    body = {key: value for key, value in body.items() if value is not None}
     _check_fixed(body)
     _check_model(body, defaults)
     if "max_completion_tokens" in body:
-        if "max_tokens" in body:
-            raise UsageError("max_tokens and max_completion_tokens are the same: give one of them")
-        body["max_tokens"] = body["max_completion_tokens"]
+        body["max_tokens"] = _smaller(body["max_completion_tokens"], body.get("max_tokens"))
     if "response_format" in body:
         wanted = read_response_format(body["response_format"])
         if wanted and body.keys() & GRAMMARS:
             raise UsageError("response_format excludes schema, regex and grammar")
         body |= wanted
+    if "reasoning_effort" in body:
+        _set_effort(body)
     if content not in body:
         raise UsageError(f"a body for this url needs {content}")
     options = read_options(body)
@@ -78,6 +82,21 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked
     if options.thinking is not None:
         raise UsageError("thinking needs a conversation, not a text to continue")
     return Asked(prompt_text(body["prompt"]), options)
+
+
+def _smaller(limit: Any, other: Any) -> Any:
+    return min(limit, other) if isinstance(limit, int) and isinstance(other, int) else limit
+
+
+def _set_effort(body: dict[str, Any]) -> None:
+    """Hand on `reasoning_effort`, a hint that models without levels ignore. Raises UsageError for an unknown one."""
+    effort = body["reasoning_effort"]
+    if effort == "none":
+        body.setdefault("thinking", False)
+    elif effort in _LEVELS:
+        body["chat_template_kwargs"] = {"reasoning_effort": _LEVELS[effort], **body.get("chat_template_kwargs", {})}
+    else:
+        raise UsageError(f"reasoning_effort must be none, {', '.join(_LEVELS)}, not {shown(effort)}")
 
 
 def _check_fixed(body: Mapping[str, Any]) -> None:

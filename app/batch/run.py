@@ -130,7 +130,12 @@ class Batch:
                 continue
             try:
                 asked, options = line.asked, line.options.over(DEFAULTS)
-                prompt = self._answerer.encode(asked.prompt, thinking=options.thinking, tools=asked.tools)
+                prompt = self._answerer.encode(
+                    asked.prompt,
+                    thinking=options.thinking,
+                    tools=asked.tools,
+                    variables=options.chat_template_kwargs,
+                )
                 answer = self._answerer.prepare(prompt, options, logprobs=asked.logprobs)
                 self._answerer.submit(answer)
                 self._running[answer] = line

@@ -7,9 +7,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.models.checkpoint.split_files import is_gguf
 from headrace.models.registry.catalog import HubRepo, load_catalog
-from headrace.models.registry.resolve import DEFAULT_MODEL, stored_name
-from headrace.models.registry.source import LocalGGUF, parse_source
+from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, stored_name
+from headrace.models.registry.source import LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.metrics.units import format_bytes
@@ -58,9 +59,13 @@ def download_plan(name: str | None) -> DownloadPlan | None:
 
     Raises UsageError for an invalid name, CheckpointError for an invalid .gguf file.
     """
-    store, source = Store(), parse_source(name or DEFAULT_MODEL)
+    store = Store()
+    source = find_source(name or DEFAULT_MODEL, store)
     if isinstance(source, LocalGGUF):
-        return _copy_plan(source.path, store)
+        shown = source.path.name if is_gguf(source.path.name) else name or DEFAULT_MODEL
+        return _copy_plan(shown, source.path, store)
+    if isinstance(source, LocalDirectory):
+        return None
     stored = stored_name(name or DEFAULT_MODEL)
     if stored is None:
         return None
@@ -77,12 +82,12 @@ def download_plan(name: str | None) -> DownloadPlan | None:
     return DownloadPlan(entry.name, origin, entry.download_bytes, free)
 
 
-def _copy_plan(file: Path, store: Store) -> DownloadPlan | None:
+def _copy_plan(shown: str, file: Path, store: Store) -> DownloadPlan | None:
     from headrace.models.registry.import_gguf import copy_bytes, find_copy  # not imported for other models
 
     if find_copy(file, store) is not None:
         return None
-    return DownloadPlan(file.name, str(file.parent), copy_bytes(file), _free_bytes(store), copy=True)
+    return DownloadPlan(shown, str(file.parent), copy_bytes(file), _free_bytes(store), copy=True)
 
 
 def _free_bytes(store: Store) -> int:

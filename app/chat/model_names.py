@@ -4,7 +4,8 @@ Reads names, the catalog and the store; no network, no mlx.
 """
 
 from headrace.models.registry.catalog import find
-from headrace.models.registry.source import CatalogName, parse_source
+from headrace.models.registry.resolve import find_source
+from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 
 
@@ -13,6 +14,7 @@ def check_model_name(name: str) -> None:
 
     Raises UsageError for text of another form, ModelNotFoundError with the nearest names for an unknown name.
     """
-    source = parse_source(name)
-    if isinstance(source, CatalogName) and not (store := Store()).has(source.name):
+    store = Store()
+    source = find_source(name, store)
+    if isinstance(source, CatalogName) and not store.has(source.name):
         find(source.name, store.names())

@@ -11,7 +11,7 @@ from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions
 from headrace.app.answer.value_types import OneOf, Texts, ThinkingValue, parse_value
 from headrace.runtime.errors import UsageError
 
-_OTHERS = ("logit_bias", *GRAMMARS)  # set by a flag, or by a command of their own
+_OTHERS = ("logit_bias", "chat_template_kwargs", *GRAMMARS)  # set by a flag, or by a command of their own
 _ORDER = ("temperature", "top_p", "top_k", "min_p")  # the rest follows in the table's order
 
 

@@ -61,12 +61,16 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Count the tokens of a prompt (`TokensCounted`). messages, thinking, tools: as in `Generate`."""
+    """Count the tokens of a prompt (`TokensCounted`). messages, thinking, tools: as in `Generate`.
+
+    variables: of the chat template.
+    """
 
     id: int
     messages: Sequence[Mapping[str, Any]]
     thinking: Thinking | None = None
     tools: ToolUse | None = None
+    variables: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

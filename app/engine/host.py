@@ -242,7 +242,9 @@ class EngineHost:
     def count(self, command: CountTokens) -> TokensCounted:
         """Count the tokens of a prompt. Raises HeadraceError for one that cannot be encoded."""
         prompts = self._answerer.chat_prompt
-        ids = prompts.encode(command.messages, thinking=command.thinking, tools=command.tools)
+        ids = prompts.encode(
+            command.messages, thinking=command.thinking, tools=command.tools, variables=command.variables
+        )
         return TokensCounted(command.id, len(ids))
 
     def prefetch(self, command: PrefetchPrompt, stop: Callable[[], bool], send: Send) -> None:

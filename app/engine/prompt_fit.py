@@ -53,8 +53,14 @@ class PromptFit:
             return self._prompts.continued(command.prompt, command.suffix)
         system = _system(command.messages)
         messages = [*command.messages[:system], *command.messages[system + dropped :]]
-        thinking = command.options.thinking
-        return self._prompts.encode(messages, command.continue_text, thinking=thinking, tools=command.tools)
+        options = command.options
+        return self._prompts.encode(
+            messages,
+            command.continue_text,
+            thinking=options.thinking,
+            tools=command.tools,
+            variables=options.chat_template_kwargs,
+        )
 
 
 def _turn_starts(messages: Messages) -> list[int]:

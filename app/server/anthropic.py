@@ -7,7 +7,7 @@ import json
 from secrets import token_hex
 from typing import Any
 
-from headrace.app.answer.messages import MAX_MESSAGES, name_results, tool_call
+from headrace.app.answer.messages import MAX_MESSAGES, name_results, newest_user, not_shown, tool_call
 from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event, Prefill
 from headrace.app.server.call import EFFORTS, Call
@@ -59,8 +59,9 @@ def read_messages(body: Body) -> list[dict[str, Any]]:
         raise refused("messages must be a list with at least one message", "messages")
     system = _system(body.get("system"))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    newest = newest_user([value.get("role") if isinstance(value, dict) else None for value in given])
     for place, value in enumerate(given):
-        for message in _messages(value, f"messages[{place}]", first=not messages):
+        for message in _messages(value, f"messages[{place}]", in_history=place != newest):
             last = messages[-1] if messages else None
             if last is not None and last["role"] == message["role"] == "user":
                 last["content"] = f"{last['content']}\n\n{message['content']}"
@@ -78,21 +79,22 @@ def _system(value: object) -> str:
     return "\n\n".join(found for found in texts if not found.startswith(_BILLING))
 
 
-def _text(block: object, where: str) -> str:
+def _text(block: object, where: str, *, in_history: bool = False) -> str:
+    if in_history and isinstance(block, dict) and (words := not_shown(block.get("type"))) is not None:
+        return words
     if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
         return str(block["text"])
     raise refused(f"{where} must be a text block, not {shown(block)}", where.partition("[")[0])
 
 
-def _messages(value: Any, where: str, *, first: bool) -> list[dict[str, Any]]:
+def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any]]:
     """Return a message; results of tools before the text beside them."""
     if not isinstance(value, dict):
         raise refused(f"{where} must be an object, not {shown(value)}", "messages")
     role, content = value.get("role"), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise refused(f"{where}.role must be user or assistant, not {shown(role)}", "messages")
-    # Most templates take a system message at the beginning only.
-    message: dict[str, Any] = {"role": "user" if role == "system" and not first else role}
+    message: dict[str, Any] = {"role": role}
     if isinstance(content, str):
         return [message | {"content": content}]
     if not isinstance(content, list):
@@ -109,7 +111,7 @@ def _messages(value: Any, where: str, *, first: bool) -> list[dict[str, Any]]:
             case {"type": "tool_result", "tool_use_id": str(identifier)}:
                 results.append(_result(block, identifier, f"{where}.content[{place}]"))
             case _:
-                texts.append(_text(block, f"{where}.content[{place}]"))
+                texts.append(_text(block, f"{where}.content[{place}]", in_history=in_history))
     if calls:
         message["tool_calls"] = calls
     own = [message | {"content": "\n\n".join(texts)}] if texts or calls or not results else []
@@ -120,7 +122,7 @@ def _result(block: Body, identifier: str, where: str) -> dict[str, Any]:
     """Return the message of a tool's result."""
     content = block.get("content")
     if isinstance(content, list):
-        content = "\n".join(_text(part, where) for part in content)
+        content = "\n".join(_text(part, where, in_history=True) for part in content)
     if not isinstance(content, str | None):
         raise refused(f"{where}.content must be a text or a list of text blocks, not {shown(content)}", "messages")
     failed = "error: " if block.get("is_error") else ""

@@ -24,7 +24,8 @@ class Call:
     thinking, which models without thinking ignore. include_usage: a last chunk of a stream has the usage. logprobs:
     best tokens reported with each token; None: off. continue_text: beginning of the answer. explain: report why the
     prompt's prefix was cached or not. steps: a stream has the figures of its steps. echo: fields of the request that
-    its response repeats.
+    its response repeats. custom: names of tools that take one text. namespaces: namespace and name of tools, by the
+    names that the model sees.
     """
 
     model: str | None = None
@@ -43,6 +44,8 @@ class Call:
     explain: bool = False
     steps: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def choices(self) -> int:

@@ -90,7 +90,9 @@ def _count_tokens(served: Served) -> Endpoint:
         card = await served.engine.ready()
         served.check_model(call.model, card)
         thinking = call.thinking(card, served.defaults)
-        answering = served.engine.submit(lambda ids: [CountTokens(ids[0], call.messages, thinking, call.tools)])
+        answering = served.engine.submit(
+            lambda ids: [CountTokens(ids[0], call.messages, thinking, call.tools, call.options.chat_template_kwargs)]
+        )
         try:
             arrived = await answering.next()
         finally:

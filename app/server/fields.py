@@ -11,6 +11,7 @@ Body = Mapping[str, Any]
 MAX_STOPS = 64
 MAX_BIASES = 4096
 MAX_CHOICES = 16
+_LEAST_TOP_P = 1e-6
 
 
 def read(body: Body, name: str, kind: ValueType, default: Any = None) -> Any:
@@ -65,11 +66,29 @@ def items(body: Body, name: str, most: int) -> list[Any]:
     return value
 
 
-def refuse(body: Body, names: Collection[str]) -> None:
-    """Refuse fields that would change the answer and are not supported, unless they are empty, 0 or false."""
+def refuse(body: Body, names: Collection[str], neutral: Mapping[str, float] | None = None) -> None:
+    """Refuse fields that would change the answer and are not supported, unless they are empty, 0 or false.
+
+    neutral: other values that change nothing, by field.
+    """
     for name in body:
-        if name in names and body[name]:
+        if name in names and body[name] and body[name] != (neutral or {}).get(name):
             raise refused(f"{name} is not supported", name)
+
+
+def _meant(option: str, value: Any) -> Any:
+    """Return an option's value as headrace knows it; None for unset.
+
+    Negative seeds are random and negative lengths unlimited for llama.cpp, -1 keeps all tokens for vLLM's top_k. A
+    top_p of 0 keeps the best token alone.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if (option == "seed" and value < 0) or (option == "max_tokens" and value == -1):
+        return None
+    if option == "top_k" and value == -1:
+        return 0
+    return _LEAST_TOP_P if option == "top_p" and value == 0 else value
 
 
 def answer_options(
@@ -77,17 +96,19 @@ def answer_options(
 ) -> AnswerOptions:
     """Return the answer options among the fields. renamed: other names of options. more: options from other fields.
 
-    -1 as a seed or a number of tokens means unset. Raises UsageError for a value out of range.
+    Values of other servers' clients mean here the same as there (`_meant`); of two names of one limit the smaller value
+    counts. Raises UsageError for a value out of range.
     """
     names = {name: name for name in OPTIONS} | dict(renamed or {})
     values: dict[str, Any] = {}
     for field, option in names.items():
-        value = body.get(field)
-        if value is None or (option in ("seed", "max_tokens") and type(value) is int and value == -1):
+        value = _meant(option, body.get(field))
+        if value is None:
             continue
-        if option in values:
+        read = read_value(OPTIONS[option].kind, field, value)
+        if option in values and option != "max_tokens" and values[option] != read:
             raise refused(f"{field} and {option} mean the same: give one of them", field)
-        values[option] = read_value(OPTIONS[option].kind, field, value)
+        values[option] = min(values[option], read) if option in values and option == "max_tokens" else read
     if len(values.get("stop", ())) > MAX_STOPS:
         raise refused(f"stop has {len(values['stop'])} texts, at most {MAX_STOPS} are allowed", "stop")
     if len(values.get("logit_bias", ())) > MAX_BIASES:

@@ -26,11 +26,14 @@ class Rules:
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Raises ApiError for a request that is not allowed. headers: by lower-case name."""
-        if self.key is None and not _is_local(headers.get("host", ""), self.host):
-            raise ApiError(403, "the Host header does not name this machine", "forbidden_host")
+        host = headers.get("host", "")
+        if self.key is None and not _is_local(host, self.host):
+            message = "the Host header does not name this machine; --api-key KEY allows any"
+            raise ApiError(403, message, "forbidden_host")
         origin = headers.get("origin")
         if origin is not None and "*" not in self.origins and origin not in self.origins:
-            raise ApiError(403, "requests from this origin are not allowed", "forbidden_origin")
+            message = "the Origin header names a page that is not allowed; --allow-origin URL allows it"
+            raise ApiError(403, message, "forbidden_origin")
         preflight = method == "OPTIONS" and origin is not None  # browsers send it without the key
         if self.key is not None and path not in OPEN_PATHS and not preflight and not self._has_key(headers):
             raise ApiError(401, "a valid API key is needed", "invalid_api_key")
@@ -56,7 +59,9 @@ def _is_local(value: str, own: str) -> bool:
     """Return whether a Host header names this machine, with any port."""
     name = value.strip()
     if name.startswith("["):
-        name = name[1:].partition("]")[0]
+        name, end, port = name[1:].partition("]")
+        if not end or (port and not (port.startswith(":") and port[1:].isdigit())):  # [::1].example.com
+            return False
     elif name.count(":") == 1:
         name = name.partition(":")[0]
     return is_loopback(name) or name == own

@@ -4,6 +4,7 @@ Source of the shapes: OpenAI's API reference, sections Chat and Streaming.
 """
 
 import time
+from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
@@ -28,7 +29,7 @@ from headrace.app.server.fields import (
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import format_options
-from headrace.app.server.tools import chat_tools
+from headrace.app.server.tools import chat_tools, custom_input, custom_names
 from headrace.app.server.usage import openai_usage
 
 _RENAMED = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -39,11 +40,13 @@ REFUSED = frozenset({
     "guided_grammar", "json_schema", "documents", "mirostat", "typical_p", "tfs_z",
     "top_n_sigma", "xtc_probability", "dry_multiplier", "dynatemp_range", "chat_template", "logits_processors",
 })  # fmt: skip
+NEUTRAL: Mapping[str, float] = {"best_of": 1, "typical_p": 1, "tfs_z": 1, "length_penalty": 1, "top_n_sigma": -1}
+"""Values of these fields that change nothing."""
 
 
 def read_call(body: Body) -> Call:
     """Return the call of a body. Raises ApiError and UsageError that name the field."""
-    refuse(body, REFUSED)
+    refuse(body, REFUSED, NEUTRAL)
     if body.get("modalities") not in (None, [], ["text"]):
         raise refused("modalities can only be text", "modalities")
     messages, continue_text = read_messages(body.get("messages")), ""
@@ -56,26 +59,32 @@ def read_call(body: Body) -> Call:
         model=text(body, "model"),
         messages=messages,
         continue_text=continue_text,
-        options=answer_options(body, _RENAMED, format_options(body)),
+        options=answer_options(_without_switch(body), _RENAMED, format_options(body)),
         count=whole(body, "n", 1, MAX_CHOICES, 1) or 1,
         stream=flag(body, "stream"),
         include_usage=flag(mapping(body, "stream_options"), "include_usage"),
         logprobs=read_logprobs(body.get("logprobs"), body.get("top_logprobs")),
         effort=choice(body, "reasoning_effort", EFFORTS),
-        budget=_template_switch(body),
+        budget=_thinking_switch(body),
         tools=chat_tools(body),
+        custom=custom_names(body),
         explain=flag(mapping(body, "headrace"), "explain"),
         steps=flag(mapping(body, "headrace"), "steps"),
     )
 
 
-def _template_switch(body: Body) -> bool | None:
-    """Return the switch of thinking among vLLM's template variables, which have no other effect here."""
+def _thinking_switch(body: Body) -> bool | None:
+    """Return the switch of thinking: vLLM's template variables, or DeepSeek's and Anthropic's object."""
     variables = mapping(body, "chat_template_kwargs")
-    unknown = next((name for name in variables if name not in ("enable_thinking", "thinking")), None)
-    if unknown is not None:
-        raise refused(f"chat_template_kwargs.{unknown} is not supported", "chat_template_kwargs")
-    return next((flag(variables, name) for name in ("enable_thinking", "thinking") if name in variables), None)
+    switch = next((flag(variables, name) for name in ("enable_thinking", "thinking") if name in variables), None)
+    if isinstance(given := body.get("thinking"), dict):
+        return choice(given, "type", ("enabled", "disabled", "auto", "adaptive")) != "disabled"
+    return switch
+
+
+def _without_switch(body: Body) -> Body:
+    """Return the body without a `thinking` that is an object, which is no answer option."""
+    return {**body, "thinking": None} if isinstance(body.get("thinking"), dict) else body
 
 
 class ChatForm:
@@ -111,7 +120,13 @@ class ChatForm:
         if not isinstance(event, Delta | Done):
             return b""
         answer = self._answers[choice]
-        deltas = [_delta(part) for part in answer.take(event)]
+        deltas = [delta for part in answer.take(event) if (delta := self._delta(part))]
+        if isinstance(event, Done):
+            deltas += [
+                {"tool_calls": [{"index": index, "custom": {"input": custom_input(call.arguments)}}]}
+                for index, call in enumerate(answer.calls)
+                if call.name in self._call.custom
+            ]
         reports = chat_logprobs(event.tokens) if isinstance(event, Delta) and event.tokens else None
         chunks = [self._chunk(choice, delta) for delta in deltas or ([{"content": ""}] if reports else [])]
         if reports:
@@ -119,6 +134,16 @@ class ChatForm:
         if isinstance(event, Done):
             chunks.append(self._chunk(choice, {}, finish_reason=_finish_reason(answer)))
         return data(chunks)
+
+    def _delta(self, part: Part) -> dict[str, Any] | None:
+        """Return the `delta` of a part; None for a piece of a custom tool's JSON, whose text comes at the end."""
+        if not isinstance(part, CallPart):
+            return {"content" if part.kind == "content" else "reasoning_content": part.text}
+        if part.name in self._call.custom:
+            begun = {"id": part.id, "type": "custom", "custom": {"name": part.name, "input": ""}}
+            return {"tool_calls": [{"index": part.index, **begun}]} if part.first else None
+        more = _call(part, self._call.custom) if part.first else {"function": {"arguments": part.arguments}}
+        return {"tool_calls": [{"index": part.index, **more}]}
 
     def end(self) -> bytes:
         """Return the chunk with the usage, if asked for, and the end mark."""
@@ -134,7 +159,10 @@ class ChatForm:
     def document(self) -> dict[str, Any]:
         """Return the chat completion."""
         with_logprobs = self._call.logprobs is not None
-        choices = [_choice(answer, index, with_logprobs=with_logprobs) for index, answer in enumerate(self._answers)]
+        choices = [
+            _choice(answer, index, self._call.custom, with_logprobs=with_logprobs)
+            for index, answer in enumerate(self._answers)
+        ]
         own = {"headrace": self._own} if self._own else {}
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage(), **own}
 
@@ -151,21 +179,13 @@ class ChatForm:
         return openai_usage([done.summary for done in ends], sum(done.thinking_tokens for done in ends))
 
 
-def _delta(part: Part) -> dict[str, Any]:
-    """Return the `delta` of a part."""
-    if isinstance(part, CallPart):
-        more = _call(part) if part.first else {"function": {"arguments": part.arguments}}
-        return {"tool_calls": [{"index": part.index, **more}]}
-    return {"content" if part.kind == "content" else "reasoning_content": part.text}
-
-
-def _choice(answer: AnswerParts, index: int, *, with_logprobs: bool) -> dict[str, Any]:
+def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_logprobs: bool) -> dict[str, Any]:
     """Return one choice of the document."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        message |= {"content": answer.content or None, "tool_calls": [_call(call) for call in answer.calls]}
+        message |= {"content": answer.content or None, "tool_calls": [_call(call, custom) for call in answer.calls]}
     return {
         "index": index,
         "message": message,
@@ -175,7 +195,9 @@ def _choice(answer: AnswerParts, index: int, *, with_logprobs: bool) -> dict[str
     }
 
 
-def _call(call: CallPart) -> dict[str, Any]:
+def _call(call: CallPart, custom: frozenset[str]) -> dict[str, Any]:
+    if call.name in custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": custom_input(call.arguments)}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -3,11 +3,19 @@
 Source of the shapes: OpenAI's API reference, sections Responses and Streaming events.
 """
 
+import json
 import time
 from secrets import token_hex
 from typing import Any
 
-from headrace.app.answer.messages import MAX_MESSAGES, join_system, name_results, text_content, tool_call
+from headrace.app.answer.messages import (
+    MAX_MESSAGES,
+    join_system,
+    name_results,
+    newest_user,
+    text_content,
+    tool_call,
+)
 from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import EFFORTS, Call
@@ -17,7 +25,14 @@ from headrace.app.server.fields import Body, answer_options, choice, flag, items
 from headrace.app.server.form import COMMENT, named
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
-from headrace.app.server.tools import response_tools
+from headrace.app.server.tools import (
+    custom_arguments,
+    custom_input,
+    custom_names,
+    name_in,
+    namespaces,
+    response_tools,
+)
 from headrace.app.server.usage import openai_usage
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
@@ -25,14 +40,17 @@ _ECHOED: dict[str, Any] = {
     "instructions": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {},
     "text": {"format": {"type": "text"}},
 }  # fmt: skip
+_COMPACTED = (
+    "[An earlier part of this conversation was shortened by another service, in a form that is not readable here.]"
+)
+_WRITTEN = "written"  # arguments of an open call of a custom tool, no field of the item
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def read_call(body: Body) -> Call:
     """Return the call of a body. Raises ApiError and UsageError that name the field."""
     refuse(body, REFUSED)
-    if body.get("truncation") not in (None, "disabled"):
-        raise refused("truncation can only be disabled", "truncation")
+    choice(body, "truncation", ("auto", "disabled"))  # a prompt that is too long is refused either way
     return Call(
         model=text(body, "model"),
         messages=read_input(body),
@@ -42,6 +60,8 @@ def read_call(body: Body) -> Call:
         stream=flag(body, "stream"),
         effort=choice(mapping(body, "reasoning"), "effort", EFFORTS),
         tools=response_tools(body),
+        custom=custom_names(body),
+        namespaces=namespaces(body),
         explain=flag(mapping(body, "headrace"), "explain"),
         echo={name: body.get(name) or value for name, value in _ECHOED.items()},
     )
@@ -56,6 +76,7 @@ def read_input(body: Body) -> list[dict[str, Any]]:
     instructions = text(body, "instructions")
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     reasoning = ""
+    newest = newest_user([entry.get("role") if isinstance(entry, dict) else None for entry in entries])
     for place, entry in enumerate(entries):
         where = f"input[{place}]"
         match entry:
@@ -63,12 +84,34 @@ def read_input(body: Body) -> list[dict[str, Any]]:
                 reasoning = _reasoning(entry, where)
             case {"type": "function_call", "call_id": str(identifier), "name": str(name), "arguments": str(arguments)}:
                 message = _own_message(messages)
+                if isinstance(space := entry.get("namespace"), str) and space:
+                    name = name_in(space, name)
                 message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
             case {"type": "function_call_output", "call_id": str(identifier)}:
-                content = text_content(entry.get("output"), f"{where}.output")
+                content = text_content(entry.get("output"), f"{where}.output", in_history=True)
                 messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
+            case {"type": "custom_tool_call", "call_id": str(identifier), "name": str(name), "input": str(given)}:
+                message = _own_message(messages)
+                message.setdefault("tool_calls", []).append(tool_call(identifier, name, custom_arguments(given)))
+            case {"type": "custom_tool_call_output", "call_id": str(identifier)}:
+                content = text_content(entry.get("output"), f"{where}.output", in_history=True)
+                messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
+            case {"type": "local_shell_call", "call_id": str(identifier), "action": dict(action)}:
+                message = _own_message(messages)
+                message.setdefault("tool_calls", []).append(tool_call(identifier, "local_shell", json.dumps(action)))
+            case {"type": "local_shell_call_output", "id": str(identifier)}:
+                content = text_content(entry.get("output"), f"{where}.output", in_history=True)
+                messages.append({"role": "tool", "content": content, "tool_call_id": identifier})
+            case {"type": "web_search_call" | "file_search_call" | "code_interpreter_call"}:
+                pass  # the service's own tool; its result is in the answer that follows
+            case {"type": "compaction"}:
+                messages.append({"role": "user", "content": _COMPACTED})
+            case {"type": "item_reference", "id": str(identifier)}:
+                raise refused(
+                    f"{where}: item {shown(identifier)} is not stored here; send its text, with store: false", "input"
+                )
             case {"type": "message"} | {"role": _}:
-                messages.append(_message(entry, where))
+                messages.append(_message(entry, where, in_history=place != newest))
             case _:
                 kind = entry.get("type") if isinstance(entry, dict) else entry
                 raise refused(f"{where}: items of type {shown(kind)} are not supported", "input")
@@ -84,11 +127,14 @@ def _own_message(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _message(entry: Body, where: str) -> dict[str, Any]:
+def _message(entry: Body, where: str, *, in_history: bool) -> dict[str, Any]:
     role = entry.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise refused(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}", "input")
-    return {"role": _ROLES[role], "content": text_content(entry.get("content"), f"{where}.content")}
+    return {
+        "role": _ROLES[role],
+        "content": text_content(entry.get("content"), f"{where}.content", in_history=in_history),
+    }
 
 
 def _reasoning(entry: Body, where: str) -> str:
@@ -201,13 +247,25 @@ class ResponseForm:
         events = b""
         if part.first:
             events = self._close()
-            item = {"id": f"fc_{part.id.removeprefix('call_')}", "type": "function_call", "status": "in_progress"}
-            item |= {"call_id": part.id, "name": part.name, "arguments": ""}
+            item = self._call_item(part)
             events += self._event("response.output_item.added", output_index=len(self._output), item=item)
-            self._output.append(dict(item))
+            self._output.append(item | ({_WRITTEN: ""} if item["type"] == "custom_tool_call" else {}))
             self._open = True
-        self._output[-1]["arguments"] += part.arguments
+        item = self._output[-1]
+        if item["type"] == "custom_tool_call":  # its text is known when its JSON is whole
+            item[_WRITTEN] += part.arguments
+            return events
+        item["arguments"] += part.arguments
         return events + self._event("response.function_call_arguments.delta", **self._place(), delta=part.arguments)
+
+    def _call_item(self, part: CallPart) -> dict[str, Any]:
+        number = part.id.removeprefix("call_")
+        if part.name in self._call.custom:
+            item = {"id": f"ctc_{number}", "type": "custom_tool_call", "status": "in_progress"}
+            return {**item, "call_id": part.id, "name": part.name, "input": ""}
+        space, name = self._call.namespaces.get(part.name, ("", part.name))
+        item = {"id": f"fc_{number}", "type": "function_call", "status": "in_progress"}
+        return {**item, "call_id": part.id, "name": name, "arguments": ""} | ({"namespace": space} if space else {})
 
     def _close(self) -> bytes:
         """Return the events that end the open item."""
@@ -218,7 +276,11 @@ class ResponseForm:
         done = self._answer.done
         item["status"] = "incomplete" if done is not None and done.reason == "length" else "completed"
         events, place = b"", self._place()
-        if item["type"] == "function_call":
+        if item["type"] == "custom_tool_call":
+            item["input"] = custom_input(item.pop(_WRITTEN))
+            events = self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])
+            events += self._event("response.custom_tool_call_input.done", **place, input=item["input"])
+        elif item["type"] == "function_call":
             events = self._event("response.function_call_arguments.done", **place, arguments=item["arguments"])
         else:
             part = item["content"][0]

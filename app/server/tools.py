@@ -4,6 +4,7 @@ Tools that a service runs itself (web search, code interpreters) are ignored: a 
 calls them.
 """
 
+import json
 from typing import Any
 
 from headrace.app.answer.tools import read_tools
@@ -13,18 +14,71 @@ from headrace.app.server.fields import Body, items, mapping
 from headrace.models.text.tools.use import ToolUse
 
 MAX_TOOLS = 512
+_INPUT = "input"  # the parameter of a custom tool
 
 
 def chat_tools(body: Body) -> ToolUse | None:
     """Return the tools of a chat completion. Raises UsageError and ApiError."""
-    tools, choice = _allowed(items(body, "tools", MAX_TOOLS), body.get("tool_choice"))
-    return read_tools(tools, choice, body.get("parallel_tool_calls"))
+    return _openai_tools(body)
 
 
 def response_tools(body: Body) -> ToolUse | None:
-    """Return the functions among the tools of a response."""
-    tools = [_nested(tool) for tool in items(body, "tools", MAX_TOOLS) if _kind(tool) == "function"]
+    """Return the functions, custom tools and namespaces among the tools of a response."""
+    return _openai_tools(body)
+
+
+def custom_names(body: Body) -> frozenset[str]:
+    """Return the names of tools that take one text instead of JSON arguments."""
+    return frozenset(
+        str(_custom(tool).get("name")) for tool in items(body, "tools", MAX_TOOLS) if _kind(tool) == "custom"
+    )
+
+
+def namespaces(body: Body) -> dict[str, tuple[str, str]]:
+    """Return the namespace and name of each function in a namespace, by its name as the model sees it."""
+    found = {}
+    for tool in items(body, "tools", MAX_TOOLS):
+        if _kind(tool) == "namespace":
+            space = str(tool.get("name"))
+            for function in items(tool, "tools", MAX_TOOLS):
+                name = str(_nested(function)["function"].get("name"))
+                found[name_in(space, name)] = (space, name)
+    return found
+
+
+def name_in(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a function of a namespace."""
+    return f"{namespace}__{name}"
+
+
+def custom_arguments(text: str) -> str:
+    """Return the text that a custom tool takes as JSON arguments of a function."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text of a call of a custom tool; the arguments themselves if a limit cut them."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return str(value.get(_INPUT, "")) if isinstance(value, dict) else arguments
+
+
+def _openai_tools(body: Body) -> ToolUse | None:
+    tools: list[dict[str, Any]] = []
+    for tool in items(body, "tools", MAX_TOOLS):
+        match _kind(tool):
+            case "function":
+                tools.append(_nested(tool))
+            case "custom":
+                tools.append(_of_custom(tool))
+            case "namespace":
+                space = str(tool.get("name"))
+                tools += [_in_namespace(space, _nested(function)) for function in items(tool, "tools", MAX_TOOLS)]
     tools, choice = _allowed(tools, body.get("tool_choice"))
+    if isinstance(choice, dict) and choice.get("type") == "custom":
+        choice = {"type": "function", "name": _custom(choice).get("name")}
     return read_tools(tools, choice, body.get("parallel_tool_calls"))
 
 
@@ -64,8 +118,31 @@ def _kind(tool: object) -> object:
 
 
 def _nested(tool: Body) -> dict[str, Any]:
+    """Return a function in the form of chat completions; that of responses has its fields at the top."""
+    function = mapping(tool, "function") if "function" in tool else tool
     fields = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
+    return {"type": "function", "function": {name: function[name] for name in fields if function.get(name) is not None}}
+
+
+def _in_namespace(namespace: str, tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    return {**tool, "function": {**function, "name": name_in(namespace, str(function.get("name")))}}
+
+
+def _custom(tool: Body) -> Body:
+    return mapping(tool, "custom") if "custom" in tool else tool
+
+
+def _of_custom(tool: Body) -> dict[str, Any]:
+    """Return a tool that takes a text as a function with one parameter. A grammar of its text is described only."""
+    custom = _custom(tool)
+    about = [str(custom.get("description") or "")]
+    grammar = mapping(custom, "format").get("definition")
+    if isinstance(grammar, str):
+        about.append(f"The input follows this grammar:\n{grammar}")
+    parameters = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+    function = {"name": custom.get("name"), "description": "\n\n".join(filter(None, about)), "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def _of_schema(tool: Body) -> dict[str, Any]:

@@ -140,20 +140,39 @@ class Engine:
         memory runs out on the way.
         """
         self._check_idle()
-        self._check(request)
+        self.check(request)
         return self._generate(request)
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request; its events come from `step`. Raises what `generate` raises, now where it can be known."""
         if self._generating:
             raise EngineError("the engine is already generating", "close the other generation first")
-        self._check(request)
+        self.check(request)
         return self._enter(request)
+
+    def check(self, request: Request) -> None:
+        """Raise what `submit` raises for a request itself. Any thread may call it."""
+        request.check(self.network.vocab_size, self.context_limit)
+        if request.speculate == "draft" and self._draft is None:
+            raise UsageError("speculating with a draft needs a draft model")
+        if request.speculate == "mtp" and self.network.draft_head is None:
+            raise UsageError("the model has no multi-token prediction head", "--speculate auto takes what there is")
+        self._budget.check(len(request.prompt))
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence: its `Finished` comes with the next step. Nothing happens to one that has ended."""
         sequence.cancelled = True
         self._cancelled.append(sequence)
+
+    def close(self) -> None:
+        """Drop all sequences and K/V. Other requests may come."""
+        for sequence in list(self._scheduler):
+            self._scheduler.remove(sequence)
+            self._ended.append(sequence)
+        for sequence in self._ended:
+            self._forget_state(sequence)
+        self._ended.clear()
+        self._abandon_work()
 
     @property
     def has_work(self) -> bool:
@@ -203,7 +222,7 @@ class Engine:
                 elif not self._ended:  # their events are delivered before memory is freed
                     self._stop_work()
         except BaseException:
-            self._drop_all()
+            self.close()
             raise
         return events
 
@@ -249,7 +268,7 @@ class Engine:
         done, without `keep_prefix`. Raises what `generate` raises.
         """
         self._check_idle()
-        self._check(Request(prompt))
+        self.check(Request(prompt))
         if not self._keeps:
             return None
         try:
@@ -278,14 +297,6 @@ class Engine:
     def _check_idle(self) -> None:
         if self._generating or self._scheduler:
             raise EngineError("the engine is already generating", "close the other generation first")
-
-    def _check(self, request: Request) -> None:
-        request.check(self.network.vocab_size, self.context_limit)
-        if request.speculate == "draft" and self._draft is None:
-            raise UsageError("speculating with a draft needs a draft model")
-        if request.speculate == "mtp" and self.network.draft_head is None:
-            raise UsageError("the model has no multi-token prediction head", "--speculate auto takes what there is")
-        self._budget.check(len(request.prompt))
 
     def _enter(self, request: Request) -> Sequence:
         sampler = Sampler(request.sampling, vocab_size=self.network.vocab_size, prompt=request.prompt)
@@ -507,16 +518,6 @@ class Engine:
         sequence.cache = sequence.sampler = None  # users may keep the sequence
         sequence.proposers, sequence.mtp = [], None
         self._budget.release(sequence)
-
-    def _drop_all(self) -> None:
-        """Drop all sequences and K/V after an error."""
-        for sequence in list(self._scheduler):
-            self._scheduler.remove(sequence)
-            self._ended.append(sequence)
-        for sequence in self._ended:
-            self._forget_state(sequence)
-        self._ended.clear()
-        self._abandon_work()
 
     def _start_work(self) -> None:
         """Wire memory at the beginning of work, for one sequence alone: batches free and make buffers."""

@@ -23,8 +23,10 @@ class CancelFlag:
     after: tokens of the answer that count, if a step gave more than wanted; None for all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parent: "CancelFlag | None" = None) -> None:
+        """parent: a flag that ends this flag's request, too, and maybe others."""
         self._is_set = False  # no threading.Event: a second signal within its `set` would wait for the first one's lock
+        self._parent = parent
         self.after: int | None = None
 
     def set(self, after: int | None = None) -> None:
@@ -32,7 +34,7 @@ class CancelFlag:
         self._is_set = True
 
     def __bool__(self) -> bool:
-        return self._is_set
+        return self._is_set or (self._parent is not None and bool(self._parent))
 
 
 @dataclass(frozen=True, slots=True)

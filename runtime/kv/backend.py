@@ -84,7 +84,7 @@ class KVBackend(Protocol):
         ...
 
     def clear(self) -> None:
-        """Drop everything after an error."""
+        """Drop everything, after an error or at the end."""
         ...
 
 

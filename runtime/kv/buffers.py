@@ -263,6 +263,8 @@ class BufferBackend:
 
     def clear(self) -> None:
         self._last.clear()
+        if self.pool is not None:
+            self.pool.evict_all()
         self.pool = self._new_pool()
 
     @property

@@ -146,6 +146,7 @@ class PagedBackend:
         load_blocks(self.pool, prompt, store)
 
     def clear(self) -> None:
+        self.pool.evict_all()
         self.pool = self._new_pool()
 
     def _new_pool(self) -> BlockPool:

@@ -163,9 +163,13 @@ class BlockPool:
 
     def clear(self) -> None:
         """Evict everything, and free the memory of unused blocks."""
+        self.evict_all()
+        self.free_slabs()
+
+    def evict_all(self) -> None:
+        """Evict everything: nodes refer to each other, so the states of a pool that is just dropped stay a while."""
         for node in list(self.index.root.children.values()):
             self._remove(node)
-        self.free_slabs()
 
     def free_slabs(self) -> None:
         """Free the last slabs, as far as their blocks are neither used nor cached."""

@@ -100,7 +100,23 @@ def reading_weights() -> Iterator[None]:
         mx.clear_cache()
     finally:
         mx.set_cache_limit(before)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc only
+    _trim_heap()
+
+
+def release_unused() -> None:
+    """Return memory to the system that a freed model leaves with MLX, the CPU kernels and the C allocator."""
+    import mlx.core as mx
+
+    from headrace.runtime.ops import native
+
+    native.free_unused()  # first: MLX's allocator caches what is freed
+    mx.clear_cache()
+    _trim_heap()
+
+
+def _trim_heap() -> None:
+    """Return the C allocator's free memory to the system, where it can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 

@@ -3,7 +3,8 @@
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 
 from headrace.runtime.errors import UsageError
 
@@ -27,6 +28,7 @@ class SamplingParams:
     seed: int | None = None  # None: a fresh one per request
 
     def __post_init__(self) -> None:
+        self._check_types()
         numbers = (self.temperature, self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         rules = (
             (all(map(math.isfinite, numbers)), "temperature and penalties must be finite numbers"),
@@ -46,6 +48,21 @@ class SamplingParams:
         for holds, complaint in rules:
             if not holds:
                 raise UsageError(complaint)
+
+    def _check_types(self) -> None:
+        for row in fields(self):
+            value = getattr(self, row.name)
+            if row.name == "logit_bias":
+                expected = "token ids and numbers"
+                fits = isinstance(value, Mapping) and all(
+                    isinstance(token, Integral) and isinstance(added, Real) for token, added in value.items()
+                )
+            else:
+                is_whole = row.name in ("top_k", "seed")
+                expected = "a whole number" if is_whole else "a number"
+                fits = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
+            if not fits and (row.name != "seed" or value is not None):
+                raise UsageError(f"{row.name} must be {expected}, not {value!r:.60}")
 
     def with_seed(self) -> "SamplingParams":
         """Return these parameters with a seed: the given one, else a random one of 53 bits (exact in any JSON)."""

@@ -41,6 +41,7 @@ def test_values_of_documents_have_one_form() -> None:
 def test_every_value_that_is_typed_can_be_read(name: str) -> None:
     kind = OPTIONS[name].kind
     typed = {"stop": "a | b\\n", "thinking": "off", "speculate": "off", "max_tokens": "1", "schema": "object"}
+    typed["chat_template_kwargs"] = '{"preserve_thinking": true}'
     value = parse_value(kind, typed.get(name, "1"))
     assert kind.read(value) == value
     for text in ("", "x"):

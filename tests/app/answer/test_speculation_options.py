@@ -25,8 +25,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
     """Every request that reaches an engine."""
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     found: list[Request] = []
-    check = Engine._check
-    monkeypatch.setattr(Engine, "_check", lambda engine, request: found.append(request) or check(engine, request))
+    check = Engine.check
+    monkeypatch.setattr(Engine, "check", lambda engine, request: found.append(request) or check(engine, request))
     return found
 
 

@@ -15,7 +15,6 @@ from headrace.models.loading.load import LoadedModel, load_model
 from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.chat_prompt import ChatPrompt
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE, ThinkingForm, ThinkingStream
-from headrace.models.text.tools.messages import as_text, with_arguments
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
 from tests.tiny_chat import write_chat_model
@@ -143,8 +142,6 @@ def test_a_template_without_tools_gets_text(tmp_path: Path) -> None:
         "Result of time:\n12:00",
     ):
         assert part in text
-    assert as_text(messages[:1], None) == messages[:1]
-    assert with_arguments([{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "no JSON"}}]}])
 
 
 @pytest.mark.parametrize(
@@ -209,3 +206,31 @@ def test_harmony_writes_the_recipient(pieces: list[str]) -> None:
     for calls, expected in ((True, f"{CALL_BEGIN}functions.time{CALL_MESSAGE}{{}}"), (False, "<think>\n{}")):
         stream = ThinkingStream(_Pieces(pieces), form, calls=calls)
         assert "".join(stream.add(place) for place in range(len(pieces))) == expected
+
+
+_HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (  # the prompt ends with `<|start|>assistant`
+            [" to", "=functions.time", "<|channel|>", "commentary json", "<|message|>", "{}"],
+            f"{CALL_BEGIN}functions.time{CALL_MESSAGE}{{}}",
+        ),
+        (
+            ["<|channel|>", "analysis", "<|message|>", "Hm.", "<|end|>", "<|start|>", "assistant to=functions.time",
+             "<|channel|>", "commentary json", "<|message|>", "{}"],
+            f"<think>\nHm.\n</think>\n\n{CALL_BEGIN}functions.time{CALL_MESSAGE}{{}}",
+        ),
+        (["<|channel|>", "commentary", "<|message|>", "I look."], "I look."),
+        ([" to", " do"], " to do"),
+        (["t", "<|channel|>", "final", "<|message|>", "x"], "tx"),
+        ([" "], " "),
+    ],
+)  # fmt: skip
+def test_a_harmony_answer_may_begin_with_its_recipient(pieces: list[str], expected: str) -> None:
+    ids = {place: text for place, text in enumerate(pieces) if text in _HARMONY}
+    form = ThinkingForm(ids | {1000 + n: text for n, text in enumerate(_HARMONY)}, "", "")
+    stream = ThinkingStream(_Pieces(pieces), form, calls=True)
+    assert "".join([*(stream.add(place) for place in range(len(pieces))), stream.finish()]) == expected

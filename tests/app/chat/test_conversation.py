@@ -333,7 +333,7 @@ def test_a_model_there_is_none_of_changes_nothing(
     engine.script(Script(hold=2))
     chat.send("hm")
     chat.poll()
-    for name, hint in (("smolm2-135m", "smollm2-135m"), ("my-onw", "my-own"), ("./gone", None), ("a/b/c", "org/name")):
+    for name, hint in (("smolm2-135m", "smollm2-135m"), ("my-onw", "my-own"), ("./gone", None), ("a/b c", "org/name")):
         with pytest.raises((UsageError, ModelNotFoundError)) as refused:
             chat.set_model(name)
         assert hint is None or hint in (refused.value.hint or "")

@@ -478,5 +478,5 @@ def test_thinking_ends_with_its_budget_also_in_a_continued_answer(client: Engine
         client.submit(Generate(number, HELLO, options, continue_text=before))
         until(client, Done, seen)
         assert said(seen).startswith(answer)
-    client.submit(Generate(3, HELLO, AnswerOptions(thinking="high")))
-    assert "thinking high" in until(client, Failed).message
+    client.submit(Generate(3, HELLO, AnswerOptions(chat_template_kwargs={"mood": "glad"})))
+    assert "chat_template_kwargs.mood" in until(client, Failed).message

@@ -70,7 +70,8 @@ def test_messages_of_every_form() -> None:
     assert given.messages == [
         {"role": "user", "content": "a\n\nb\n\nc"},
         {"role": "assistant", "content": "d", "reasoning_content": "t"},
-        {"role": "user", "content": "e\n\nf"},
+        {"role": "user", "content": "e"},
+        {"role": "system", "content": "f"},
     ]
     assert given.continue_text == "g"
 

@@ -67,3 +67,15 @@ def test_a_preflight_of_an_allowed_page_needs_no_key() -> None:
 def test_addresses_that_others_reach() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost", "127.8.8.8")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.com", "")))
+
+
+@pytest.mark.parametrize("host", ["[::1].example.com", "[::1]x", "[::1]:80.example.com", "[::1", "[::1]:"])
+def test_a_name_that_begins_like_an_address_is_none(host: str) -> None:
+    assert status(LOCAL, host=host) == 403
+
+
+def test_a_refusal_names_the_header_and_the_flag() -> None:
+    with pytest.raises(ApiError, match=r"Host header .* --api-key"):
+        LOCAL.check("GET", "/v1/models", {"host": "host.docker.internal:8080"})
+    with pytest.raises(ApiError, match=r"Origin header .* --allow-origin"):
+        LOCAL.check("GET", "/v1/models", {"host": "localhost", "origin": "vscode-webview://1a"})

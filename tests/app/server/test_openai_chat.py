@@ -67,9 +67,11 @@ def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
         ({"logit_bias": []}, "logit_bias"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 1e99}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -1}, "top_p"),
+        ({"best_of": 2}, "best_of"),
+        ({"thinking": {"type": "perhaps"}}, "type"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ({"repetition_penalty": 1.5, "repeat_penalty": 1.2}, "repeat_penalty"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"stop": [""]}, "stop"),
@@ -79,7 +81,7 @@ def test_minus_one_and_null_are_unset(fields: dict[str, Any]) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
-        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
@@ -193,8 +195,6 @@ def test_other_allowed_tools_are_refused(allowed: Any) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"messages": [*HELLO, {"role": "tool", "content": "x", "tool_call_id": "c9"}]}, "c9"),
-        ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "tool_call_id"),
         ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "c1"}]}]}, "function"),
     ],
 )
@@ -320,3 +320,91 @@ def test_an_error_in_a_stream_is_an_object() -> None:
     (chunk,) = chunks(sent)
     assert chunk["error"] == {"message": "it broke", "type": "server_error", "param": None, "code": "engine_died"}
     assert sent.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"best_of": 1, "typical_p": 1, "tfs_z": 1.0, "length_penalty": 1, "top_n_sigma": -1, "mirostat": 0}, {}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"top_p": 0}, {"top_p": 1e-6}),
+        ({"seed": -5, "max_tokens": -1}, {}),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 5}),
+        ({"chat_template_kwargs": {"preserve_thinking": True}}, {"chat_template_kwargs": {"preserve_thinking": True}}),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "object", "required": ["a"]}}},
+            {"schema": {"type": "object", "required": ["a"]}},
+        ),
+    ],
+)
+def test_values_that_clients_send_for_nothing_are_taken(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert call(**fields).options.given() == options
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled"}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({}, None),
+    ],
+)
+def test_thinking_is_switched_by_every_clients_field(fields: dict[str, Any], budget: bool | None) -> None:
+    assert call(**fields).budget is budget
+
+
+@pytest.mark.parametrize(
+    ("choice", "read"), [("any", "required"), ({"type": "auto"}, "auto"), ({"type": "any"}, "required")]
+)
+def test_choices_of_tools_in_other_clients_words(choice: Any, read: str) -> None:
+    use = call(tools=TOOLS, tool_choice=choice).tools
+    assert use is not None
+    assert use.choice == read
+
+
+def test_tools_of_the_responses_form_are_taken() -> None:
+    use = call(tools=[{"type": "function", "name": "flat", "parameters": {"type": "object"}}]).tools
+    assert use is not None
+    assert use.definitions == [{"type": "function", "function": {"name": "flat", "parameters": {"type": "object"}}}]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def test_images_of_earlier_messages_are_words() -> None:
+    """An agent that has seen a screenshot goes on; an image in the newest question is refused."""
+    seen = {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]}
+    given = call(messages=[seen, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "and?"}])
+    assert given.messages[0]["content"] == "look\n[image: not shown, this model reads text]"
+    result = {"role": "tool", "tool_call_id": "c1", "content": [IMAGE]}
+    made = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": {"name": "count"}}]}
+    given = call(messages=[*HELLO, made, result])
+    assert given.messages[-1]["content"].startswith("[image")
+    assert "image_url" in refusal(messages=[seen]).message
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "patch", "description": "Patches.", "format": {"type": "text"}}}
+
+
+def test_a_custom_tool_is_called_with_one_text() -> None:
+    given = call(tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "patch"}}, stream=True)
+    assert given.tools is not None
+    assert given.tools.choice == "patch"
+    whole, streamed = form(tools=[CUSTOM]), form(tools=[CUSTOM], stream=True)
+    whole_call = ToolCall("patch", '{"input": "a\\nb"}')
+    events = [
+        Delta(1, "", (), call_deltas=(CallDelta(0, "patch", '{"input": "a'),)),
+        Delta(1, "", (), calls=(whole_call,), call_deltas=(CallDelta(0, "patch", '\\nb"}'),)),
+        done(),
+    ]
+    sent = b"".join(streamed.take(0, event) for event in events)
+    deltas = [one["choices"][0]["delta"]["tool_calls"][0] for one in chunks(sent) if one["choices"][0]["delta"]]
+    assert (deltas[0]["type"], deltas[0]["custom"]) == ("custom", {"name": "patch", "input": ""})
+    assert [delta["custom"] for delta in deltas[1:]] == [{"input": "a\nb"}]
+    for event in events:
+        whole.take(0, event)
+    (made,) = whole.document()["choices"][0]["message"]["tool_calls"]
+    assert (made["type"], made["custom"]) == ("custom", {"name": "patch", "input": "a\nb"})
+    back = call(messages=[*HELLO, {"role": "assistant", "content": None, "tool_calls": [made]}], tools=[CUSTOM])
+    assert back.messages[-1]["tool_calls"][0]["function"] == {"name": "patch", "arguments": '{"input": "a\\nb"}'}

@@ -80,7 +80,7 @@ def test_tools_and_their_items() -> None:
         ],
     )
     assert given.tools is not None
-    assert (list(given.tools.tools), given.tools.choice) == (["count"], "count")
+    assert (list(given.tools.tools), given.tools.choice) == (["count", "patch"], "count")
     made = [{"id": i, "type": "function", "function": {"name": "count", "arguments": "{}"}} for i in ("c1", "c2")]
     assert given.messages[1:] == [
         {"role": "assistant", "content": "", "tool_calls": made, "reasoning_content": "hm"},
@@ -131,10 +131,10 @@ def test_a_cut_call_is_incomplete() -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "sometimes"}, "truncation"),
         ({"input": []}, "input"),
         ({"input": None}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "not stored here"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": "low"}, "reasoning"),
@@ -180,3 +180,44 @@ def test_an_error_ends_as_a_failed_response() -> None:
     (failed,) = events(ResponseForm(call(), "tiny", thinks=False).failed(ApiError(500, "it broke", "engine_died")))
     assert failed["type"] == "response.failed"
     assert failed["response"]["error"] == {"code": "engine_died", "message": "it broke"}
+
+
+PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}
+SPACE = {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
+
+
+def test_codexs_tools_are_offered_and_called_as_they_are() -> None:
+    """Functions of a namespace are returned with it, custom tools with their text."""
+    given = call(tools=[PATCH, SPACE, {"type": "web_search"}])
+    assert given.tools is not None
+    assert list(given.tools.tools) == ["patch", "mcp__look"]
+    assert "start: /x/" in given.tools.definitions[0]["function"]["description"]
+    form = ResponseForm(given, "tiny", thinks=False)
+    calls = (ToolCall("patch", '{"input": "x"}'), ToolCall("mcp__look", "{}"))
+    sent = form.begin() + form.take(0, Delta(1, "", (), calls=calls)) + form.take(0, done()) + form.end()
+    patch, look = events(sent)[-1]["response"]["output"]
+    assert (patch["type"], patch["name"], patch["input"], patch["status"]) == (
+        "custom_tool_call", "patch", "x", "completed",
+    )  # fmt: skip
+    assert (look["type"], look["namespace"], look["name"], look["arguments"]) == ("function_call", "mcp", "look", "{}")
+    assert not {"written", "arguments"} & patch.keys()
+    history = call(input=[{"role": "user", "content": "go"}, patch, look], tools=[PATCH, SPACE]).messages
+    made = [one["function"] for one in history[-1]["tool_calls"]]
+    assert made == [{"name": "patch", "arguments": '{"input": "x"}'}, {"name": "mcp__look", "arguments": "{}"}]
+
+
+def test_items_of_other_services_tools_are_kept() -> None:
+    shell = {"type": "local_shell_call", "call_id": "s1", "action": {"type": "exec", "command": ["ls"]}}
+    items = [
+        {"role": "user", "content": "go"},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "patched"},
+        shell,
+        {"type": "local_shell_call_output", "id": "s1", "output": "a.txt"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "compaction", "encrypted_content": "gAAA"},
+    ]
+    messages = call(input=items).messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "tool", "user"]
+    assert [message["content"] for message in messages if message["role"] == "tool"] == ["patched", "a.txt"]
+    assert "shortened by another service" in messages[-1]["content"]

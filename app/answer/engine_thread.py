@@ -1,0 +1,411 @@
+"""The thread that owns a model: it loads the model, runs the steps of all its answers, and frees the model.
+
+MLX's streams, compiled functions and random state belong to a thread, so all that computes runs here. Other threads
+submit answers through a queue, and read the parts of an answer from a queue of its own.
+"""
+
+import atexit
+import ctypes
+import os
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import copy
+from queue import Empty, SimpleQueue
+from threading import Event, RLock, Thread, get_ident
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
+
+from headrace.app.answer.answer import Answer
+from headrace.app.answer.answerer import Answerer
+from headrace.models.text.answer import Completed, TextChunk
+from headrace.runtime.engine.request import Failed, PrefillProgress
+from headrace.runtime.errors import EngineError, HeadraceError, expected
+from headrace.runtime.machine import memory
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
+
+MAX_UNREAD = 64
+"""Parts of an answer that wait for its reader. If no other answer is read either, the engine then waits, too."""
+_LOOK_S = 0.5  # between looks at cancel flags of answers that nobody reads, and at signals in a wait
+_Item = TypeVar("_Item")
+
+AnswerPart = TextChunk | Completed | HeadraceError
+
+
+class OpenAnswer:
+    """An answer on its way from the engine thread to its readers: tasks, or any threads.
+
+    parts: those that are not read yet, up to `Completed` or an error; then None. in_parts: a `TextChunk` is delivered
+    for each step, not the end alone. is_over: its end was delivered. is_closed: no part is wanted any more.
+    """
+
+    def __init__(
+        self, answer: Answer, *, in_parts: bool = True, parts: "SimpleQueue[AnswerPart | None] | None" = None
+    ) -> None:
+        """parts: a queue that several answers may share."""
+        self.answer = answer
+        self.in_parts = in_parts
+        self.parts: SimpleQueue[AnswerPart | None] = SimpleQueue() if parts is None else parts
+        self.is_over = False
+        self.is_closed = False
+        self._waiters: deque[tuple[AbstractEventLoop, Future[None]]] = deque()  # tasks to wake for the next part
+        self._waiting_in: list[AbstractEventLoop] = []  # the loop of each task that waits, until the task goes on
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if the engine should go on for it: its reader keeps up, or it has to end."""
+        is_behind = self.in_parts and self.parts.qsize() >= MAX_UNREAD
+        return not is_behind or bool(self.answer.request.cancel)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if a reader waits in an event loop that was closed, perhaps after the reader was woken."""
+        return any(loop.is_closed() for loop in tuple(self._waiting_in))
+
+    def put(self, part: AnswerPart) -> None:
+        """Deliver a part; `wake` tells the tasks that wait for it."""
+        self.is_over = isinstance(part, Completed | HeadraceError)
+        if not self.is_closed:
+            self.parts.put(part)
+
+    def get(self) -> AnswerPart | None:
+        """Wait for the next part, on any thread; None after the last one."""
+        return self._taken(wait_for_item(self.parts))
+
+    async def next(self) -> AnswerPart | None:
+        """Wait for the next part in a task; None after the last one."""
+        from asyncio import get_running_loop  # late: programs without tasks do not need it
+
+        while True:
+            with suppress(Empty):
+                return self._taken(self.parts.get_nowait())
+            loop = get_running_loop()
+            waiter = loop.create_future()
+            self._waiters.append((loop, waiter))
+            self._waiting_in.append(loop)
+            try:
+                if self.parts.empty():  # looked at after the waiter is known: no part comes unnoticed
+                    await waiter
+            finally:
+                self._waiting_in.remove(loop)
+
+    def close(self) -> None:
+        """End the answer, and the waits of its readers."""
+        self.is_closed = True
+        if not self.is_over:
+            self.answer.request.cancel.set()
+        self.parts.put(None)
+        wake([self])
+
+    def take_waiters(self) -> "Iterable[tuple[AbstractEventLoop, Future[None]]]":
+        """Yield the tasks that wait, by loop and future, each once."""
+        while self._waiters:
+            yield self._waiters.popleft()
+
+    def _taken(self, part: AnswerPart | None) -> AnswerPart | None:
+        if self.is_closed or isinstance(part, Completed | HeadraceError | None):
+            self.parts.put(None)  # for other readers, and for this one if it goes on
+        return None if self.is_closed else part
+
+
+def wait_for_item(queue: "SimpleQueue[_Item]") -> _Item:
+    """Wait for the next item of a queue, on any thread.
+
+    A signal that arrives just before a wait is handled after it, so no wait is long.
+    """
+    while True:
+        with suppress(Empty):
+            return queue.get(timeout=_LOOK_S)
+
+
+def wake(answers: Iterable[OpenAnswer]) -> None:
+    """Wake the tasks that wait for parts of these answers, with one call for each event loop."""
+    waiters: dict[AbstractEventLoop, list[tuple[OpenAnswer, Future[None]]]] = defaultdict(list)
+    for opened in answers:
+        for loop, waiter in opened.take_waiters():
+            waiters[loop].append((opened, waiter))
+    for loop, waiting in waiters.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, [waiter for _, waiter in waiting])
+        except RuntimeError:  # the loop is closed: its tasks never read on
+            for opened, _ in waiting:
+                opened.close()
+
+
+def _resolve(waiters: "Iterable[Future[None]]") -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+class EngineThread:
+    """An answerer, and the thread that alone computes with it.
+
+    answerer: for other threads only to encode prompts and prepare answers; None once it is closed. is_paused: all
+    answers wait for their readers. is_last: the interpreter ends.
+    """
+
+    def __init__(self, name: str, load: Callable[[], Answerer]) -> None:
+        """Load, and wait until that is done. name: for errors. Raises the errors of `load`."""
+        self.answerer: Answerer | None = None
+        self.is_paused = False
+        self.is_last = False
+        self._name = name
+        self._process = os.getpid()
+        self._inbox: SimpleQueue[OpenAnswer | None] = SimpleQueue()
+        self._open: dict[Answer, OpenAnswer] = {}
+        self._lock = RLock()  # finalizers may call `stop` at any time, also within `stop`
+        self._is_loading = False
+        self._is_stopping = False
+        self._is_over = False
+        self._error: BaseException | None = None  # that ended the thread
+        loaded: SimpleQueue[BaseException | None] = SimpleQueue()
+        _engines.add(self)
+        self._worker = _idle_worker()
+        try:
+            self._ended = self._worker.start_job(lambda: self._run(load, loaded))
+            error = wait_for_item(loaded)
+        except BaseException:  # KeyboardInterrupt
+            self.stop()
+            raise
+        if error is not None:
+            raise error
+
+    @property
+    def open_answers(self) -> int:
+        """Number of answers that have not ended."""
+        return len(self._open)
+
+    def submit(self, opened: OpenAnswer) -> None:
+        """Queue an answer. Raises EngineError in a process that was forked after the model was loaded."""
+        self.check_process()
+        self._inbox.put(opened)
+        if self._is_over:  # the thread may have looked at its inbox for the last time
+            self._end(opened)
+
+    def wake(self) -> None:
+        """Have the thread look at closed and read answers, if it waits."""
+        self._inbox.put(None)
+
+    def stop(self) -> None:
+        """End all answers and free the model, without waiting for either."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._is_stopping = True
+            if self._is_loading:
+                # As Ctrl-C would on the main thread: nothing else ends a load, and the interpreter cannot end before.
+                thread = ctypes.c_ulong(self._worker.ident or 0)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_LoadStoppedError))
+        self.wake()
+
+    def close(self) -> None:
+        """Call `stop`, and wait until memory is free."""
+        self.stop()
+        if os.getpid() == self._process and get_ident() != self._worker.ident:
+            while not self._ended.wait(_LOOK_S):
+                pass
+
+    def check_process(self) -> None:
+        """Raise EngineError in another process than that of the thread, which a fork does not copy."""
+        if os.getpid() != self._process:
+            raise EngineError(f"{self._name} was loaded before this process was forked", "load it in this process")
+
+    # --- on the thread -------------------------------------------------------------------------------------
+
+    def _run(self, load: Callable[[], Answerer], loaded: "SimpleQueue[BaseException | None]") -> None:
+        try:
+            if self._load(load, loaded):
+                self._serve()
+        except BaseException as error:  # of this class itself
+            self._error = _detached(error)
+        finally:
+            self._free()
+
+    def _load(self, load: Callable[[], Answerer], loaded: "SimpleQueue[BaseException | None]") -> bool:
+        try:
+            with self._lock:
+                if self._is_stopping:
+                    raise _LoadStoppedError
+                self._is_loading = True
+            try:
+                self.answerer = load()
+            finally:
+                with self._lock:
+                    self._is_loading = False
+        except BaseException as error:
+            loaded.put(_detached(error))
+            return False
+        loaded.put(None)
+        return True
+
+    @property
+    def _loaded(self) -> Answerer:
+        """The answerer. No local variable below has it: an error keeps the frames through which it went."""
+        assert self.answerer is not None
+        return self.answerer
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            is_busy = self._is_busy()
+            self._take_submitted(wait=not is_busy)
+            if is_busy:
+                self._step()
+
+    def _is_busy(self) -> bool:
+        """Return whether a step has something to do that somebody waits for."""
+        self.is_paused = False
+        for opened in self._open.values():
+            if opened.is_lost and not opened.is_closed:
+                opened.close()
+        if not self._open or any(opened.is_wanted for opened in self._open.values()):
+            return self._loaded.has_work
+        self.is_paused = True  # from here on, readers wake this thread
+        return any(opened.is_wanted for opened in self._open.values())
+
+    def _take_submitted(self, *, wait: bool) -> None:
+        """Submit the answers in the inbox; wait: until there is a message."""
+        with suppress(Empty):
+            while wait or not self._inbox.empty():
+                opened = self._inbox.get(timeout=_LOOK_S if self.is_paused else None)
+                wait = False
+                if opened is not None and not opened.is_closed:
+                    self._submit(opened)
+
+    def _submit(self, opened: OpenAnswer) -> None:
+        try:
+            self._loaded.submit(opened.answer)
+            self._open[opened.answer] = opened
+        except Exception as error:
+            opened.put(_for_reader(_detached(error)))
+            wake([opened])
+
+    def _step(self) -> None:
+        """Run a step, and deliver its parts. An error of the step ends all answers."""
+        delivered = []
+        try:
+            events = self._loaded.step()
+        except BaseException as error:  # panics of libraries are no Exceptions
+            events = []
+            delivered = list(self._open.values())
+            self._open.clear()
+            for opened in delivered:
+                opened.put(_for_reader(_detached(error)))
+        for answer, event in events:
+            opened = self._open[answer]
+            if isinstance(event, PrefillProgress) or (isinstance(event, TextChunk) and not opened.in_parts):
+                continue
+            if isinstance(event, Completed | Failed):
+                del self._open[answer]
+            opened.put(_for_reader(_detached(event.error)) if isinstance(event, Failed) else event)
+            delivered.append(opened)
+        wake(delivered)
+
+    def _free(self) -> None:
+        if self.answerer is not None:
+            with suppress(Exception):  # of a device that is gone
+                self.answerer.engine.close()
+            self.answerer = None
+        self._is_over = True
+        answers = list(self._open.values())
+        self._open.clear()
+        while not self._inbox.empty():
+            if (opened := self._inbox.get()) is not None:
+                answers.append(opened)
+        # Readers that are left when the interpreter ends are daemon threads, which end with it.
+        for opened in () if self.is_last else answers:
+            self._end(opened)
+        memory.release_unused()
+
+    def _end(self, opened: OpenAnswer) -> None:
+        closed = EngineError(f"{self._name} was closed before the answer was whole", "close it after its answers")
+        opened.put(closed if self._error is None else _for_reader(self._error))
+        wake([opened])
+
+
+class _LoadStoppedError(BaseException):
+    """Raised in a thread that loads a model, when its caller waits no more."""
+
+
+def _detached(error: BaseException) -> BaseException:
+    """Return an error without the local variables of its frames: they would keep the model as long as the error.
+
+    A frame keeps its callers, too, also after they returned.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        for entry, _ in traceback.walk_tb(cause.__traceback__):
+            frame: FrameType | None = entry
+            while frame is not None:
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
+                frame = frame.f_back
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def _for_reader(error: BaseException) -> HeadraceError:
+    """Return an error to raise in one reader, where its traceback grows."""
+    known = expected(error)
+    raised = copy(known).with_traceback(known.__traceback__)
+    raised.__cause__ = known.__cause__
+    return raised
+
+
+class _Worker(Thread):
+    """A thread that owns one model after the other.
+
+    MLX (0.32) starts a thread for every thread that computes and never ends it, so ours are used again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="headrace engine", daemon=True)
+        self._jobs: SimpleQueue[tuple[Callable[[], None], Event]] = SimpleQueue()
+        self.start()
+
+    def start_job(self, job: Callable[[], None]) -> Event:
+        """Run a job; the event is set once it is over and the worker idle."""
+        ended = Event()
+        self._jobs.put((job, ended))
+        return ended
+
+    def run(self) -> None:
+        while True:
+            job, ended = self._jobs.get()
+            try:
+                job()
+            except _LoadStoppedError:  # late, after the load
+                pass
+            except BaseException:
+                traceback.print_exc()
+            del job  # it keeps the model's last references
+            _idle.append(self)
+            ended.set()
+
+
+_idle: list[_Worker] = []
+_engines: "WeakSet[EngineThread]" = WeakSet()
+
+
+def _idle_worker() -> _Worker:
+    try:
+        return _idle.pop()
+    except IndexError:
+        return _Worker()
+
+
+def _close_all() -> None:
+    """Close all models: threads must not compute while the interpreter ends."""
+    for engine in list(_engines):
+        engine.is_last = True
+        engine.stop()
+    for engine in list(_engines):
+        engine.close()
+
+
+atexit.register(_close_all)  # after MLX's own: handlers run in reverse
+os.register_at_fork(after_in_child=_idle.clear)
