@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from textual import events
-from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome, NoColor
@@ -29,12 +29,14 @@ from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.textual_overrides.background import BackgroundColour
+from headrace.app.tui.textual_overrides.command_palette import Palette
+from headrace.app.tui.textual_overrides.crash import CrashReports
 from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, TerminalDriver
 from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme, theme_for_background
 from headrace.runtime.errors import HeadraceError
 
 
-class HeadraceApp(App[None]):
+class HeadraceApp(CrashReports[None]):
     """The chat over an engine that has not been started."""
 
     CSS_PATH = "headrace.tcss"
@@ -212,6 +214,11 @@ class HeadraceApp(App[None]):
     def action_help_quit(self) -> None:
         """Replace textual's hint for Ctrl+C, which names another key."""
         self.state.notify("Esc goes back, Ctrl+Q quits")
+
+    def action_command_palette(self) -> None:
+        """See `App`."""
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(Palette(id="--command-palette"))
 
     def action_redraw(self) -> None:
         """Repaint everything, after another program wrote to the terminal."""

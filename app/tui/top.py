@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.reactive import Reactive
 from textual.screen import Screen
@@ -22,6 +22,7 @@ from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.feed import feed
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.screens.help_screen import HelpScreen, keys_of
+from headrace.app.tui.textual_overrides.crash import CrashReports
 from headrace.app.tui.textual_overrides.partial_repaint import draw, use_partial_repaint
 from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme
 from headrace.app.tui.widgets.key_bar import KeyBar
@@ -61,7 +62,7 @@ class TopScreen(Screen[None]):
         self.query_one(Sections).show(metrics)
 
 
-class TopApp(App[None]):
+class TopApp(CrashReports[None]):
     """The decode view over the events of a server. url: as it is shown."""
 
     CSS_PATH = "headrace.tcss"

@@ -253,6 +253,8 @@ class Prompt(Area):
     def _around(self, place: Location) -> tuple[Location, Location]:
         """Return the ends of the placeholder around a place; twice the place itself, if there is none."""
         row, column = place
+        if row >= self.document.line_count:  # a deletion of the last line ends after it
+            return place, place
         for found in _LABEL.finditer(self.document.get_line(row)):
             if found.start() < column < found.end() and found[0] in self._pastes:
                 return (row, found.start()), (row, found.end())

@@ -18,6 +18,7 @@ from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.decode.strip import StripSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
@@ -26,11 +27,11 @@ from headrace.app.tui.widgets.status_bar import Status, StatusBar
 _HEAD = "sentence"  # id of the head, whose figures are explained first
 
 
-class DecodeScreen(Screen[None]):
+class DecodeScreen(SingleDismissal, Screen[None]):
     """Draws the metrics that the app passes in, live or frozen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f2,escape", "app.pop_screen", "Back", key_display="F2", priority=True),
+        Binding("f2,escape", "dismiss(None)", "Back", key_display="F2", priority=True),
         Binding("f7", "app.freeze", "Freeze", key_display="F7"),
         Binding("tab", "more", "More", key_display="Tab", priority=True),
         Binding("left", "cursor(-1)", "Step back", key_display="←", show=False, priority=True),

@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.input.prompt import Prompt
+from headrace.app.tui.single_dismissal import SingleDismissal
 
 _QUIET_S = 1.0  # without a key, until a choice that opened by itself takes any
 _BURST_S = 0.3  # between the keys of someone who types
@@ -38,21 +39,13 @@ def fit_list(screen: Screen[Any]) -> None:
     options.styles.max_height = max(3, limit - taken - _FOOTER)
 
 
-class Question(ModalScreen[str | None]):
+class Question(SingleDismissal, ModalScreen[str | None]):
     """A dialog answered once, however fast keys come; None on Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "turn_away", "Cancel", priority=True)]
 
-    _answered = False
-
-    def answer(self, result: str | None) -> None:
-        """Close with this result. A second answer would close the screen below."""
-        if not self._answered:
-            self._answered = True
-            self.dismiss(result)
-
     def action_turn_away(self) -> None:
-        self.answer(None)
+        self.dismiss(None)
 
 
 class AskText(Question):
@@ -69,7 +62,7 @@ class AskText(Question):
             yield Static(Content.styled("Enter accepts · Esc cancels", "$quiet"), classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.answer(event.value.strip() or None)
+        self.dismiss(event.value.strip() or None)
 
 
 class Choose(Question):
@@ -100,7 +93,7 @@ class Choose(Question):
         self.query_one(OptionList).focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.answer(event.option_id)
+        self.dismiss(event.option_id)
 
     def on_key(self, event: events.Key) -> None:
         self.take_key(event)
@@ -110,7 +103,7 @@ class Choose(Question):
         for result, letter, _ in self._answers:
             if event.key == letter:
                 event.stop()
-                self.answer(result)
+                self.dismiss(result)
                 return
 
 
@@ -163,7 +156,7 @@ class UnaskedChoice(Choose):
 
     def _answer_by_letter(self) -> None:
         if result := next((result for result, letter, _ in self._answers if letter == self._letter), None):
-            self.answer(result)
+            self.dismiss(result)
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()

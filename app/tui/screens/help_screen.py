@@ -13,6 +13,7 @@ from textual.widgets import Static
 
 from headrace.app.chat.commands import COMMANDS
 from headrace.app.output.explanations import FIELDS, Explanation
+from headrace.app.tui.single_dismissal import SingleDismissal
 
 _SIDE_BY_SIDE = 110  # cells from which keys and commands stand next to each other
 _OF_TEXTUAL = ("app.focus_next", "app.focus_previous", "screen.copy_text")
@@ -92,7 +93,7 @@ _KEY_CELLS = _GAP + max(
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(SingleDismissal, ModalScreen[None]):
     """Esc, F1, q and Ctrl+C close it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]

@@ -17,6 +17,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
+from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -35,7 +36,7 @@ _LONGEST_NAME = 40  # cells
 _MARK, _DEFAULT = 2, " default"
 
 
-class ModelsScreen(ModalScreen[str | None]):
+class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
     """Enter returns an installed model, or asks whether to download one. Downloads outlive the screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

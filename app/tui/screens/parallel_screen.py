@@ -13,6 +13,7 @@ from headrace.app.tui.screens.answer_pane import AnswerPane
 from headrace.app.tui.screens.chat_keys import scroll
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.notices import Notice
+from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repaint
 from headrace.runtime.errors import HeadraceError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.app.chat.parallel_answers import AnswerEvent, ParallelAnswers
 
 
-class ParallelScreen(Screen[Draft]):
+class ParallelScreen(SingleDismissal, Screen[Draft]):
     """A head, one pane per answer, and a notice; the app polls the answers.
 
     Subclasses arrange the panes and define `head`, `busy`, `scrolled` and `sync_panes`.

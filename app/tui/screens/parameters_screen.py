@@ -15,10 +15,11 @@ from headrace.app.chat.conversation import Conversation
 from headrace.app.chat.parameters import PARAMETERS, Parameter, read_parameter, write_parameter
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.tui.input.fields import Area, Field
+from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.runtime.errors import SessionError, UsageError
 
 
-class ParametersScreen(ModalScreen[None]):
+class ParametersScreen(SingleDismissal, ModalScreen[None]):
     """Ctrl+S saves, Esc discards."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -24,13 +24,14 @@ from headrace.app.sessions.search import search
 from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import AskText, Choose, fit_list
+from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.runtime.errors import EngineError, HeadraceError, SessionError
 from headrace.runtime.metrics.units import format_bytes
 
 _UNITS = ((86400 * 365, "y"), (86400 * 30, "mo"), (86400, "d"), (3600, "h"), (60, "min"))
 
 
-class SessionsScreen(ModalScreen[tuple[int, str] | None]):
+class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
     """A search field above the list. Resuming a search hit returns its message id and the words."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

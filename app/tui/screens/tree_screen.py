@@ -16,13 +16,14 @@ from headrace.app.sessions.records import Message
 from headrace.app.sessions.tree import TreeLine, tree_lines
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list
+from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.runtime.errors import HeadraceError
 
 _LONGEST = 400  # characters of a message that are looked at for its line, which is no longer than the screen is wide
 _DEEPEST = 24  # cells that forks may take
 
 
-class TreeScreen(ModalScreen[int | None]):
+class TreeScreen(SingleDismissal, ModalScreen[int | None]):
     """Enter shows the branch of the marked message and returns its id; Delete removes it and its followers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

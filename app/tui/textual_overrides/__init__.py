@@ -9,6 +9,11 @@ for private names elsewhere.
 
 `background`: takes the reply to OSC 11 out of the same parser's input, for the light theme. Correctness.
 
+`command_palette`: guards the palette against keys that come before its entries are laid out or after it closed.
+Correctness.
+
+`crash`: replaces `App._fatal_error`, which prints a traceback with the values of local variables. Privacy.
+
 `partial_repaint`: replaces the screen's `Compositor` and shortens the way of a change to the terminal. Speed; measured
 with `tests.bench.ui_tax` and `tests.bench.text_flow`.
 
