@@ -5,8 +5,8 @@
     with load("smollm2-135m") as model:
         print(model.generate("Why is the sky blue?", max_tokens=100))
 
-`__all__` is the public API; everything else may change. Each name is imported on first use, so that `import headrace`
-by itself costs nothing.
+`__all__` and `__version__` are the public API; everything else may change. Each name is imported on first use, so that
+`import headrace` by itself costs nothing.
 
 The package's parts stand at the top of the repository (`app/`, `models/`, `runtime/`, `assets/`). Links beside this
 file make them `headrace.app` and so on, in the source tree as in a wheel.
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     )
     from headrace.runtime.metrics.telemetry import StepRecord, Summary
     from headrace.runtime.sampling.params import SamplingParams
+
+    __version__: str
 
 __all__ = [
     "AnswerStream",
@@ -76,6 +78,8 @@ def __getattr__(name: str) -> object:
     """Import a public name from its module (PEP 562)."""
     from importlib import import_module
 
+    if name == "__version__":
+        return _version()
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -84,5 +88,14 @@ def __getattr__(name: str) -> object:
     return found
 
 
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("headrace")
+    except PackageNotFoundError:  # imported from a clone that is not installed
+        return "0+unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than there are cores: many tests wait, for a screen or for programs they started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return min(cores + 1, 8)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out nightly tests but for those asked for."""
     wanted: str = config.getoption("--nightly")

@@ -81,7 +81,7 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
             engine.submit(Request([first, 2, 3] * 20, job["tokens"]))
         for _ in range(job["dropped"]):
             engine.step()
-        engine._drop_all()
+        engine.close()
     for batch in job["batches"]:
         sequences, steps = [], dict[Any, list[Step]]()
         for number, prompt in enumerate(batch):

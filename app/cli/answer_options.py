@@ -8,6 +8,7 @@ import click
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.value_types import (
+    JSONObject,
     JSONSchema,
     LogitBias,
     OneOf,
@@ -57,6 +58,8 @@ def answer_option(name: str) -> Callable[[Command], Command]:
             return click.option(*declared, type=click.Choice(names), metavar="|".join(names), help=help)
         case JSONSchema():
             return click.option(*declared, metavar="FILE|JSON", help=help)
+        case JSONObject():
+            return click.option(*declared, metavar="JSON", help=help)
         case TextFile():
             return click.option(*declared, metavar="FILE", help=help)
         case Text():

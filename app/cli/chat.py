@@ -17,7 +17,7 @@ from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
 from headrace.app.cli.say import say
-from headrace.runtime.errors import FullDiskError, UsageError
+from headrace.runtime.errors import FullDiskError, HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,6 +201,9 @@ def _screen_chat(
         say(f"headrace: unsent text kept; `headrace chat --resume {left.id}` shows it again", err=True)
     if app.state.store_error is not None:
         raise app.state.store_error
+    if app.crash is not None:
+        stored = app.state.conversation.session.id
+        raise HeadraceError(app.crash, f"`headrace chat --resume {stored}` goes on with this conversation")
     return app.return_code or 0
 
 

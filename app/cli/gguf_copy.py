@@ -17,10 +17,13 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) ->
 
     ask: whether to ask at all. Raises HeadraceError for "no" and for a full disk, and the errors of reading the file.
     """
-    from headrace.models.registry.source import LocalGGUF, parse_source
+    from headrace.models.registry.resolve import find_source
+    from headrace.models.registry.source import LocalGGUF
+    from headrace.models.registry.store import Store
 
+    store = Store()
     try:
-        source = parse_source(name) if name is not None else None
+        source = find_source(name, store) if name is not None else None
     except HeadraceError:  # reported when the model is loaded
         return
     if name is None or not isinstance(source, LocalGGUF):
@@ -28,13 +31,12 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) ->
     from headrace.app.chat.download_plan import download_plan
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.import_gguf import find_copy
-    from headrace.models.registry.store import Store
 
     plan = download_plan(name)
     if plan is None:
         return
     with drawn_progress(quiet=quiet) as progress:
-        if find_copy(source.path, Store(), progress=progress) is not None:
+        if find_copy(source.path, store, progress=progress) is not None:
             return
     size, free = format_bytes(plan.bytes or 0), format_bytes(plan.free_bytes)
     if not plan.fits:
@@ -44,4 +46,4 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) ->
         if not click.confirm(sanitise(question), default=True, err=True):
             raise HeadraceError(f"{plan.name} was not copied, so it cannot run", _ELSEWHERE)
     elif not quiet:
-        say(f"copying {plan.name} into the store: {size}; `headrace rm {source.path}` removes the copy", err=True)
+        say(f"copying {plan.name} into the store: {size}; `headrace rm {name}` removes the copy", err=True)

@@ -21,7 +21,9 @@ from headrace.app.model_info.report import (
     MEMORY_CONTEXT,
     catalog_document,
     checkpoint_document,
+    foreign_documents,
     gguf_document,
+    hub_document,
     overview,
 )
 from headrace.app.output.document import Document
@@ -31,8 +33,8 @@ from headrace.app.output.terminal import may_style, table_width
 from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.resolve import ResolvedModel, installed_name, resolve
-from headrace.models.registry.source import CatalogName, LocalGGUF, parse_source
+from headrace.models.registry.resolve import ResolvedModel, find_source, installed_name, resolve, stored_name
+from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UsageError
 from headrace.runtime.metrics.units import format_bytes
@@ -64,18 +66,28 @@ models.add_command(verify)
 @click.argument("filter", metavar="[FILTER]", required=False, shell_complete=model_names)
 @_json_option
 def list_models(filter: str | None, as_json: bool) -> None:
-    """List installed models and the catalog, with memory needs.
+    """List installed models, the catalog, with memory needs, and models of Ollama and LM Studio.
 
     FILTER: only models with this text in their name. Exit code 1 if there is none.
     """
     rows = overview(Store(), usable_memory())
+    foreign = foreign_documents()
     if filter is not None:
         rows = [row for row in rows if squashed(filter) in squashed(f"{row['name']} {row['title']}")]
-        if not rows:
+        foreign = [row for row in foreign if squashed(filter) in squashed(str(row["name"]))]
+        if not rows and not foreign:
             raise ModelNotFoundError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
     if as_json:
-        print_json(rows)
+        print_json(rows + foreign)
         return
+    if rows:
+        _print_overview(rows)
+    if foreign:
+        click.echo("\nOF OTHER PROGRAMS, run by these names:" if rows else "OF OTHER PROGRAMS, run by these names:")
+        print_lines(table_lines(_foreign_columns(foreign), table_width(sys.stdout), rule=False))
+
+
+def _print_overview(rows: list[Document]) -> None:
     print_lines(table_lines(_columns(rows), table_width(sys.stdout), rule=False))
     for row in rows:
         if problem := row.get("problem"):
@@ -98,6 +110,14 @@ def _columns(rows: list[Document]) -> list[Column]:
         column("FORMAT", 4, lambda row: _or_dash(row["quantization"], str)),
         column("LICENCE", 6, lambda row: _or_dash(row["licence"], str)),
         column("", 2, _state),
+    ]
+
+
+def _foreign_columns(rows: list[Document]) -> list[Column]:
+    return [
+        Column.of(rows, "NAME", lambda row: _clean(row["name"]), 0),
+        Column.of(rows, "SIZE", lambda row: format_bytes(row["disk_bytes"]), 1, right=True),
+        Column.of(rows, "PROGRAM", lambda row: row["program"], 2),
     ]
 
 
@@ -222,12 +242,14 @@ def _hub_commit(store: Store, entry: str) -> tuple[str, str]:
 
 
 def _document(name: str | None) -> Document:
-    """Return the headers' facts of an installed or local model, the catalog's of any other."""
-    source = parse_source(name) if name is not None else None
+    """Return the headers' facts of an installed or local model or of one on the hub, the catalog's of any other."""
+    source = find_source(name, Store()) if name is not None else None
     if isinstance(source, LocalGGUF) and find_copy(source.path, Store()) is None:
         return gguf_document(source.path, usable_memory())
     if isinstance(source, CatalogName) and Store().get(source.name) is None:
         return catalog_document(find(source.name), usable_memory())
+    if isinstance(source, HubId) and (stored := stored_name(str(source))) and Store().get(stored) is None:
+        return hub_document(source, usable_memory())
     return checkpoint_document(_local(name), usable_memory())
 
 
@@ -271,7 +293,8 @@ def _missing_rows(document: Document) -> list[tuple[str, str]]:
         pull = f"`headrace models pull {document['path']}` copies it"
         return [("", f"not in the store: {pull}"), ("Copy", format_bytes(document["copy_bytes"]))]
     pull = f"`headrace models pull {document['name']}` fetches it"
-    return [("", f"not installed: {pull}"), ("Download", format_bytes(document["download_bytes"]))]
+    size = document["download_bytes"]
+    return [("", f"not installed: {pull}"), ("Download", "unknown" if size is None else format_bytes(size))]
 
 
 def _step_text(document: Document) -> str:

@@ -42,7 +42,7 @@ class PredictOptions:
     "--model",
     metavar="MODEL",
     shell_complete=model_names,
-    help="Model, as for run; only its configuration is ever fetched.",
+    help="Model, as for run; no weights are fetched.",
 )
 @click.option(
     *("--chip", "chips"),

@@ -61,6 +61,7 @@ from headrace.app.cli.run_arguments import RunArguments
     metavar="FILE",
     help="Trace-event file of prefill and steps (Perfetto).",
 )
+@click.option("--show-prompt", is_flag=True, help="The prompt as the model gets it, and no answer.")
 @click.option("-q", "--quiet", is_flag=True, help="Answer and errors only: no progress, no closing line.")
 @as_object(RunArguments)
 def run(arguments: RunArguments) -> int:

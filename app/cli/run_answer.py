@@ -20,7 +20,7 @@ from headrace.app.cli.run_session import RunSession
 from headrace.app.cli.say import say
 from headrace.app.config.settings import load_settings
 from headrace.app.output.redrawn_line import RedrawnLine
-from headrace.app.output.sanitise import Sanitiser
+from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.sessions.records import Attachment
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.decoder_choice import context_length
@@ -104,7 +104,11 @@ def _one_answer(
     """Answer once. started: `time.perf_counter()` before the model was loaded."""
     messages = message[0] if arguments.raw else session.messages(*message)
     loaded_at = time.perf_counter()
-    prompt = answerer.encode(messages, thinking=session.options.thinking)
+    options = session.options
+    prompt = answerer.encode(messages, thinking=options.thinking, variables=options.chat_template_kwargs)
+    if arguments.show_prompt:
+        say(sanitise(answerer.model.tokenizer.decode(prompt.ids, skip_special=False)))
+        return 0
     answer = answerer.prepare(prompt, session.options.over(DEFAULTS), logprobs=arguments.logprobs)
     if arguments.as_json or arguments.stats:
         answer.sensors = sensors(machine().backend)

@@ -40,6 +40,7 @@ class RunArguments:
     stats: bool
     explain: bool
     trace: Path | None
+    show_prompt: bool
     quiet: bool
 
     @property
@@ -68,6 +69,10 @@ class RunArguments:
             (self.group_size is not None and self.quantize is None, "--group-size needs --quantize"),
             (self.hosts is None and self.split is not None, "--split needs --hosts"),
             (self.quiet and figures, "--quiet excludes --stats and --explain"),
+            (
+                self.show_prompt and (self.samples is not None or self.reported),
+                "--show-prompt excludes --samples, --json, --stats, --explain and --trace",
+            ),
             (self.go_on and self.resume is not None, "-c is --resume last: give one of them"),
             (
                 self.samples is not None

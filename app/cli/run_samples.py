@@ -101,7 +101,7 @@ def run_samples(answerer: Answerer, messages: str | Messages, session: RunSessio
     Raises UsageError for greedy decoding.
     """
     options = session.options.over(DEFAULTS)
-    prompt = answerer.encode(messages, thinking=options.thinking)
+    prompt = answerer.encode(messages, thinking=options.thinking, variables=options.chat_template_kwargs)
     first = answerer.prepare(prompt, options)
     source = session.sampling_source(answerer.model)
     if first.request.sampling.greedy:

@@ -5,7 +5,7 @@ import sys
 import click
 
 from headrace.app.cli.serve import PORT
-from headrace.runtime.errors import EngineError, UsageError
+from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 
 _WAIT_S = 5.0
 
@@ -33,4 +33,6 @@ def top(url: str, api_key: str | None) -> int:
     app = TopApp(reader, url, load_settings())
     app.take(events)
     app.run()
+    if app.crash is not None:
+        raise HeadraceError(app.crash)
     return app.return_code or 0

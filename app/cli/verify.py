@@ -63,8 +63,8 @@ def verify(given: VerifyArguments) -> int:
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
     kv, rounding = given.kv or settings.chat.kv, given.activations or settings.chat.activations
     load = partial(load_noted, resolved, context=None, kv=kv, activations=rounding, force=given.force)
-    plan, options = Plan(given.tokens, given.sequences, given.seed), [f"--kv={kv}", f"--activations={rounding}"]
-    options += ["--force"] if given.force else []
+    plan = Plan(given.tokens, given.sequences, given.seed)
+    options = {"kv": kv, "activations": rounding, "force": given.force}
     loaded = None if given.server else load(hosts=hosts)
     if hosts is not None:
         try:

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.app.output.document import Document
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
+from headrace.models.checkpoint.split_files import parts_of
 from headrace.models.cost.costs import checkpoint_cost, loaded_weight_bytes, shape_to_run, working_memory
 from headrace.models.cost.shape_sources import shape_of_checkpoint, shape_of_gguf
+from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, load_catalog
-from headrace.models.registry.import_gguf import copied_file, copy_bytes, header_licence
-from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
-from headrace.models.registry.source import LocalGGUF, parse_source
+from headrace.models.registry.import_gguf import copied_file, copy_bytes
+from headrace.models.registry.other_programs import foreign_models
+from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, find_source, resolve
+from headrace.models.registry.source import HubId, LocalGGUF
 from headrace.models.registry.store import Store, StoredModel, directory_bytes
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import StepCost
@@ -49,6 +52,28 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
     return rows + [_available(entry, usable) for name, entry in catalog.items() if name not in names]
 
 
+def foreign_documents() -> list[Document]:
+    """Return a document per model that another program keeps on this disk; headers are not read."""
+    return [
+        {
+            "name": model.name,
+            "installed": False,
+            "default": False,
+            "title": model.name,
+            "program": model.program,
+            "path": str(model.path),
+            "disk_bytes": _disk_bytes(model.path) if model.path.is_dir() else _file_bytes(model.path),
+            "memory_context": None,
+            "memory_bytes": None,
+            "context": None,
+            "context_fits": None,
+            "quantization": None,
+            "licence": None,
+        }
+        for model in foreign_models()
+    ]
+
+
 def catalog_document(entry: CatalogEntry, usable: int | None = None) -> Document:
     """Return the catalog's facts of a model that is not installed. usable: as for `overview`."""
     source = entry.source
@@ -67,17 +92,46 @@ def gguf_document(file: Path, usable: int | None = None) -> Document:
 
     usable: as for `overview`. Raises CheckpointError and UnsupportedModelError.
     """
-    shape = shape_of_gguf(file)
-    at = min(MEMORY_CONTEXT, shape.context_length)
+    from headrace.models.gguf.container import open_container
+    from headrace.models.gguf.convert import stated_licence
+    from headrace.models.gguf.metadata import Metadata
+
+    container = open_container(file)
     return {
         "name": file.name,
         "installed": False,
         "path": str(file),
         "origin": f"local file {file}",
-        "licence": header_licence(file),
+        "licence": stated_licence(Metadata(container.metadata)),
         "copy_bytes": copy_bytes(file),
+        **_shape_document(shape_of_gguf(container), usable),
+    }
+
+
+def hub_document(source: HubId, usable: int | None = None) -> Document:
+    """Return the facts of a model on the hub that is not installed, from its config.json or its GGUF's header.
+
+    usable: as for `overview`. Raises CheckpointError, UnsupportedModelError, FetchError and ModelNotFoundError.
+    """
+    from headrace.models.registry.fetch_hub import fetch_header
+    from headrace.models.registry.find_shape import shape_of_header
+
+    header = fetch_header(source)
+    return {
+        "name": str(source),
+        "installed": False,
+        "origin": f"{source.repo} on the hub",
+        "licence": header.licence,
+        "download_bytes": header.size,
+        **_shape_document(shape_of_header(header), usable),
+    }
+
+
+def _shape_document(shape: StepShape, usable: int | None) -> Document:
+    at = min(MEMORY_CONTEXT, shape.context_length)
+    return {
         "context": shape.context_length,
-        "quantization": shape.source.rpartition("headers, ")[2],
+        "quantization": shape.source.partition(", ")[2],
         "parameters": shape.parameters,
         "weight_bytes": shape.resident_bytes,
         "kv_bytes_per_token": shape.cost.kv_bytes_per_token,
@@ -155,7 +209,7 @@ def memory_needed(name: str | None) -> int | None:
 
     Raises `resolve`'s errors: nothing is fetched, no GGUF converted.
     """
-    if isinstance(parse_source(name or DEFAULT_MODEL), LocalGGUF):
+    if isinstance(find_source(name or DEFAULT_MODEL, Store()), LocalGGUF):
         return None
     checkpoint = open_checkpoint(resolve(name, fetch=False).path)
     context = checkpoint.config.get("max_position_embeddings")
@@ -289,6 +343,11 @@ def _fits(
     shape = shape_to_run(checkpoint)
     room = usable - loaded_weight_bytes(checkpoint, shape) - working_memory(shape)
     return {name: max(0, each.longest_context(room, context)) for name, each in costs.items()}
+
+
+def _file_bytes(path: Path) -> int:
+    """Return the bytes of a file and of the other parts of a split model."""
+    return sum(part.stat().st_size for part in parts_of(path))
 
 
 def _disk_bytes(path: Path) -> int:

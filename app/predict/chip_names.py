@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from headrace.app.predict.prediction import USABLE_SHARE, Target
+from headrace.app.predict.prediction import LARGE_MAC_SHARE, SMALL_MAC_GB, SMALL_MAC_SHARE, Target
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.chips import Chip, table
 
@@ -30,8 +30,15 @@ def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
     if not fitting:
         sold = sorted({count for chip in rows for count in chip.gpu_cores})
         raise UsageError(f"the {bare(name)} has {_any_of(map(str, sold))} GPU cores, not {cores}")
-    sized = [chip for chip in fitting if not (memory_gb and chip.memory_gb) or memory_gb in chip.memory_gb]
+    sized = [chip for chip in fitting if memory_gb is None or _is_sold_with(chip, memory_gb)]
     return [_target(chip, cores, memory_gb) for chip in sorted(sized or fitting, key=lambda chip: chip.bandwidth)]
+
+
+def _is_sold_with(chip: Chip, memory_gb: int) -> bool:
+    """Return whether the vendor sells the variant with so much memory; True where the table does not say."""
+    if chip.memory_gb:
+        return memory_gb in chip.memory_gb
+    return chip.max_memory_gb is None or memory_gb <= chip.max_memory_gb
 
 
 def machine_targets(text: str, memory_gb: int | None = None) -> list[Target]:
@@ -60,7 +67,10 @@ def known_targets(memory_gb: int | None = None) -> list[Target]:
 
 def usable_bytes(gigabytes: int, *, apple: bool) -> int:
     """Return the bytes for weights and cache in so much memory."""
-    return int(gigabytes * 2**30 * (USABLE_SHARE if apple else 0.95))
+    share = 0.95
+    if apple:
+        share = SMALL_MAC_SHARE if gigabytes <= SMALL_MAC_GB else LARGE_MAC_SHARE
+    return int(gigabytes * 2**30 * share)
 
 
 def bare(name: str) -> str:

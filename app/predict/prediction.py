@@ -15,8 +15,11 @@ from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.ops.kv_format import Q8, KVFormat
 
-# By default macOS gives the GPU about three quarters of memory (recommendedMaxWorkingSetSize).
-USABLE_SHARE = 0.75
+# The part of memory that macOS gives the GPU by default (recommendedMaxWorkingSetSize): 10,922 MB of 16 GB, 21,845 of
+# 32, 49,152 of 64.
+SMALL_MAC_GB = 36
+SMALL_MAC_SHARE = 2 / 3
+LARGE_MAC_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,10 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: K
             f"{assumed.mixture:.1f}x with experts; from published figures of {assumed.engine}"
         )
         lines.append(error_line(assumed.engine))
-        lines.append(f"largest context: KV as {kv.name}, {USABLE_SHARE:.0%} of memory usable")
+        lines.append(
+            f"largest context: KV as {kv.name}; macOS gives the GPU two thirds of up to {SMALL_MAC_GB} GB, "
+            f"{LARGE_MAC_SHARE:.0%} of more"
+        )
     if any(target.measured and target.busy for target in targets):
         lines.append("the bandwidth was measured while other programs used the CPU: it is higher on an idle machine")
     if any(not target.apple and target.fit is None for target in targets):

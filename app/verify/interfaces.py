@@ -3,18 +3,17 @@
 Every command runs as a process of its own. Compared are tokens and their log probabilities, with those of `run`.
 """
 
-import gc
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.app.api import Model
+from headrace.app.api import Model, load
 from headrace.app.engine.http_address import HTTPAddress
 from headrace.app.verify.checks import Begin, Plan, Row, judged
 from headrace.app.verify.expectation import Expectation
@@ -34,15 +33,16 @@ class Interfaces:
     """The checks of one model. Raises UsageError for a model without a chat template."""
 
     def __init__(
-        self, loaded: LoadedModel, expected: Expectation, plan: Plan, path: Path, options: Sequence[str]
+        self, loaded: LoadedModel, expected: Expectation, plan: Plan, path: Path, options: Mapping[str, Any]
     ) -> None:
-        """path: the model's directory. options: of the commands, for loading."""
+        """loaded: not used any more when the checks run. path: the model's directory. options: of `load`."""
         if loaded.tokenizer.chat_template is None:
             raise UsageError(f"{loaded.name} has no chat template, which --server needs")
         self._expected = expected
-        self._model: Model | None = Model(loaded)
+        self._path = str(path)
+        self._load_options = options
         self._text_of = loaded.tokenizer.token_text
-        self._load = ["-m", str(path), *options]
+        self._load = ["-m", self._path, *_flags(options)]
         self._prompts = [f"Write a story about {topic}." for topic in _TOPICS[: min(MOST, plan.sequences)]]
         # Sampled tokens may differ beyond near-ties wherever bits may, so only exact models are sampled.
         self._options: dict[str, Any] = {
@@ -60,8 +60,8 @@ class Interfaces:
     def run(self, begin: Begin = lambda *_: None) -> Iterator[Row]:
         """Run every check; `begin(number, of, name)` is called before each."""
         begin(0, 6, "Python API")
-        by_api = self._by_api(), self._by_api_at_once()
-        self._close()
+        with load(self._path, **self._load_options) as model:
+            by_api = self._by_api(model), self._by_api_at_once(model)
         begin(0, 6, "run, alone")
         expected = [self._by_run(prompt) for prompt in self._prompts]
         for number, ((name, how), serve) in enumerate(self._ways(by_api, expected), 1):
@@ -79,21 +79,12 @@ class Interfaces:
             for how, parallel in hows.items():
                 yield ("server", how), partial(self._by_server, address, expected, parallel)
 
-    def _close(self) -> None:
-        """Free the model's memory, for the processes that load it."""
-        assert self._model is not None
-        self._model.close()
-        self._model = None
-        gc.collect()
-
-    def _by_api(self) -> list[Trace]:
-        assert self._model is not None
-        found = [self._model.generate(prompt, logprobs=TOP, **self._options) for prompt in self._prompts]
+    def _by_api(self, model: Model) -> list[Trace]:
+        found = [model.generate(prompt, logprobs=TOP, **self._options) for prompt in self._prompts]
         return [_trace(one.tokens, one.logprobs) for one in found]
 
-    def _by_api_at_once(self) -> list[Trace]:
-        assert self._model is not None
-        found = self._model.batch(self._prompts, logprobs=TOP, **self._options)
+    def _by_api_at_once(self, model: Model) -> list[Trace]:
+        found = model.batch(self._prompts, logprobs=TOP, **self._options)
         return [_trace(one.tokens, one.logprobs) for one in found]
 
     def _by_run(self, prompt: str) -> Trace:
@@ -160,6 +151,11 @@ class Interfaces:
             finally:
                 process.terminate()
                 process.communicate()
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options of `load` as those of a command."""
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value]
 
 
 def _trace(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Trace:

@@ -1,7 +1,8 @@
 """A verification from model to document; Ctrl-C ends it with the finished checks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
@@ -22,8 +23,8 @@ def verify(loaded: LoadedModel, plan: Plan, here: LoadedModel | None = None) -> 
     return _document(about, lambda stages: Verification(loaded, expected, plan, stages.tick, here).run(stages.begin))
 
 
-def verify_interfaces(load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Sequence[str]) -> Document:
-    """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before others load it."""
+def verify_interfaces(load: Callable[[], LoadedModel], plan: Plan, path: Path, options: Mapping[str, Any]) -> Document:
+    """Compare the interfaces: see `Interfaces`. load: the model; its memory is freed before the checks load it."""
     loaded = load()
     expected = expectation(loaded)
     about = About(loaded.name, loaded.tokenizer, expected, plan, between_interfaces=True)

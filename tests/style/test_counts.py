@@ -1,4 +1,4 @@
-"""Bounds on the counts: plain words, small functions, few cache classes. Lower one when the tree has got better."""
+"""Bounds on odd words and odd openings of docstrings. Lower one when the tree has got better."""
 
 from pathlib import Path
 
@@ -19,36 +19,21 @@ def test_words(counts: Counts) -> None:
     assert counts.odd_per_1000 <= 2
 
 
-@pytest.mark.parametrize(
-    ("places", "most"),
-    [("odd_openings", 0), ("long_functions", 0), ("many_parameters", 3), ("cache_classes", 31), ("long_files", 9)],
-)
-def test_places(counts: Counts, places: str, most: int) -> None:
-    found = getattr(counts, places)
-    assert len(found) <= most, "\n".join(found)
+def test_openings(counts: Counts) -> None:
+    assert counts.odd_openings == []
 
 
 def test_openings_of_tests() -> None:
     assert odd_openings(ROOT / "tests") == []
 
 
-def test_lines(counts: Counts) -> None:
-    assert 30_000 < counts.lines <= 76_200
-
-
 def test_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_places_are_found(tmp_path: Path) -> None:
-    """Each kind of place is counted where a file has it."""
+def test_odd_words_are_found(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
-    body = "\n".join("    a = 1" for _ in range(61))
-    arguments = ", ".join(f"a{i}" for i in range(9))
-    (tmp_path / "app" / "cache.py").write_text(
-        f'"""What it is."""\n\n\nclass C:\n    """One."""\n\n\ndef f({arguments}):\n{body}  # who\n' + "# line\n" * 300
-    )
-    found = count(tmp_path)
-    places = (found.odd_openings, found.cache_classes, found.long_functions, found.many_parameters, found.long_files)
-    assert [len(each) for each in places] == [1, 1, 1, 1, 1]
-    assert found.odd_words == 2
+    (tmp_path / "app" / "cache.py").write_text('"""What it is."""\n\na = 1  # who\n')
+    counts = count(tmp_path)
+    assert len(counts.odd_openings) == 1
+    assert counts.odd_words == 2

@@ -75,7 +75,8 @@ def document(run: Run) -> Document:
         "engines": [setup.document() for setup in run.setups],
         "versions": versions(),
         "results": list(results),
-        "step_cost": fit.document() if fit else None,
+        # Noise can give the line a negative begin, which is no cost of a step.
+        "step_cost": fit.document() if fit is not None and fit.fixed_s >= 0 else None,
         "ratios": [ratio for engine in engines for ratio in ratios(results, engine)],
         "scaling": scaling(results),
         "kv_ratios": list(run.kv_ratios),

@@ -38,7 +38,7 @@ def result(
     """
     samples = [repetition.sample for repetition in repetitions]
     speeds = [sample.tokens_per_second(test) for sample in samples]
-    low, high = bootstrap(speeds)
+    low, high = bootstrap(speeds, median)
     entry: Result = {
         "test": test.name,
         "depth": test.depth,
@@ -95,7 +95,7 @@ def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | No
     values = [ttft * 1e3 for repetition in repetitions if (ttft := repetition.sample.ttft_s) is not None]
     if not test.prompt or not values:
         return None
-    low, high = bootstrap(values)
+    low, high = bootstrap(values, median)
     return {"mean": fmean(values), "median": median(values), "low": low, "high": high}
 
 

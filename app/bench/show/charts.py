@@ -40,15 +40,15 @@ def speed_by_depth(results: Sequence[Entry]) -> str | None:
             entries = sorted(entries, key=lambda entry: entry["depth"])
             depths = [entry["depth"] for entry in entries]
             speeds = [entry["tokens_per_second"] for entry in entries]
-            axes.plot(depths, [speed["mean"] for speed in speeds], marker="o", color=colour, label=name)
+            axes.plot(depths, [speed["median"] for speed in speeds], marker="o", color=colour, label=name)
             lows, highs = ([_end(speed, end) for speed in speeds] for end in ("low", "high"))
             axes.fill_between(depths, lows, highs, color=colour, alpha=0.18, linewidth=0)
             roofs = [entry["roofline_tokens_per_second"] for entry in entries]
             if all(roofs):
                 axes.plot(depths, roofs, linestyle="--", color=colour, alpha=0.7, label=f"{name}: roofline")
             if len(depths) == 1 and lows[0] < highs[0]:  # a band of no width: show the interval as a bar
-                mean = speeds[0]["mean"]
-                axes.errorbar(depths, [mean], [[mean - lows[0]], [highs[0] - mean]], color=colour, capsize=4)
+                middle = speeds[0]["median"]
+                axes.errorbar(depths, [middle], [[middle - lows[0]], [highs[0] - middle]], color=colour, capsize=4)
         axes.set(xlabel="tokens in the cache", ylabel="tok/s", ylim=(0, None))
 
     texts = [
@@ -239,8 +239,8 @@ def _bar_name(entry: Entry, shown: Sequence[Entry]) -> str:
 
 
 def _end(speed: Entry, end: str) -> float:
-    """Return an end of the interval; the mean for one round, which has none."""
-    return float(speed["mean"] if speed[end] is None else speed[end])
+    """Return an end of the interval; the median for one round, which has none."""
+    return float(speed["median"] if speed[end] is None else speed[end])
 
 
 def _is_decode(entry: Entry) -> bool:

@@ -153,7 +153,7 @@ def _cells(entry: Document) -> list[str]:
     return [
         label(entry),
         f"{entry['engine']} {entry['model']}",
-        speed_text(speed["mean"]),
+        speed_text(speed["median"]),
         speed_text(entry.get("tokens_per_second_each")),
         speed_text(spread(speed)),
         interval(speed, speed_text),

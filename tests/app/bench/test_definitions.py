@@ -1,6 +1,7 @@
 """Every figure of a test, on timelines with known answers."""
 
 import math
+import random
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_decode_speed_is_the_inverse_of_tpot() -> None:
     found = entry(Test(0, 5), decode([0.01, 0.02, 0.03, 0.04]))
     assert found["tokens_per_second"]["mean"] == pytest.approx(4 / 0.1)
     assert found["ttft_ms"] is None  # a decode starts from a cache that is full already
+
+
+def test_the_median_lies_in_its_interval_on_a_machine_that_stalls() -> None:
+    """The interval of the mean often leaves it out: a stall in one of five rounds pulls the mean down alone."""
+    draw = random.Random(5)
+    for _ in range(50):
+        samples = [decode([draw.choice([0.01, 0.01, 0.01, 0.1]) + 0.001 * draw.random()] * 4) for _ in range(5)]
+        repetitions = [Repetition(sample, 0.0, None) for sample in samples]
+        speed = result(Test(0, 5), repetitions, setup=Setup("headrace", "m"), peak_gb_s=None, nominal_gb_s=None)
+        found = speed["tokens_per_second"]
+        assert found["low"] <= found["median"] <= found["high"]
 
 
 def test_prefill_speed_is_the_prompt_over_ttft() -> None:

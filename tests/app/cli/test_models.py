@@ -20,7 +20,7 @@ from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import HeadraceError
 from tests import mtp_models
-from tests.checkpoints import CONFIG, header, shard, write
+from tests.checkpoints import WHOLE_CONFIG, header, shard, write
 from tests.commands import headrace
 from tests.hub_server import HubServer
 from tests.models.gguf.build import write_gguf
@@ -29,7 +29,11 @@ from tests.processes import wait_until_asleep
 from tests.tiny import write_model
 from tests.wheels import PackageIndex, build_wheel, isolate_pip
 
-MODEL = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": shard(header()), "tokenizer.json": b"{}"}
+MODEL = {
+    "config.json": json.dumps(WHOLE_CONFIG).encode(),
+    "model.safetensors": shard(header()),
+    "tokenizer.json": b"{}",
+}
 NO_HUB = "http://127.0.0.1:9"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -280,7 +284,7 @@ def test_show_of_what_is_not_installed(run: Run) -> None:
     ("arguments", "code", "words"),
     [
         (["show", "qwen3-4bb"], 1, ["no model called", "qwen3-4b"]),
-        (["show", "org/name"], 1, ["not installed", "headrace models pull org/name"]),
+        (["show", "org/name"], 1, ["cannot be reached"]),
         (["show", "a b"], 2, ["not a model name"]),
         (["path", "smollm2-135m"], 1, ["not installed"]),
         (["rm", "smollm2-135m", "--yes"], 1, ["not installed"]),
@@ -341,6 +345,28 @@ def test_verify_of_what_was_installed_before_checksums_says_so(run: Run, store: 
     record.write_text(json.dumps(facts))
     assert "mine: not checked" in run("verify").stdout
     assert json.loads(run("verify", "--json").stdout)[0]["state"] == "unrecorded"
+
+
+def test_show_and_predict_of_a_gguf_on_the_hub_read_its_header_alone(run: Run, hub: HubServer, tmp_path: Path) -> None:
+    content = write_gguf(tmp_path / "m.gguf", "qwen3").read_bytes() + bytes(24 << 20)
+    hub.add("org/name", {"m-Q8_0.gguf": content})
+    document = json.loads(run("show", "org/name", "--json").stdout)
+    assert (document["installed"], document["licence"], document["context"]) == (False, "mit", 256)
+    assert document["download_bytes"] == len(content)
+    assert "headrace models pull org/name:Q8_0" in run("show", "org/name:Q8_0").stdout
+    predicted = json.loads(headrace("predict", "-m", "org/name", "--chip", "M4", "--json").stdout)
+    assert predicted["model"]["name"] == "org/name"
+    assert hub.sent < 4 << 20
+
+
+def test_pull_of_what_nothing_runs_is_refused_from_its_config(run: Run, hub: HubServer, store: Store) -> None:
+    """Code World Model, of 64 GB, has no class in mlx-lm."""
+    config = json.dumps(WHOLE_CONFIG | {"model_type": "cwm"}).encode()
+    hub.add("org/name", MODEL | {"config.json": config, "model.safetensors": bytes(24 << 20)})
+    assert "cwm" in run("pull", "org/name", code=1).stderr
+    assert "cwm" in run("show", "org/name", code=1).stderr
+    assert hub.sent < 1 << 20
+    assert store.list() == []
 
 
 def test_verify_covers_what_stays_in_the_hubs_cache(run: Run, hub: HubServer) -> None:

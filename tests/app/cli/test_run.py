@@ -234,6 +234,17 @@ def test_a_template_is_told_whether_to_think(tmp_path: Path, home: Path) -> None
     assert headrace("run", "hi", "--raw", "--thinking", "on", home=home).returncode == 2
 
 
+def test_the_prompt_is_shown_as_the_model_gets_it(model: Path, home: Path) -> None:
+    done = headrace("run", "why?\x1b[31m", "-m", str(model), "-s", "be brief", "--show-prompt", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = done.stdout
+    assert "<|im_start|>system\nbe brief" in shown
+    assert shown.endswith("<|im_start|>assistant\n\n")
+    assert "why?" in shown
+    assert "\x1b" not in shown
+    assert headrace("run", "a", "-m", str(model), "--show-prompt", "--json", home=home).returncode == 2
+
+
 def test_thinking_ends_with_its_budget(tmp_path: Path, home: Path) -> None:
     thinker = write_chat_model(tmp_path / "thinker")
     template = thinker / "chat_template.jinja"
@@ -241,9 +252,12 @@ def test_thinking_ends_with_its_budget(tmp_path: Path, home: Path) -> None:
     letter = ["--logit-bias", "66=1000"]  # nothing but c
     answer = document("hi", "-m", str(thinker), "-n", "40", "--thinking", "7", *letter, home=home)
     assert answer["text"].startswith(f"{'c' * 7}</think>cc")
-    refused = headrace("run", "hi", "-m", thinker, "--thinking", "high", home=home)
+    level = document("hi", "-m", str(thinker), "-n", "3", "--thinking", "high", *letter, home=home)
+    assert level["text"].startswith("ccc")  # thinking is on, the nearest to a level
+    plain = write_chat_model(tmp_path / "plain")
+    refused = headrace("run", "hi", "-m", plain, "--thinking", "high", home=home)
     assert refused.returncode == 2
-    assert "thinking high: the model's template has no levels" in refused.stderr
+    assert "thinking high: the model does not think" in refused.stderr
     for value in ("maximal", "0", "-1", "1.5"):
         assert "--thinking must be" in headrace("run", "hi", f"--thinking={value}", home=home).stderr
 

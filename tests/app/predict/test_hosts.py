@@ -109,7 +109,7 @@ def test_machine_lists() -> None:
         ("M3 Ultra", 192),
         ("M3 Ultra", 192),
     ]
-    assert (machine_targets("2x M4 Max", 36)[0].memory or 0) == 27 << 30
+    assert (machine_targets("2x M4 Max", 36)[0].memory or 0) == 24 << 30
     for wrong in ("M4 Max", "", "17x M4 Max", "M4 Max,,M4 Pro", "M4 Max,nonsense", "0x M4 Max,M4 Pro"):
         with pytest.raises(UsageError):
             machine_targets(wrong)

@@ -332,3 +332,16 @@ def test_the_catalog_reads_what_the_installed_default_model_reads() -> None:
     for entry in load_catalog().values():
         shape = entry.step_shape
         assert shape.cost.weight_bytes <= shape.resident_bytes * 1.002
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "megabytes"), [(16, 10_922), (32, 21_845), (36, 24_576), (48, 36_864), (64, 49_152)]
+)
+def test_a_mac_gives_its_gpu_two_thirds_of_a_small_memory(gigabytes: int, megabytes: int) -> None:
+    """As recommendedMaxWorkingSetSize reports it."""
+    assert usable_bytes(gigabytes, apple=True) >> 20 == megabytes
+
+
+def test_only_variants_that_are_sold_with_the_memory_are_meant() -> None:
+    assert [target.name for target in chip_targets("M4 Max", 128)] == ["M4 Max (40-core)"]
+    assert len(chip_targets("M4 Max", None)) == 2

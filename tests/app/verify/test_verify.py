@@ -194,7 +194,7 @@ def test_an_interface_with_other_logits_is_found(model: Path, tmp_path: Path, mo
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda self, x: logits(self, x) * 1.001)
     loaded = load(model)
-    rows = Interfaces(loaded, expectation(loaded), Plan(4, 1), model, []).run()
+    rows = Interfaces(loaded, expectation(loaded), Plan(4, 1), model, {}).run()
     row = next(rows)
     assert (row.name, row.verdict) == ("Python API, alone", "differs")
     assert row.comparisons[0].gap > 0

@@ -40,7 +40,7 @@ class File:
         target.mkdir()
         try:
             convert_gguf(self._folder / "m.gguf", target)
-            shape_of_gguf(self._folder / "m.gguf")
+            shape_of_gguf(open_container(self._folder / "m.gguf"))
         finally:
             shutil.rmtree(target)
 

@@ -10,12 +10,12 @@ import pytest
 
 from headrace.models.registry.fetch_hub import fetch_hub
 from headrace.models.registry.source import HubId
-from tests.checkpoints import shard, tensor
+from tests.checkpoints import WHOLE_CONFIG, shard, tensor
 from tests.fuzz.mutate import TEXTS, json_bytes, mutated_bytes, mutated_value
 from tests.hub_server import HubServer, point_at
 
 _MODEL = {
-    "config.json": b'{"model_type": "llama"}',
+    "config.json": json.dumps(WHOLE_CONFIG).encode(),
     "model.safetensors": shard({"a": tensor("U8", [400], 0)}, 400),
     "tokenizer.json": b"{}",
 }
