@@ -1,6 +1,6 @@
 """The loaded model in the engine process: answers of requests as events, prompt prefetch, the model card.
 
-Everything here runs on the thread that loaded the model.
+All that computes runs on the thread that loaded the model; `prepare` and `count` run on any.
 """
 
 import os
@@ -85,6 +85,7 @@ class EngineHost:
         spec: ModelSpec = ModelSpec(),  # noqa: B008 - immutable
     ) -> None:
         self._loaded = loaded
+        self._serving = spec.serving
         self._text_s = SERVED_TEXT_S if spec.serving else TEXT_S
         self._resolved = resolved
         self._load_s = load_s
@@ -161,20 +162,23 @@ class EngineHost:
         """True if `step` has something to do."""
         return bool(self._running) or self._answerer.has_work
 
-    def begin(self, command: Generate, cancel: CancelFlag, send: Send) -> None:
-        """Start an answer; its events come from `step`. A too long prompt ends with ContextFull at once.
+    def prepare(self, command: Generate, cancel: CancelFlag, send: Send) -> Callable[[], None] | None:
+        """Encode a prompt and compile its grammar, on any thread. Return the call that begins the answer.
 
-        Abandoned is sent if `cancel` is set before the prompt is encoded. Raises HeadraceError for bad requests.
+        The call belongs to the model's thread; the answer's events then come from `step`. None is returned for a prompt
+        that is too long (ContextFull is sent), and if `cancel` is set before it is encoded (Abandoned). Raises
+        HeadraceError for bad requests.
         """
         began = time.monotonic()
+        most_tokens = self._loaded.context_limit if self._serving else None
         try:
-            with encoding_ends(cancel.__bool__):
+            with encoding_ends(cancel.__bool__, most_tokens):
                 ids = self._fit.fit(command, send)
         except EncodingStoppedError:
             send(Abandoned(command.id))
-            return
+            return None
         if ids is None:
-            return
+            return None
         tokenized = time.monotonic()
         given = bool(command.continue_text) or command.prompt is not None
         opening = "" if given else self._answerer.chat_prompt.opening(ids)
@@ -182,12 +186,16 @@ class EngineHost:
         thinking, chat = bool(opening) or so_far.is_open, command.prompt is None
         prompt = Prompt(ids, opening, thinking, chat=chat, tools=command.tools, begun=so_far.answer)
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
-        self._disk_cache.load(ids)
-        sequence = self._answerer.submit(answer)
         outbox = Outbox(command, send, opening, self._text_s)
-        self._running[answer] = _Running(command, outbox, sequence, began - command.submitted, tokenized - began)
-        self._batch.started(len(self._running))
-        self.idle.busy()
+
+        def start() -> None:
+            self._disk_cache.load(ids)
+            sequence = self._answerer.submit(answer)
+            self._running[answer] = _Running(command, outbox, sequence, began - command.submitted, tokenized - began)
+            self._batch.started(len(self._running))
+            self.idle.busy()
+
+        return start
 
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
@@ -239,12 +247,16 @@ class EngineHost:
         self.idle.idle()
         return ids
 
-    def count(self, command: CountTokens) -> TokensCounted:
-        """Count the tokens of a prompt. Raises HeadraceError for one that cannot be encoded."""
+    def count(self, command: CountTokens, cancel: CancelFlag) -> TokensCounted | Abandoned:
+        """Count the tokens of a prompt, on any thread. Raises HeadraceError for one that cannot be encoded."""
         prompts = self._answerer.chat_prompt
-        ids = prompts.encode(
-            command.messages, thinking=command.thinking, tools=command.tools, variables=command.variables
-        )
+        try:
+            with encoding_ends(cancel.__bool__):
+                ids = prompts.encode(
+                    command.messages, thinking=command.thinking, tools=command.tools, variables=command.variables
+                )
+        except EncodingStoppedError:
+            return Abandoned(command.id)
         return TokensCounted(command.id, len(ids))
 
     def prefetch(self, command: PrefetchPrompt, stop: Callable[[], bool], send: Send) -> None:

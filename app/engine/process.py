@@ -1,8 +1,9 @@
 """Command loop of the engine process, started by `app.engine.start`: commands arrive on a socket, events leave.
 
-The main thread owns the model and runs one command after the other. Successive Generate commands are answered in one
-batch, and CountTokens runs between two steps; other commands wait until all answers have ended. A second thread reads
-the socket: it takes a Cancel during a generation, and ends the process when the chat closes the socket.
+The main thread owns the model and runs one command after the other. Prompts of Generate and CountTokens are encoded on
+other threads (`preparation`); answers that were prepared are given in one batch. Other commands wait until all answers
+have ended. A thread reads the socket: it takes a Cancel during a generation, and ends the process when the chat closes
+the socket.
 """
 
 import faulthandler
@@ -45,6 +46,7 @@ from headrace.app.engine.events import (
     Ready,
     TokensCounted,
 )
+from headrace.app.engine.preparation import Preparation, Prepared
 from headrace.app.engine.wire import CHUNK, Unpacker, pack
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import EngineError, HeadraceError
@@ -63,27 +65,36 @@ class Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._commands: deque[Command] = deque()
+        self._commands: deque[Command | Prepared] = deque()
         self._arrived = threading.Condition()
         self._cancelled: dict[int, CancelFlag] = {}
         self.timed_every = TIMED_EVERY
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def next(self, timeout: float | None) -> Command | None:
-        """Wait for the next command; None after `timeout` seconds."""
+    def next(self, timeout: float | None) -> Command | Prepared | None:
+        """Wait for the next command or prepared request; None after `timeout` seconds."""
         with self._arrived:
             return self._commands.popleft() if self._arrived.wait_for(self.waiting, timeout) else None
 
-    def next_joining(self) -> Generate | CountTokens | None:
-        """Return the next command if it has arrived and may run between two steps."""
+    def next_joining(self, timeout: float | None = 0) -> Generate | CountTokens | Prepared | None:
+        """Wait for the next one that may run beside answers; None after `timeout` seconds."""
         with self._arrived:
-            if not self._commands or not isinstance(self._commands[0], Generate | CountTokens):
+            if not self._arrived.wait_for(self._is_joining, timeout):
                 return None
-            return cast(Generate | CountTokens, self._commands.popleft())
+            return cast(Generate | CountTokens | Prepared, self._commands.popleft())
+
+    def put(self, prepared: Prepared) -> None:
+        """Hand over a request that was prepared, before all commands."""
+        with self._arrived:
+            self._commands.appendleft(prepared)
+            self._arrived.notify()
 
     def waiting(self) -> bool:
         """True if a command has arrived."""
         return bool(self._commands)
+
+    def _is_joining(self) -> bool:
+        return bool(self._commands) and isinstance(self._commands[0], Generate | CountTokens | Prepared)
 
     def cancel_flag(self, generation: int) -> "CancelFlag":
         """Return the flag that a Cancel sets, also one that arrived before its Generate was started."""
@@ -145,6 +156,7 @@ class Server:
         self._inbox = inbox
         self._send = send
         self._host: EngineHost | None = None
+        self._preparation = Preparation(inbox.put)
 
     def serve(self) -> None:
         """Run commands for ever."""
@@ -156,7 +168,10 @@ class Server:
 
     def _await_command(self) -> None:
         idle = self._host.idle if self._host is not None else None
-        command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)
+        if self._preparation.pending:  # an answer is about to begin: as during one
+            command: Command | Prepared | None = self._inbox.next_joining(None)
+        else:
+            command = self._inbox.next(idle.after_s if idle is not None and idle.due else None)
         if command is not None:
             if idle is not None:
                 idle.rest() if isinstance(command, Rest) else idle.resume()
@@ -183,19 +198,20 @@ class Server:
         if isinstance(event, Done | ContextFull | Failed | Abandoned | TokensCounted) and event.id is not None:
             self._inbox.ended(event.id)
 
-    def _run(self, command: Command) -> None:
+    def _run(self, command: Command | Prepared) -> None:
         try:
             match command:
                 case ModelSpec():
                     self._load(command)
-                case Generate():
-                    if self._host is None:
+                case Generate() | CountTokens():
+                    if (host := self._host) is None:
                         raise EngineError("no model is loaded")
-                    self._host.begin(command, self._inbox.cancel_flag(command.id), self._send_event)
-                case CountTokens():
-                    if self._host is None:
-                        raise EngineError("no model is loaded")
-                    self._send_event(self._host.count(command))
+                    cancel = self._inbox.cancel_flag(command.id)
+                    self._preparation.submit(command, lambda: self._prepare(host, command, cancel))
+                case Prepared():
+                    self._preparation.pending -= 1
+                    if command.start is not None:
+                        command.start()
                 case PrefetchPrompt():
                     self._prefetch(command)
                 case Pull():
@@ -203,11 +219,24 @@ class Server:
                 case Quit():
                     self._quit(command.seconds)
         except Exception as error:
-            failed = _failed(command.id if isinstance(command, Generate | CountTokens) else None, error)
+            failed = _failed(command.id if isinstance(command, Generate | CountTokens | Prepared) else None, error)
             if isinstance(command, Pull):
                 self._send(PullFailed(command.name, failed.message, failed.hint))
             else:
                 self._send_event(failed)
+
+    def _prepare(
+        self, host: "EngineHost", command: Generate | CountTokens, cancel: "CancelFlag"
+    ) -> Callable[[], None] | None:
+        """Prepare a request on its thread; return the call that begins its answer on this one."""
+        try:
+            if isinstance(command, CountTokens):
+                self._send_event(host.count(command, cancel))
+                return None
+            return host.prepare(command, cancel, self._send_event)
+        except BaseException as error:  # panics of libraries are no Exceptions
+            self._send_event(_failed(command.id, error))
+            return None
 
     def _load(self, spec: ModelSpec) -> None:
         self._send(LoadProgress("starting", 0, None))
@@ -244,7 +273,7 @@ class Server:
         os._exit(0)
 
 
-def _failed(generation: int | None, error: Exception) -> Failed:
+def _failed(generation: int | None, error: BaseException) -> Failed:
     """Return the event of an error; unexpected ones go to the log."""
     if isinstance(error, HeadraceError):
         return Failed(generation, str(error), error.hint, type(error).__name__)

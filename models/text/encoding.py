@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,6 +26,7 @@ MAX_TEXT = 8_000_000  # characters of a prompt, or of any text that a template m
 _LONGEST_S = 1.5  # of any call
 _PER_CHARACTER_S = 20e-6  # and per character: tokenizers in common use take 0.2e-6 to 2e-6
 _LOOK_S = 0.05  # between looks at the limit
+_MOST_COMPOSED = 4  # characters that become one in the composed form of Unicode (NFC)
 _MOST_NORMALIZED = 2 * MAX_TEXT  # characters that the library may make of a text, about 160 bytes each
 
 _unfinished: list["_Call"] = []  # calls without a waiter; at most one uses a processor
@@ -39,16 +41,21 @@ def _never() -> bool:
 
 
 _stop: ContextVar[Callable[[], bool]] = ContextVar("stop", default=_never)
+_most_tokens: ContextVar[int | None] = ContextVar("most_tokens", default=None)
 
 
 @contextmanager
-def encoding_ends(stop: Callable[[], bool]) -> Iterator[None]:
-    """End calls within this block with EncodingStoppedError when `stop()` is true."""
-    token = _stop.set(stop)
+def encoding_ends(stop: Callable[[], bool], most_tokens: int | None = None) -> Iterator[None]:
+    """End calls within this block with EncodingStoppedError when `stop()` is true.
+
+    most_tokens: refuse a text that certainly has more, with ContextLimitError, before it is encoded.
+    """
+    earlier_stop, earlier_most = _stop.set(stop), _most_tokens.set(most_tokens)
     try:
         yield
     finally:
-        _stop.reset(token)
+        _stop.reset(earlier_stop)
+        _most_tokens.reset(earlier_most)
 
 
 def limited(call: Callable[[], T], characters: int) -> T:
@@ -128,8 +135,31 @@ class Encoder:
             if any("Regex" in part for part in parts_of(decoder)):
                 raise ValueError("its decoder searches with a regular expression")
 
+    def fewest_tokens(self, characters: int) -> int:
+        """Return a number of tokens that any text of so many characters has at least; 0 if no such number is known."""
+        return -(-characters // self._longest_token) if self._longest_token else 0
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The most characters of a text that become one token; 0 if not known.
+
+        Known of byte-level tokenizers, which take every byte of a text once. Others skip, join or shorten.
+        """
+        splits = list(parts_of(_state(self.rust.pre_tokenizer)))
+        normalizers = {part.get("type") for part in parts_of(_state(self.rust.normalizer))} - {"Sequence", None}
+        takes_bytes = any(part.get("type") == "ByteLevel" for part in splits)
+        removes = any(part.get("behavior") == "Removed" for part in splits)
+        strips = any(token.lstrip or token.rstrip for token in self.rust.get_added_tokens_decoder().values())
+        if not takes_bytes or removes or strips or normalizers - {"NFC"}:
+            return 0
+        longest = max(map(len, self.rust.get_vocab()))  # a character of it is a byte
+        return longest * (_MOST_COMPOSED if normalizers else 1)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, nothing added. Raises ContextLimitError for a text that takes too much memory."""
+        most = _most_tokens.get()
+        if most is not None and len(text) > most and (fewest := self.fewest_tokens(len(text))) > most:
+            raise ContextLimitError(f"the prompt has at least {fewest} tokens, the context limit is {most}")
         with panics_hidden():  # in this thread, which may give up the call
             return limited(lambda: self.encode_here(text), len(text))
 

@@ -22,6 +22,7 @@ from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError, UsageError
 from headrace.runtime.machine.memory import Budget
 from headrace.runtime.metrics.cost import LayerKV
+from tests.hosted import begin
 from tests.tiny_chat import write_chat_model
 
 
@@ -111,7 +112,7 @@ def said(host: EngineHost, **options: Any) -> tuple[str, set[str | None]]:
     """Return an answer and the sources of its draft tokens."""
     events: list[Any] = []
     messages = [{"role": "user", "content": "hi"}]
-    host.begin(Generate(1, messages, AnswerOptions(max_tokens=40, **options)), CancelFlag(), events.append)
+    begin(host, Generate(1, messages, AnswerOptions(max_tokens=40, **options)), CancelFlag(), events.append)
     while host.busy:
         host.step(events.append)
     deltas = [event for event in events if isinstance(event, Delta)]

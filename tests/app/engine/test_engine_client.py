@@ -40,6 +40,7 @@ from headrace.models.text.encoding import EncodingStoppedError
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError
 from tests.damaged import install_damaged
+from tests.hosted import begin
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END, write_chat_model
 
@@ -223,7 +224,7 @@ def test_an_answer_cancelled_before_its_prompt_is_encoded_is_abandoned(
     host = EngineHost.load(ModelSpec(str(model)), lambda *_: None)
     monkeypatch.setattr(host._answerer.chat_prompt, "encode", stopped)
     sent: list[Event] = []
-    host.begin(Generate(7, HELLO, NO_END), CancelFlag(), sent.append)
+    begin(host, Generate(7, HELLO, NO_END), CancelFlag(), sent.append)
     assert sent == [Abandoned(7)]
     assert not host.busy
 

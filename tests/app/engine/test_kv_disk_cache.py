@@ -16,6 +16,7 @@ from headrace.app.engine.host import EngineHost
 from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
+from tests.hosted import begin
 from tests.models.network.test_mlx_lm_forgetting import FORGETFUL
 from tests.models.network.test_mlx_lm_network import write
 from tests.patience import PATIENCE_S
@@ -36,7 +37,7 @@ def opened(model: Path) -> EngineHost:
 
 def ask(host: EngineHost, messages: list[dict[str, str]]) -> tuple[str, Done]:
     events: list[Event] = []
-    host.begin(Generate(1, messages, AnswerOptions(max_tokens=8)), CancelFlag(), events.append)
+    begin(host, Generate(1, messages, AnswerOptions(max_tokens=8)), CancelFlag(), events.append)
     while host.busy:
         host.step(events.append)
     (done,) = (event for event in events if isinstance(event, Done))

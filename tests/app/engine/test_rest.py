@@ -1,11 +1,13 @@
 """A resting engine does no idle work until the next command."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from headrace.app.engine.commands import Command, Generate, Rest
+from headrace.app.engine.preparation import Prepared
 from headrace.app.engine.process import Server
 
 
@@ -45,8 +47,8 @@ class Host:
         self.calls: list[str] = []
         self.idle = Idle(self.calls)
 
-    def begin(self, *_: Any) -> None:
-        self.calls.append("generate")
+    def prepare(self, *_: Any) -> Callable[[], None]:
+        return lambda: self.calls.append("generate")
 
 
 class Inbox:
@@ -54,12 +56,17 @@ class Inbox:
 
     def __init__(self, commands: list[Command | None]) -> None:
         self._commands: Iterator[Command | None] = iter(commands)
+        self._prepared: SimpleQueue[Prepared] = SimpleQueue()
+        self.put = self._prepared.put
 
     def next(self, timeout: float | None) -> Command | None:
         for command in self._commands:
             if command is not None or timeout is not None:
                 return command
         raise OverError
+
+    def next_joining(self, _: float | None) -> Prepared:
+        return self._prepared.get(timeout=9)
 
     def waiting(self) -> bool:
         return False

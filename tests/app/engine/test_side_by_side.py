@@ -17,6 +17,7 @@ from headrace.app.engine.host import EngineHost
 from headrace.app.engine.process import Server
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import NotEnoughMemoryError
+from tests.hosted import begin
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import IM_END
 
@@ -48,7 +49,7 @@ def said(events: list[Event], number: int) -> str:
 
 def alone(host: EngineHost, number: int, tokens: int = 20) -> str:
     events: list[Event] = []
-    host.begin(asked(number, tokens), CancelFlag(), events.append)
+    begin(host, asked(number, tokens), CancelFlag(), events.append)
     run(host, events)
     assert not [event for event in events if isinstance(event, BatchStatus)]
     return said(events, number)
@@ -57,10 +58,10 @@ def alone(host: EngineHost, number: int, tokens: int = 20) -> str:
 def test_each_says_what_it_says_alone(host: EngineHost) -> None:
     events: list[Event] = []
     for number in (1, 2):
-        host.begin(asked(number), CancelFlag(), events.append)
+        begin(host, asked(number), CancelFlag(), events.append)
     for _ in range(5):
         host.step(events.append)
-    host.begin(asked(3), CancelFlag(), events.append)  # joins the others
+    begin(host, asked(3), CancelFlag(), events.append)  # joins the others
     run(host, events)
     assert {event.id: event.reason for event in events if isinstance(event, Done)} == dict.fromkeys((1, 2, 3), "length")
     for number in (1, 2, 3):
@@ -73,7 +74,7 @@ def test_one_is_cancelled_alone(host: EngineHost) -> None:
     flags = {number: CancelFlag() for number in (1, 2)}
     events: list[Event] = []
     for number, flag in flags.items():
-        host.begin(asked(number), flag, events.append)
+        begin(host, asked(number), flag, events.append)
 
     def cancel_the_first() -> None:
         if said(events, 1):
@@ -89,8 +90,8 @@ def test_one_is_cancelled_alone(host: EngineHost) -> None:
 
 def test_bad_requests_and_too_long_ones_leave_the_others_alone(host: EngineHost) -> None:
     events: list[Event] = []
-    host.begin(asked(1), CancelFlag(), events.append)
-    host.begin(asked(2, messages=[{"role": "user", "content": "x" * 900}]), CancelFlag(), events.append)
+    begin(host, asked(1), CancelFlag(), events.append)
+    begin(host, asked(2, messages=[{"role": "user", "content": "x" * 900}]), CancelFlag(), events.append)
     run(host, events)
     assert [event.id for event in events if isinstance(event, ContextFull)] == [2]
     assert said(events, 1) == alone(host, 1)
@@ -101,7 +102,7 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, mo
     monkeypatch.setattr(batch_report, "_INTERVAL_S", float("inf"))  # only the first and the last
     events: list[Event] = []
     for number in (1, 2):
-        host.begin(asked(number, 20 * number), CancelFlag(), events.append)
+        begin(host, asked(number, 20 * number), CancelFlag(), events.append)
     run(host, events)
     first, last = (event for event in events if isinstance(event, BatchStatus))
     assert set(first.states) == {1, 2}
@@ -114,11 +115,11 @@ def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, mo
 def test_steps_are_sent_while_they_are_watched(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[Event] = []
     text = alone(host, 1)
-    host.begin(asked(1), CancelFlag(), watched.append)
+    begin(host, asked(1), CancelFlag(), watched.append)
     run(host, watched)
     monkeypatch.setattr(host, "timed_every", 0)
     unwatched: list[Event] = []
-    host.begin(asked(1), CancelFlag(), unwatched.append)
+    begin(host, asked(1), CancelFlag(), unwatched.append)
     run(host, unwatched)
     for events, tokens in ((watched, 20), (unwatched, 0)):
         deltas = [event for event in events if isinstance(event, Delta)]
@@ -151,6 +152,8 @@ class Silent:
         self.forgotten: list[int] = []
 
     def next_joining(self) -> None: ...
+
+    def put(self, _: Any) -> None: ...
 
     def next(self, _: Any) -> None:
         raise EOFError

@@ -1,0 +1,53 @@
+"""Requests prepared beside the decode loop: their prompts are encoded and their grammars compiled.
+
+Either can take seconds. Three threads take one request after the other each: very long texts, requests with a schema,
+a grammar or tools, and all others, so that a slow request delays its own kind alone, and never a step.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.app.engine.commands import CountTokens, Generate
+
+LONG_TEXT = 500_000  # characters, which take a second or more
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was prepared. start: begins its answer, on the model's thread; None if it has ended."""
+
+    id: int
+    start: Callable[[], None] | None
+
+
+class Preparation:
+    """The threads. pending: requests that were not handed over yet."""
+
+    def __init__(self, hand_over: Callable[[Prepared], None]) -> None:
+        """hand_over: takes every request once it is prepared, on any thread."""
+        self.pending = 0
+        self._hand_over = hand_over
+        self._long, self._constrained, self._others = (ThreadPoolExecutor(1, name) for name in _NAMES)
+
+    def submit(self, command: Generate | CountTokens, prepare: Callable[[], Callable[[], None] | None]) -> None:
+        """Prepare a request. prepare: returns its `start`, and raises nothing."""
+        self.pending += 1
+        self._thread_of(command).submit(lambda: self._hand_over(Prepared(command.id, prepare())))
+
+    def _thread_of(self, command: Generate | CountTokens) -> ThreadPoolExecutor:
+        if sum(map(len, _texts(command))) > LONG_TEXT:
+            return self._long
+        constrained = isinstance(command, Generate) and command.options.grammar_source() is not None
+        return self._constrained if constrained or command.tools is not None else self._others
+
+
+_NAMES = ("long prompts", "constrained prompts", "prompts")
+
+
+def _texts(command: Generate | CountTokens) -> Iterator[str]:
+    if isinstance(command, Generate) and command.prompt is not None:
+        yield command.prompt
+    values: list[Any] = [value for message in command.messages for value in message.values()]
+    yield from (value for value in values if isinstance(value, str))
