@@ -6,17 +6,19 @@ A thinking model thinks first: the answer's grammar begins behind the thinking s
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Literal
 
 from llguidance import LLMatcher, LLParserLimits
 
+from headrace.models.text.structured import trial
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
 from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource, Kind
 from headrace.models.text.structured.token_trie import TokenTrie
+from headrace.models.text.structured.trial import Trial, TrialError
 from headrace.models.text.thinking import CLOSE, OPEN
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.form import quoted
@@ -28,7 +30,6 @@ Thinks = Literal["no", "may", "open"]
 
 MAX_TEXT = 256 << 10  # bytes of a grammar
 MAX_NESTING = 200  # brackets in a Lark grammar or a regular expression
-_LONGEST_S = 2.0  # to compile
 _KEPT = 64  # compiled grammars: those of many tools, too
 _MAX_TOOLS = 2 << 20  # bytes of the grammar of all tools
 _COMPACT = {"whitespace_flexible": False}
@@ -102,19 +103,30 @@ class Grammars:
         """The vocabulary. Raises UsageError if it cannot be constrained."""
         return TokenTrie(self._tokenizer, self._vocab_size)
 
+    @cached_property
+    def _trial(self) -> Trial:
+        return Trial(self._vocab_size, {index: self.trie.tokens[index] for index in self.trie.marks}, self.trie.ends)
+
     def _matcher(self, source: GrammarSource | None, whole: str, kind: Kind) -> LLMatcher:
         """Return the matcher of `whole`, rules that name a grammar `@fits` for the source, or of the source alone."""
         _check_size(source, whole)
+        grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
+        self._trial.start()
         built = self.trie.built
-
-        def compiled() -> tuple[LLMatcher, str]:
-            grammar = json.dumps({"grammars": _grammars(source, whole)}, ensure_ascii=False)
+        try:
+            self._trial.check(grammar, _LIMITS)
             matcher = LLMatcher(built, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
             warnings = [] if matcher.is_error() else matcher.get_grammar_warnings()
             matcher.compute_bitmask()
-            return matcher, matcher.get_error() or next(iter(warnings), "")
-
-        matcher, error = _within(_LONGEST_S, compiled, kind)
+            error = matcher.get_error() or next(iter(warnings), "")
+        except TrialError:
+            raise UsageError(
+                f"the {kind} is too complex: it takes more than {trial.SECONDS} s or {trial.MEMORY >> 30} GB to compile"
+            ) from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as panic:  # of the library, which is no Exception
+            error = str(panic)
         if error:
             raise UsageError(f"{kind}: {_plain(error, kind)}")
         return matcher
@@ -187,27 +199,6 @@ def _check_size(source: GrammarSource | None, whole: str) -> None:
         for attributes in _ATTRIBUTES.findall(text):
             if (found := _COUNTED.search(attributes)) is not None:
                 raise UsageError(f"grammar: {found[1]} is not supported", "suffix or lazy end a rule")
-
-
-def _within(seconds: float, call: Callable[[], tuple[LLMatcher, str]], kind: Kind) -> tuple[LLMatcher, str]:
-    """Return the result of a call. Raises UsageError if it takes longer; its thread then ends by its own limits."""
-    results: list[tuple[LLMatcher, str]] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # panics of the library are no Exceptions
-            errors.append(error)
-
-    thread = Thread(target=run, name="grammar", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise UsageError(f"{kind}: {_plain(str(errors[0]), kind)}")
-    if not results:
-        raise UsageError(f"the {kind} is too complex: it takes more than {seconds:g} s to compile")
-    return results[0]
 
 
 def _plain(error: str, kind: Kind) -> str:

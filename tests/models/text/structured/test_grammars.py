@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.models.text.structured.grammars import Grammars, Thinks
@@ -141,8 +142,10 @@ _WIDE = {
     "type": "object",
     "properties": {f"p{i}": {"type": "string", "pattern": f"^(a{i}|b){{1,50}}$"} for i in range(900)},
 }
+MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": 3719}, {"multipleOf": 7919}]}  # compiled for minutes
 HOSTILE: dict[str, tuple[str, Any]] = {
     "deep": ("schema", _nested(5000)),
+    "multiples": ("schema", MULTIPLES),
     "long strings": ("schema", {"type": "string", "minLength": 10**9}),
     "many items": ("schema", {"type": "array", "items": {"type": "array", "minItems": 10**9}, "minItems": 10**9}),
     "many options": ("schema", {"allOf": [{"anyOf": [{"maxLength": n}, {"minLength": n}]} for n in range(40)]}),
@@ -184,6 +187,14 @@ def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPath
     assert time.process_time() - started < PATIENCE_S
     assert "\n" not in refused
     assert len(refused) < 300
+
+
+def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
+    grammars = _grammars(tmp_path)
+    with pytest.raises(UsageError, match="the schema is too complex: it takes more than 2 s or 2 GB to compile"):
+        grammars.compile(GrammarSource("schema", schema_text(MULTIPLES)))
+    assert not [process for process in psutil.Process().children() if "trial.py" in " ".join(process.cmdline())]
+    grammars.compile(GrammarSource("schema", schema_text({"type": "integer"})))
 
 
 @pytest.mark.parametrize(
