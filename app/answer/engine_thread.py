@@ -173,6 +173,7 @@ class EngineThread:
             self.stop()
             raise
         if error is not None:
+            self.close()  # the thread is idle again before the next load
             raise error
 
     @property
