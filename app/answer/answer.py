@@ -152,6 +152,8 @@ class Answer:
             cut = {"max_tokens": "max tokens", "context_limit": "the context limit", "stop_string": "a stop string"}
             by = cut.get(self.ended_by, "a cancellation")
             hint = "raise the limit with -n" if self.ended_by == "max_tokens" else None
+            if self.repeats:
+                hint = "it repeats itself: limit its lists and texts (maxItems, maxLength), or use a larger model"
             raise EngineError(f"the answer was cut by {by} before it was whole", hint)
 
     @property

@@ -86,12 +86,20 @@ def parsed_value(answer: Answer, schema: Any) -> Any:
 def plain_schema(schema: Any) -> Any:
     """Return the JSON schema of a pydantic class, other schemas as they are.
 
-    A class drops properties that it does not have, so none are generated unless it is made to keep them.
+    A class drops properties that it does not have, so none are generated unless it is made to keep them. It takes a
+    repeated item of a set once.
     """
     if not isinstance(schema, type) or not hasattr(schema, "model_json_schema"):
         return schema
-    found: dict[str, Any] = schema.model_json_schema()
+    found: dict[str, Any] = _without_sets(schema.model_json_schema())
     for part in (found, *found.get("$defs", {}).values()):
         if "properties" in part:
             part.setdefault("additionalProperties", False)
     return found
+
+
+def _without_sets(value: Any) -> Any:
+    """Return a schema whose lists may repeat items."""
+    if isinstance(value, Mapping):
+        return {key: _without_sets(each) for key, each in value.items() if not (key == "uniqueItems" and each is True)}
+    return [_without_sets(each) for each in value] if isinstance(value, list) else value

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from llguidance import LLMatcher, LLParserLimits
 
 from headrace.models.text.structured import trial
+from headrace.models.text.structured.json_scan import JsonTokens
 from headrace.models.text.structured.matcher import MatcherGrammar, first_line
 from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource, Kind
@@ -70,7 +71,8 @@ class Grammars:
             matcher = self._matcher(source, self._whole(thinks, source, calls), kind)
             if begun and not matcher.consume_tokens(self.trie(begun)):
                 raise UsageError(f"the answer so far does not fit the {kind}")
-            grammar = MatcherGrammar(matcher, self._vocab_size, self.trie.ends)
+            json_tokens = self._json_tokens(thinks) if kind == "schema" and calls is None and not begun else None
+            grammar = MatcherGrammar(matcher, self._vocab_size, self.trie.ends, json_tokens)
         with self._lock:  # several threads may compile
             self._compiled[key] = grammar
             self._compiled.move_to_end(key)
@@ -102,6 +104,20 @@ class Grammars:
     def trie(self) -> TokenTrie:
         """The vocabulary. Raises UsageError if it cannot be constrained."""
         return TokenTrie(self._tokenizer, self._vocab_size)
+
+    def _json_tokens(self, thinks: Thinks) -> JsonTokens | None:
+        """Return the vocabulary of an answer of JSON; None for one whose beginning no token marks."""
+        if thinks == "no":
+            return JsonTokens(self.trie.tokens)
+        index = self._tokenizer.token_id("<|message|>") if self._has_channels else self._thinking_marks[1]
+        return None if index is None else JsonTokens(self.trie.tokens, begins=index)
+
+    @cached_property
+    def _thinking_marks(self) -> list[int | None]:
+        """The tokens that begin and end thinking; None where they are text."""
+        form = self._tokenizer.thinking_form
+        names = {name: index for index, name in form.ids.items()} if form else {}
+        return [names.get("open", self._tokenizer.token_id(OPEN)), names.get("close", self._tokenizer.token_id(CLOSE))]
 
     @cached_property
     def _trial(self) -> Trial:
@@ -153,7 +169,6 @@ class Grammars:
 
     def _lead(self, thinks: Thinks) -> list[str]:
         """Return Lark of the text before an answer, and the rules that it needs."""
-        form, trie = self._tokenizer.thinking_form, self.trie
         space = "SPACE?" if self._tokenizer.detokenizers.strips_first_space else ""
         if thinks == "no":
             return [space]
@@ -161,9 +176,7 @@ class Grammars:
             head, end = self.literal("<|channel|>"), self.literal("<|end|><|start|>assistant")
             thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"
             return ["thought*", thought, "CHANNEL: /analysis|commentary/"]
-        names = {name: index for index, name in form.ids.items()} if form else {}
-        marks = [names.get("open", self._tokenizer.token_id(OPEN)), names.get("close", self._tokenizer.token_id(CLOSE))]
-        first, last = (f"<[{index}]>" if index in trie.marks else "" for index in marks)
+        first, last = (f"<[{index}]>" if index in self.trie.marks else "" for index in self._thinking_marks)
         section = f"TEXT {last} LINES?" if last else "thinking LINES?"
         close = re.escape(CLOSE).replace("/", "\\/")
         lead = section if thinks == "open" else f"{space} ({first or quoted(OPEN)} {section})?"

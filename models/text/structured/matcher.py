@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher
 
+from headrace.models.text.structured.json_scan import JsonPlace, JsonTokens, Row
 from headrace.runtime.errors import EngineError
 
 _MESSAGE = 200  # characters of llguidance's message
@@ -18,31 +19,38 @@ _MESSAGE = 200  # characters of llguidance's message
 class MatcherGrammar:
     """A compiled grammar: a matcher in its first state."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int]) -> None:
-        """ends: end-of-turn tokens, at least one."""
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int], json: JsonTokens | None = None
+    ) -> None:
+        """ends: end-of-turn tokens, at least one. json: the vocabulary, if the answer is JSON."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
+        self._json = json
 
     def start(self) -> "Matcher":
-        return Matcher(self._matcher.deep_copy(), self._vocab_size, self._ends)
+        return Matcher(self._matcher.deep_copy(), self._vocab_size, self._ends, self._json)
 
 
 class Matcher:
     """State of one sequence."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: Sequence[int], json: JsonTokens | None) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
+        self._json = json
+        self._place = json.start() if json is not None else None
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
-        rows, taken = [self._mask()], 0
+        place = self._place
+        rows, taken = [self._mask(place)], 0
         for token in draft_tokens:
             if not self._matcher.try_consume_tokens([token]):
                 break
             taken += 1
-            rows.append(self._mask())
+            place = self._after(place, [token])
+            rows.append(self._mask(place))
         if taken:
             self._matcher.rollback(taken)
         self._check()
@@ -52,6 +60,7 @@ class Matcher:
     def accept(self, tokens: Sequence[int]) -> None:
         if tokens and not self._matcher.consume_tokens(list(tokens)):
             raise EngineError(f"the answer left its grammar: {first_line(self._matcher.get_error())}")
+        self._place = self._after(self._place, tokens)
 
     def allowed(self, draft_tokens: Sequence[int]) -> int:
         return self._matcher.validate_tokens(list(draft_tokens))
@@ -62,11 +71,15 @@ class Matcher:
             return self._ends[:1]
         return self._matcher.compute_ff_tokens()
 
-    def _mask(self) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    def _mask(self, place: JsonPlace | None) -> Row:
         """Return the allowed tokens (V,)."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        row = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return row if self._json is None else self._json.narrow(row, place)
+
+    def _after(self, place: JsonPlace | None, tokens: Sequence[int]) -> JsonPlace | None:
+        return None if self._json is None else self._json.after(place, tokens)
 
     def _check(self) -> None:
         if self._matcher.is_error():

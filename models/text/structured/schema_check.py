@@ -1,17 +1,24 @@
-"""Checks of a JSON schema before it is compiled: its size, and keywords that llguidance would not honour wholly.
+"""A JSON schema as llguidance takes it: every answer that it then allows fits the schema as it was given.
 
-llguidance refuses the keywords that it does not implement. These checks add those that it loosens without a word, and
-write dates and times as patterns: its own allow the 29th of February in any year, and a second 60 in any minute.
+Keywords that cannot be honoured are refused by their place, those that llguidance loosens without a word too. What
+constrains nothing goes. The rest is written so that llguidance cannot leave it:
+
+- Dates and times are patterns: its own formats allow the 29th of February in any year, and a second 60 in any minute.
+- An object has the properties that are named, unless the schema says otherwise: models without an end in sight write
+  keys for ever. (Such an answer fits the open schema as well.)
+- Other keys come by a pattern: by its own rule for them, `"\\u0061"` is another key than `"a"`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from headrace.runtime.errors import UsageError
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 60  # levels of objects and lists
+_LONGEST_PLACE = 100  # characters of a place that are shown
 _EXACT = 2**53  # numbers beyond are rounded: llguidance reads them as doubles
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _DAY = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -20,22 +27,36 @@ _DATE = f"({_YEAR}-{_DAY}|{_LEAP})"
 _HOUR = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_HOUR}:[0-5][0-9](\\.[0-9]{{1,9}})?(Z|[+-]{_HOUR})"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_KNOWN_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # llguidance's own; others are notes
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by name
-_VALUES = ("const", "enum", "default", "examples")
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # `items`: of older drafts
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+_REFUSED = (
+    "not", "if", "contains", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
+    "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+_NO_GAIN = "leave it out or say it another way"
+_QUOTED = re.compile(r'["\\]')  # what llguidance (1.9) matches wrongly in the pattern of a key
+_CLOSE = "add additionalProperties: false"
+_LOOKAROUND = re.compile(r"\(\?<?[=!]")
+_ANY: tuple[object, ...] = (True, {}, None)
 
 
 def schema_text(schema: Mapping[str, Any] | bool) -> str:
-    """Return a schema as JSON text. Raises UsageError for one that is too large or cannot be honoured wholly."""
-    for depth, _, value in _walk(schema):
-        if depth > MAX_DEPTH:
-            raise UsageError(f"the schema is nested too deeply: more than {MAX_DEPTH} levels")
-        if isinstance(value, Mapping):
-            _check_object(value)
+    """Return a schema as JSON text for llguidance.
+
+    Raises UsageError, with the place of the fault, for one that is too large or cannot be honoured wholly.
+    """
+    parts = list(_walk(schema))
+    if max(depth for depth, _, _ in parts) > MAX_DEPTH:
+        raise UsageError(f"the schema is nested too deeply: more than {MAX_DEPTH} levels")
     if schema is False:
         raise UsageError("schema: false allows no answer")
+    # A closed object leaves answers out. That is safe but where schemas have to fit together, or to exclude each other.
+    closes = not any(key in ("allOf", "oneOf") for _, key, _ in parts)
     try:
-        text = json.dumps(_with_patterns(schema), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_Rewriting(closes).schema(schema, "#"), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError("the schema has a lone surrogate, which no text contains") from None
@@ -46,40 +67,157 @@ def schema_text(schema: Mapping[str, Any] | bool) -> str:
     return text
 
 
-def _check_object(schema: Mapping[str, Any]) -> None:
-    """Raise UsageError for a keyword that would be loosened."""
+class _Rewriting:
+    """Schemas of one document. place: a JSON pointer. closes: objects have the properties that are named."""
+
+    def __init__(self, closes: bool) -> None:
+        self._closes = closes
+
+    def schema(self, schema: Any, place: str) -> Any:
+        """Return a schema, and those within it, rewritten. Raises UsageError."""
+        if not isinstance(schema, Mapping):
+            return schema
+        _check(schema, place)
+        changed = {key: self._within(key, value, f"{place}/{key}") for key, value in schema.items()}
+        _drop_notes(changed)
+        _write_dates(changed)
+        self._rewrite_keys(changed, place)
+        if isinstance(options := changed.get("anyOf"), list):
+            changed["anyOf"] = _possible(options)
+        return changed
+
+    def _within(self, key: str, value: Any, place: str) -> Any:
+        """Return the value of a keyword, rewritten if it is a schema or holds some."""
+        if key in _NAMED and isinstance(value, Mapping):
+            return {name: self.schema(each, f"{place}/{name}") for name, each in value.items()}
+        if key in _LISTED and isinstance(value, list | tuple):
+            return [self.schema(each, f"{place}/{index}") for index, each in enumerate(value)]
+        return self.schema(value, place) if key in _SINGLE else value
+
+    def _rewrite_keys(self, schema: dict[str, Any], place: str) -> None:
+        """Write the rule of an object's other keys as patterns."""
+        names, patterns = _names(schema), schema.get("patternProperties")
+        if "propertyNames" in schema:
+            _take_names(schema, place)
+        if not self._closes or not (names or patterns) or schema.get("additionalProperties") is False:
+            return
+        if "additionalProperties" not in schema and not any(key in schema for key in ("anyOf", "$ref")):
+            schema["properties"] = dict.fromkeys(names, True) | schema.get("properties", {})
+            schema["additionalProperties"] = False
+        elif patterns:
+            raise _refusal(place, "patternProperties beside other keys", _CLOSE)
+        elif any(map(_QUOTED.search, names)):
+            raise _refusal(place, "a name with a quote or a backslash beside other keys", _CLOSE)
+        elif _is_object(schema) or "properties" in schema:
+            schema["patternProperties"] = {_other_than(names): schema.get("additionalProperties", True)}
+            schema["additionalProperties"] = False
+
+
+def _check(schema: Mapping[str, Any], place: str) -> None:
+    """Raise UsageError for a keyword that cannot be honoured, or would be loosened."""
     if "x-guidance" in schema:
-        raise UsageError("schema: x-guidance is not supported", "leave it out")
+        raise _refusal(place, "x-guidance", "leave it out")
+    for keyword in _REFUSED:
+        if keyword in schema:
+            raise _refusal(place, keyword)
+    if schema.get("uniqueItems"):
+        raise _refusal(place, "uniqueItems")
     reference = schema.get("$ref")
     if isinstance(reference, str) and not reference.startswith("#"):
-        raise UsageError(f"schema: $ref {reference!r:.80} is not within the schema", "put it under $defs")
+        raise UsageError(f"schema: {_at(place)}$ref {reference!r:.80} is not within the schema", "put it under $defs")
     for keyword in _NUMBERS:
         for _, _, value in _walk(schema.get(keyword)):
             if isinstance(value, int | float) and abs(value) > _EXACT:
-                raise UsageError(f"schema: {keyword} has a number beyond 2^53, which cannot be matched exactly")
+                raise UsageError(
+                    f"schema: {_at(place)}{keyword} has a number beyond 2^53, which cannot be matched exactly"
+                )
     least, required = schema.get("minProperties"), schema.get("required")
     counted = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least - counted > 1 and schema.get("additionalProperties") is not False:
         # Keys that `properties` does not name may be repeated.
-        raise UsageError(f"schema: minProperties {least} cannot be guaranteed", "name the properties, as required")
+        raise _refusal(place, f"minProperties {least}", "name the properties, as required")
 
 
-def _with_patterns(schema: Any) -> Any:
-    """Return a schema with patterns in place of the formats of dates and times."""
-    if isinstance(schema, list | tuple):
-        return [_with_patterns(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    changed: dict[str, Any] = {}
-    patterns: list[dict[str, str]] = []
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            changed[key] = {name: _with_patterns(each) for name, each in value.items()}
-        elif key == "format" and isinstance(value, str) and value in _FORMATS:
-            patterns.append({"pattern": _FORMATS[value]})
-        else:
-            changed[key] = value if key in _VALUES else _with_patterns(value)
-    return {**changed, "allOf": [*changed.get("allOf", ()), *patterns]} if patterns else changed
+def _refusal(place: str, keyword: str, hint: str = _NO_GAIN) -> UsageError:
+    return UsageError(f"schema: {_at(place)}{keyword} cannot be guaranteed", hint)
+
+
+def _at(place: str) -> str:
+    """Return a place before a keyword; nothing for the whole schema."""
+    return "" if place == "#" else f"{place if len(place) <= _LONGEST_PLACE else f'...{place[-_LONGEST_PLACE:]}'}: "
+
+
+def _drop_notes(schema: dict[str, Any]) -> None:
+    """Leave out keywords that constrain nothing: formats without a rule of ours or llguidance's, and empty rules."""
+    if schema.get("format") not in {*_FORMATS, *_KNOWN_FORMATS}:
+        schema.pop("format", None)
+    schema.pop("uniqueItems", None)
+    if schema.get("propertyNames") in (*_ANY, {"type": "string"}):
+        schema.pop("propertyNames", None)
+
+
+def _write_dates(schema: dict[str, Any]) -> None:
+    """Write the format of a date or time as a pattern."""
+    if (pattern := _FORMATS.get(schema.get("format", ""))) is not None:
+        del schema["format"]
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+
+
+def _take_names(schema: dict[str, Any], place: str) -> None:
+    """Write `propertyNames` of an enumeration or a pattern as the object's keys."""
+    rule, others = schema.pop("propertyNames"), schema.get("additionalProperties", True)
+    rest = {key: value for key, value in rule.items() if key != "type"} if isinstance(rule, Mapping) else {}
+    if _names(schema) or "patternProperties" in schema or len(rest) != 1:
+        raise _refusal(place, "propertyNames")
+    match rest:
+        case {"enum": list(names)} if all(isinstance(name, str) for name in names):
+            schema["properties"] = dict.fromkeys(names, others)
+        case {"pattern": str(pattern)}:
+            schema["patternProperties"] = {pattern: others}
+        case _:
+            raise _refusal(place, "propertyNames")
+    schema["additionalProperties"] = False
+
+
+def _possible(options: list[Any]) -> list[Any]:
+    """Return the options without those of lookaround, which no answer can be checked against, if others stay."""
+    possible = [each for each in options if not _looks_around(each)]
+    return possible or options
+
+
+def _looks_around(option: Any) -> bool:
+    return isinstance(option, Mapping) and _LOOKAROUND.search(str(option.get("pattern", ""))) is not None
+
+
+def _names(schema: Mapping[str, Any]) -> list[str]:
+    """Return the keys that a schema names: its properties, and required ones."""
+    named, required = schema.get("properties"), schema.get("required")
+    names = [*(named if isinstance(named, Mapping) else ()), *(required if isinstance(required, list) else ())]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def _is_object(schema: Mapping[str, Any]) -> bool:
+    kinds = schema.get("type")
+    return kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+
+
+def _other_than(names: Iterable[str]) -> str:
+    """Return a regular expression of all texts but `names`."""
+    return f"^(?s:{_rest_other_than(set(names))})$"
+
+
+def _rest_other_than(rests: set[str]) -> str:
+    """Return one of all texts but `rests`: a beginning that none has and anything, or a shared one and another rest."""
+    firsts = sorted({rest[0] for rest in rests if rest})
+    ends = [] if "" in rests else [""]
+    if not firsts:
+        return "|".join([*ends, ".+"])
+    shared = [f"{_literal(first)}({_rest_other_than({r[1:] for r in rests if r[:1] == first})})" for first in firsts]
+    return "|".join([*ends, f"[^{''.join(map(_literal, firsts))}].*", *shared])
+
+
+def _literal(character: str) -> str:
+    return f"\\x{{{ord(character):x}}}"
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:

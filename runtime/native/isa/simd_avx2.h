@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 
-#include <array>
 #include <cstring>
 
 #include "../core/kernels.h"
@@ -195,20 +194,19 @@ inline vf fp8(vi words, int step) {
   return mul(_mm256_castsi256_ps(bits), set1(0x1p120f));
 }
 
-// Values 8 * step to 8 * step + 7 of a block of an odd width: Bits bytes. Eight bytes are broadcast from memory, no later ones than the
-// block's: the last steps begin before their values, and shuffle later bytes into place.
+// Values 8 * step to 8 * step + 7 of a block of an odd width: Bits bytes. Eight bytes are broadcast from memory, no later
+// ones than the block's: the last steps begin before their values, and shuffle later bytes into place.
 template <int Bits, int Block>
 inline vf unpack(const uint8_t* block, int step) {
-  struct Plan {
-    uint8_t bytes[32];
-  };
   alignas(32) static constexpr auto kPlans = [] {
-    std::array<Plan, 8> plans{};
+    struct {
+      uint8_t bytes[8][32];
+    } plans{};
     for (int before = 0; before < 8; ++before) {
       for (int i = 0; i < 8; ++i) {
         for (int j = 0; j < 4; ++j) {
           const int byte = before + i * Bits / 8 + j;
-          plans[before].bytes[4 * i + j] = static_cast<uint8_t>(byte < 8 && j < 2 ? byte : 0x80);
+          plans.bytes[before][4 * i + j] = static_cast<uint8_t>(byte < 8 && j < 2 ? byte : 0x80);
         }
       }
     }
@@ -218,9 +216,10 @@ inline vf unpack(const uint8_t* block, int step) {
   const int begin = step * Bits < last ? step * Bits : last;
   uint64_t word;
   std::memcpy(&word, block + begin, sizeof word);
-  const auto* plan = reinterpret_cast<const vi*>(kPlans[step * Bits - begin].bytes);
+  const auto* plan = reinterpret_cast<const vi*>(kPlans.bytes[step * Bits - begin]);
   const vi spread = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(word)), _mm256_load_si256(plan));
-  const vi shifts = _mm256_setr_epi32(0, Bits % 8, 2 * Bits % 8, 3 * Bits % 8, 4 * Bits % 8, 5 * Bits % 8, 6 * Bits % 8, 7 * Bits % 8);
+  const vi shifts = _mm256_setr_epi32(0, Bits % 8, 2 * Bits % 8, 3 * Bits % 8, 4 * Bits % 8, 5 * Bits % 8, 6 * Bits % 8,
+                                      7 * Bits % 8);
   return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(spread, shifts), _mm256_set1_epi32((1 << Bits) - 1)));
 }
 

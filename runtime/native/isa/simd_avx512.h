@@ -5,7 +5,6 @@
 
 #include <immintrin.h>
 
-#include <array>
 #include <cstring>
 
 #include "../core/kernels.h"
@@ -213,30 +212,26 @@ inline vf fp8(vi words, int step) {
   return mul(_mm512_castsi512_ps(bits), set1(0x1p120f));
 }
 
-// Values 16 * step to 16 * step + 15 of a block of an odd width: 2 * Bits bytes. Eight or sixteen bytes are broadcast from memory, no
-// later ones than the block's: the last step begins before its values, and shuffles later bytes into place.
+// Values 16 * step to 16 * step + 15 of a block of an odd width: 2 * Bits bytes. Eight or sixteen bytes are broadcast from
+// memory, no later ones than the block's: the last step begins before its values, and shuffles later bytes into place.
 template <int Bits, int Block>
 inline vf unpack(const uint8_t* block, int step) {
   constexpr int kBytes = Block * Bits / 8, kWide = 2 * Bits <= 8 ? 8 : 16;
-  struct Plan {
-    uint8_t bytes[64];
-  };
   alignas(64) static constexpr auto kPlans = [] {
-    std::array<Plan, 16> plans{};
+    struct {
+      uint8_t bytes[16][64];
+      uint32_t shifts[16];
+    } plans{};
     for (int before = 0; before < 16; ++before) {
       for (int i = 0; i < 16; ++i) {
         for (int j = 0; j < 4; ++j) {
           const int byte = before + i * Bits / 8 + j;
-          plans[before].bytes[4 * i + j] = static_cast<uint8_t>(byte < kWide && j < 2 ? byte : 0x80);
+          plans.bytes[before][4 * i + j] = static_cast<uint8_t>(byte < kWide && j < 2 ? byte : 0x80);
         }
       }
     }
+    for (int i = 0; i < 16; ++i) plans.shifts[i] = static_cast<uint32_t>(i * Bits % 8);
     return plans;
-  }();
-  alignas(64) static constexpr auto kShifts = [] {
-    std::array<uint32_t, 16> shifts{};
-    for (int i = 0; i < 16; ++i) shifts[i] = static_cast<uint32_t>(i * Bits % 8);
-    return shifts;
   }();
   vi raw;
   int before = 0;
@@ -255,8 +250,8 @@ inline vf unpack(const uint8_t* block, int step) {
       raw = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + begin)));
     }
   }
-  const vi spread = _mm512_shuffle_epi8(raw, _mm512_load_si512(kPlans[before].bytes));
-  const vi shifted = _mm512_srlv_epi32(spread, _mm512_load_si512(kShifts.data()));
+  const vi spread = _mm512_shuffle_epi8(raw, _mm512_load_si512(kPlans.bytes[before]));
+  const vi shifted = _mm512_srlv_epi32(spread, _mm512_load_si512(kPlans.shifts));
   return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << Bits) - 1)));
 }
 

@@ -97,7 +97,6 @@ def test_harmony_thinks_in_channels(tmp_path: Path) -> None:
         ("propertyNames", {"type": "object", "propertyNames": {"maxLength": 3}}),
         ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
         ("oneOf", {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}),
-        ("format", {"type": "string", "format": "no-such-format"}),
         ("minProperties", {"type": "object", "minProperties": 3}),
         ("const", {"const": 2**60 + 1}),
         ("enum", {"enum": [1, [2**60 + 1]]}),
@@ -190,10 +189,10 @@ def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPath
 
 
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
-    grammars = _grammars(tmp_path)
+    grammars, before = _grammars(tmp_path), psutil.Process().children()
     with pytest.raises(UsageError, match="the schema is too complex: it takes more than 2 s or 2 GB to compile"):
         grammars.compile(GrammarSource("schema", schema_text(MULTIPLES)))
-    assert not [process for process in psutil.Process().children() if "trial.py" in " ".join(process.cmdline())]
+    assert psutil.Process().children() == before
     grammars.compile(GrammarSource("schema", schema_text({"type": "integer"})))
 
 
@@ -216,5 +215,5 @@ def test_dates_and_times_exist(
         for text in (*valid, *invalid):
             tokens = grammars.trie(json.dumps({"a": text}, separators=(",", ":")))
             assert (grammar.start().allowed(tokens) == len(tokens)) == (text in valid)
-    kept = {"const": {"format": name}, "properties": {"format": {"type": "string"}}}
+    kept = {"const": {"format": name}, "properties": {"format": {"type": "string"}}, "additionalProperties": False}
     assert json.loads(schema_text(kept)) == kept

@@ -1,0 +1,106 @@
+"""The place of an answer within its JSON: whether a number has gone on too long, and whether a key is repeated.
+
+A grammar cannot say either: numbers may have any digits, and a key that a schema does not name may come twice. Models
+that have lost their way write both for ever.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MOST_DIGITS = 20  # in a row: more than a number of 64 bits has, or a double is printed with
+_DIGITS = frozenset(b"0123456789")
+_QUOTE, _ESCAPE, _COLON = b'"\\:'
+_OPENING, _CLOSING, _BETWEEN = b"{[", b"}]", b",:"
+
+Row = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonPlace:
+    """A place. It is immutable: drafts go on from it.
+
+    levels: the keys of each open object so far, None for a list. key: text of the key that is being written; None:
+    elsewhere. in_text: in a key or another text. is_value: the next text is no key. digits: that came last, in a row.
+    repeats: the bytes that led here ended a key that its object has already.
+    """
+
+    levels: tuple[frozenset[bytes] | None, ...] = ()
+    key: bytes | None = None
+    in_text: bool = False
+    escaped: bool = False
+    is_value: bool = True
+    digits: int = 0
+    repeats: bool = False
+
+    def after(self, data: bytes) -> "JsonPlace":
+        """Return the place behind more of the answer."""
+        levels, key, in_text, escaped = list(self.levels), self.key, self.in_text, self.escaped
+        is_value, digits, repeats = self.is_value, self.digits, False
+        for byte in data:
+            digits = digits + 1 if byte in _DIGITS and not in_text else 0
+            if in_text and (escaped or byte != _QUOTE):
+                escaped = byte == _ESCAPE and not escaped
+                key = None if key is None else key + bytes((byte,))
+            elif in_text:
+                in_text = False
+                if key is not None and levels and (keys := levels[-1]) is not None:
+                    repeats = repeats or key in keys
+                    levels[-1] = keys | {key}
+                key = None
+            elif byte == _QUOTE:
+                in_text, key = True, None if is_value else b""
+            elif byte in _OPENING:
+                is_value = byte != _OPENING[0]
+                levels.append(None if is_value else frozenset())
+            elif byte in _CLOSING:
+                del levels[-1:]
+                is_value = True
+            elif byte in _BETWEEN:
+                is_value = byte == _COLON or not levels or levels[-1] is None
+        return JsonPlace(tuple(levels), key, in_text, escaped, is_value, digits, repeats)
+
+    @property
+    def quotes_to_end_a_key(self) -> int:
+        """The fewest quotes after which a key may have ended that comes again; 0 if none can."""
+        if not any(self.levels):
+            return 0
+        return 1 if self.key is not None else 3 if self.in_text else 2
+
+
+class JsonTokens:
+    """A vocabulary, by the bytes of its tokens. begins: a token behind which JSON begins; None: with the answer."""
+
+    def __init__(self, tokens: Sequence[bytes], begins: int | None = None) -> None:
+        self._tokens = tokens
+        self._begins = begins
+        self._starts_with_digit = np.array([token[:1].isdigit() for token in tokens])
+        counts = np.array([token.count(_QUOTE) for token in tokens])
+        self._quoting = {least: np.flatnonzero(counts >= least) for least in (1, 2, 3)}
+
+    def start(self) -> JsonPlace | None:
+        """Return the place before an answer; None before its JSON."""
+        return JsonPlace() if self._begins is None else None
+
+    def after(self, place: JsonPlace | None, tokens: Iterable[int]) -> JsonPlace | None:
+        """Return the place behind more tokens."""
+        for token in tokens:
+            if token == self._begins:
+                place = JsonPlace()
+            elif place is not None and token < len(self._tokens):
+                place = place.after(self._tokens[token])
+        return place
+
+    def narrow(self, row: Row, place: JsonPlace | None) -> Row:
+        """Return the allowed tokens (V,) without those that would go on too long, unless no others are left."""
+        if place is None:
+            return row
+        narrowed = row.copy()
+        if place.digits >= MOST_DIGITS:
+            narrowed &= ~self._starts_with_digit
+        if (least := place.quotes_to_end_a_key) > 0:
+            candidates = self._quoting[least]
+            candidates = candidates[narrowed[candidates]]
+            narrowed[[index for index in candidates if place.after(self._tokens[int(index)]).repeats]] = False
+        return narrowed if narrowed.any() else row

@@ -1,0 +1,89 @@
+"""The place within JSON, for any JSON in pieces of any size; numbers and repeated keys end."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.text.structured.json_scan import MOST_DIGITS, JsonPlace, JsonTokens
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def place(*pieces: bytes) -> JsonPlace:
+    found = JsonPlace()
+    for piece in pieces:
+        found = found.after(piece)
+    return found
+
+
+@given(VALUES, st.booleans(), st.integers(0, 200))
+def test_keys_that_differ_do_not_repeat(value: Any, ascii_only: bool, cut: int) -> None:
+    data = json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+    one_by_one = JsonPlace()
+    for byte in data:
+        one_by_one = one_by_one.after(bytes((byte,)))
+        assert not one_by_one.repeats
+    whole = place(data[:cut], data[cut:])
+    assert not whole.repeats
+    assert (whole.levels, whole.in_text, whole.digits) == (one_by_one.levels, one_by_one.in_text, one_by_one.digits)
+    assert not whole.levels
+    assert not whole.in_text
+
+
+@given(st.dictionaries(st.text(max_size=3), VALUES, min_size=1, max_size=4), st.data())
+def test_a_key_that_comes_again_repeats(value: dict[str, Any], data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(list(value)))
+    text = f"{json.dumps(value)[:-1]}, {json.dumps(key)}".encode()
+    assert place(text[:-1]).repeats is False
+    assert place(text[:-1], text[-1:]).repeats
+    assert place(text).repeats
+
+
+TOKENS = [bytes((byte,)) for byte in range(256)] + [b'a"', b'b":1', b'","a":', b"12", b"1.5"]
+ALL = np.ones(len(TOKENS), np.bool_)
+
+
+def left_out(text: bytes, row: Any = ALL) -> set[bytes]:
+    tokens = JsonTokens(TOKENS)
+    narrowed = tokens.narrow(row, JsonPlace().after(text))
+    return {TOKENS[int(index)] for index in np.flatnonzero(row & ~narrowed)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"a":1,"b":2,"', {b'a"', b'b":1', b'","a":'}),
+        (b'{"a":1,"b":2,"a', {b'"', b'","a":'}),
+        (b'{"a":1,"b":2,"ab', {b'","a":'}),
+        (b'{"a":"x', {b'","a":'}),
+        (b'{"x":"x', set()),
+        (b'{"a":{"', set()),
+        (b'{"a":["', set()),
+        (b'[{"a":1},{"', set()),
+        (b"1" * (MOST_DIGITS - 1), set()),
+        (b'["' + b"1" * 99, set()),
+    ],
+)
+def test_keys_are_not_ended_twice(text: bytes, expected: set[bytes]) -> None:
+    assert left_out(text) == expected
+
+
+def test_numbers_end() -> None:
+    digits = {token for token in TOKENS if token[:1].isdigit()}
+    assert left_out(b"[0." + b"3" * MOST_DIGITS) == digits
+    only_digits = np.array([token in digits for token in TOKENS])
+    assert left_out(b"1" * MOST_DIGITS, only_digits) == set()  # nothing else can follow
+
+
+def test_json_begins_behind_its_token() -> None:
+    tokens = JsonTokens([b'"', b"{", b"a", b""], begins=3)
+    assert tokens.after(tokens.start(), [0, 1, 2]) is None
+    assert tokens.after(tokens.start(), [0, 1, 3, 1, 0, 2]) == place(b'{"a')

@@ -1,0 +1,179 @@
+"""Schemas as llguidance takes them: ordinary ones are taken, each answer fits, and a refusal names its place."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+import jsonschema
+import pydantic
+import pytest
+
+from headrace.app.answer.generation import plain_schema
+from headrace.models.text.structured.grammars import Grammars
+from headrace.models.text.structured.schema_check import schema_text
+from headrace.models.text.structured.source import GrammarSource
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import UsageError
+from tests.tiny_chat import write_byte_tokenizer
+
+INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
+NAMED = {"type": "object", "properties": {"a": INTEGER, "ab": INTEGER, "é\n": INTEGER}}
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    directory = tmp_path_factory.mktemp("bytes")
+    write_byte_tokenizer(directory)
+    tokenizer = Tokenizer.load(directory)
+    return Grammars(tokenizer, tokenizer.vocab_size)
+
+
+def takes(grammars: Grammars, schema: Any, text: str) -> bool:
+    """Return whether an answer is allowed."""
+    grammar = grammars.compile(GrammarSource("schema", schema_text(schema)))
+    tokens = [*grammars.trie(text), grammars.trie.ends[0]]
+    return grammar.start().allowed(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        (NAMED, ['{"a":1,"ab":2}', "{}", '{"é\\n":3}'], ['{"b":1}', '{"\\u0061":"x"}', '{"a":"x"}']),
+        (
+            NAMED | {"additionalProperties": True},
+            ['{"a":1,"abc":"x","b":{"a":"x"},"":null}', '{"é":"x","\\n":1}'],
+            ['{"a":"x"}', '{"\\u0061":"x"}', '{"ab":"x"}', '{"\\u0061b":"x"}', '{"é\\n":"x"}', '{"\\u00e9\\n":"x"}'],
+        ),
+        (
+            NAMED | {"additionalProperties": TEXT},
+            ['{"a":1,"b":"x"}', '{"aa":"x"}'],
+            ['{"b":1}', '{"a":"x"}', '{"\\u0061":"x"}'],
+        ),
+        ({"patternProperties": {"^x": INTEGER}, "type": "object"}, ['{"x":1,"xy":2}'], ['{"\\u0078":"s"}', '{"y":1}']),
+        ({"type": "object"}, ['{"a":1,"b":[]}', "{}"], ["[]"]),
+        ({"type": "object", "required": ["z"]}, ['{"z":[1]}'], ["{}"]),
+        ({"type": "object", "propertyNames": TEXT, "additionalProperties": INTEGER}, ['{"a":1}'], ['{"a":"x"}']),
+        (
+            {"type": "object", "propertyNames": {"enum": ["p", "q"]}, "additionalProperties": INTEGER},
+            ['{"p":1,"q":2}', '{"q":2}'],
+            ['{"r":1}', '{"p":"x"}'],
+        ),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^x"}, "additionalProperties": INTEGER},
+            ['{"xp":1}'],
+            ['{"p":1}', '{"xp":"1"}'],
+        ),
+        ({"type": "array", "uniqueItems": False, "items": TEXT | {"format": "password"}}, ['["a","a"]'], ["[1]"]),
+        (
+            {"type": "object", "properties": {"x-guidance": INTEGER, "not": {"const": {"not": 1}}, "if": TEXT}},
+            ['{"x-guidance":1,"not":{"not":1},"if":"x"}'],
+            ['{"not":1}'],
+        ),
+        ({"enum": [{"x-guidance": 1, "$ref": "http://a"}, {"format": "date"}]}, ['{"format":"date"}'], ["{}"]),
+        (
+            {"allOf": [{"properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}}], "type": "object"},
+            ['{"a":1,"b":2}', "{}"],
+            ['{"a":"x"}', '{"b":"x"}'],
+        ),
+        ({"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!x)y"}]}, ["1.5"], ['"y"']),
+        (
+            {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}}}},
+            ['{"c":{"c":{}}}'],
+            ['{"d":1}', '{"c":1}'],
+        ),
+    ],
+)
+def test_ordinary_schemas_are_honoured(
+    grammars: Grammars, schema: Mapping[str, Any], fitting: list[str], others: list[str]
+) -> None:
+    for text in fitting:
+        jsonschema.validate(json.loads(text), schema)
+        assert takes(grammars, schema, text), text
+    for text in others:
+        assert not takes(grammars, schema, text), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "refusal"),
+    [
+        ({"properties": {"a": {"items": {"not": {}}}}}, "schema: #/properties/a/items: not cannot be guaranteed"),
+        ({"anyOf": [{}, {"if": True}]}, "schema: #/anyOf/1: if cannot be guaranteed"),
+        ({"$defs": {"d": {"uniqueItems": True}}}, "schema: #/$defs/d: uniqueItems cannot be guaranteed"),
+        ({"propertyNames": {"maxLength": 3}}, "schema: propertyNames cannot be guaranteed"),
+        ({"items": {"maximum": 2**60}}, "schema: #/items: maximum has a number beyond 2^53"),
+        ({"items": {"$ref": "http://a"}}, "schema: #/items: $ref 'http://a' is not within the schema"),
+        (
+            {"patternProperties": {"^x": INTEGER}, "additionalProperties": TEXT},
+            "schema: patternProperties beside other keys cannot be guaranteed",
+        ),
+        (
+            {"properties": {'"': INTEGER}, "additionalProperties": TEXT},
+            "schema: a name with a quote or a backslash beside other keys cannot be guaranteed",
+        ),
+        ({"properties": {"x" * 200: {"not": {}}}}, "schema: ..." + "x" * 100 + ": not cannot be guaranteed"),
+    ],
+)
+def test_a_refusal_names_its_place(schema: Mapping[str, Any], refusal: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(refusal)}"):
+        schema_text(schema)
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Inner(pydantic.BaseModel):
+    name: str
+    parent: "Inner | None" = None
+
+
+class Everything(pydantic.BaseModel):
+    """Pydantic's ordinary types."""
+
+    text: str = pydantic.Field(min_length=1, max_length=5)
+    whole: int = pydantic.Field(ge=0, lt=100)
+    real: float
+    yes: bool
+    nothing: None
+    exact: Decimal
+    day: date
+    moment: datetime
+    hour: time
+    length: timedelta
+    number: UUID
+    address: IPv4Address | IPv6Address
+    path: Path
+    data: bytes
+    secret: pydantic.SecretStr
+    url: pydantic.HttpUrl
+    rule: re.Pattern[str]
+    colour: Colour
+    choice: Literal["a", 1]
+    several: list[int]
+    different: set[str]
+    pair: tuple[int, str]
+    counts: dict[str, int]
+    inner: Inner
+    maybe: Inner | str | None = None
+    anything: Any = None
+
+
+def test_pydantics_ordinary_types_are_taken(grammars: Grammars) -> None:
+    text = (
+        '{"text":"x","whole":99,"real":0.5,"yes":true,"nothing":null,"exact":1.25,"day":"2024-02-29",'
+        '"moment":"2024-02-29T12:00:00Z","hour":"12:00:00Z","length":"P3D",'
+        '"number":"00000000-0000-4000-8000-000000000000","address":"127.0.0.1","path":"/a","data":"x","secret":"s",'
+        '"url":"http://a.b/","rule":"a+","colour":"red","choice":1,"several":[1,2],"different":["a"],"pair":[1,"x"],'
+        '"counts":{"a":1},"inner":{"name":"x","parent":{"name":"y"}},"maybe":null,"anything":{"a":[]}}'
+    )
+    assert takes(grammars, plain_schema(Everything), text)
+    assert Everything.model_validate_json(text).inner.parent == Inner(name="y")
+    assert not takes(grammars, plain_schema(Everything), text.replace('"whole":99', '"whole":100'))
