@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.respond import DocumentResponse, LeftError
 from headrace.runtime.errors import HeadraceError
 
+_PLAIN = "/:@!$&'()*+,;=~"  # in the log as they are; a line break, say, is written as %0A
 _LEFT = 499  # in the log: the client closed the connection
 
 
@@ -61,6 +63,7 @@ class _Outer:
             await self._app(scope, receive, send)
             return
         started, status, path = time.monotonic(), 0, scope["path"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -68,12 +71,13 @@ class _Outer:
             await send(message)
 
         try:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             self._served.rules.check(scope["method"], path, headers)
             await self._app(scope, receive, noted)
         except Exception as error:
             if status == 0:
-                await _response(path, api_error(error))(scope, receive, noted)
+                allowed = self._served.rules.cors(headers)  # so that an allowed page can read why
+                await _response(path, api_error(error), allowed)(scope, receive, noted)
         finally:
             self._served.metrics.requests.labels(path if path in self._paths else "other", status).inc()
-            self._served.log(f"{scope['method']} {path:.80} {status} {time.monotonic() - started:.3f} s")
+            asked = f"{scope['method']} {quote(path, safe=_PLAIN)}"
+            self._served.log(f"{asked:.100} {status} {time.monotonic() - started:.3f} s")

@@ -10,25 +10,32 @@ from headrace.app.answer.value_types import shown
 from headrace.app.server.errors import ApiError, refused
 
 MAX_BODY = 32 << 20  # bytes
+_MOST_READ = 8 * MAX_BODY
 BODY_S = 30.0  # for all of a body to arrive
 
 
 async def read_body(request: Request) -> dict[str, Any]:
     """Return the body's JSON object. Raises ApiError for a body that is too large, too slow or no JSON object."""
     announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced[:20]) > MAX_BODY:
+    size = int(announced[:20]) if announced.isdecimal() else 0
+    if size > _MOST_READ or (size > MAX_BODY and "expect" in request.headers):  # which sends nothing unasked
         raise _too_large()
-    data = bytearray()
+    data, arrived = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_S):
             async for piece in request.stream():
-                data += piece
-                if len(data) > MAX_BODY:
+                arrived += len(piece)
+                if arrived > _MOST_READ:
                     raise _too_large()
+                # A body that is too large is read all the same: a client that is sending hears no answer.
+                if max(arrived, size) <= MAX_BODY:
+                    data += piece
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} seconds", "timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the body is incomplete", "invalid_request") from None
+    if max(arrived, size) > MAX_BODY:
+        raise _too_large()
     return parse_object(bytes(data))
 
 

@@ -1,22 +1,44 @@
-"""HTTP/1.1 connections of uvicorn with a time limit for the head of a request."""
+"""HTTP/1.1 connections of uvicorn: bounded in number, and in time for the head of a request.
+
+Where there are too many, the one that has been idle longest is closed for a new one. Waiting requests are bounded by
+`ServedEngine`, which answers them; uvicorn's own limit would count idle connections and answer none.
+"""
 
 import asyncio
+import resource
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 15.0  # for the request line and all headers, also of an idle new connection
+MAX_CONNECTIONS = 1024
+_OTHER_FILES = 64  # that the process may have open
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes connections whose request does not arrive in time; uvicorn itself waits for ever."""
+    """Closes connections whose request does not arrive in time, where uvicorn itself waits for ever, or that idle."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self._watch_head()
+        if len(self.connections) > _most_connections():
+            idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.is_idle]
+            min(idle, key=lambda each: each._idle_since).transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """True without a request that is being answered."""
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+
+    def on_response_complete(self) -> None:
+        """Note the time."""
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -49,6 +71,11 @@ class BoundedProtocol(H11Protocol):
         self._head_timer = None
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
             self.transport.close()
+
+
+def _most_connections() -> int:
+    """Return how many connections the process may have, within its limit of open files."""
+    return max(1, min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES))
 
 
 def http_options() -> dict[str, Any]:

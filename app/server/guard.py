@@ -38,6 +38,13 @@ class Rules:
         if self.key is not None and path not in OPEN_PATHS and not preflight and not self._has_key(headers):
             raise ApiError(401, "a valid API key is needed", "invalid_api_key")
 
+    def cors(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the response headers that let the asking page read a refusal, if its origin is allowed."""
+        origin = headers.get("origin")
+        if origin is None or not self.origins.intersection({"*", origin}):
+            return {}
+        return {"access-control-allow-origin": "*" if "*" in self.origins else origin, "vary": "Origin"}
+
     def _has_key(self, headers: Mapping[str, str]) -> bool:
         assert self.key is not None
         scheme, _, token = headers.get("authorization", "").partition(" ")

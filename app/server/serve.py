@@ -29,7 +29,6 @@ from headrace.app.server.metrics import Metrics
 from headrace.app.server.telemetry import Telemetry
 from headrace.runtime.errors import HeadraceError, UsageError
 
-MAX_CONNECTIONS = 1024
 _BACKLOG = 256
 _AFTER_GRACE_S = 5.0  # for cut answers to leave
 _STOPPING = ApiError(503, "the server is stopping", "stopping", retry_after=5)
@@ -113,7 +112,6 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=round(options.grace_s + _AFTER_GRACE_S),
         **http_options(),
     )

@@ -1,12 +1,18 @@
 """Requests that no honest client sends: each gets one error or a closed connection, and the server goes on."""
 
 import json
+import resource
+import signal
 import socket
+import sys
+from contextlib import ExitStack, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
 
+from tests.app.server.conftest import Starter
 from tests.patience import PATIENCE_S
 from tests.server_process import ServerProcess
 
@@ -110,3 +116,48 @@ def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None
             received += piece
     assert [received.count(status) for status in (b"HTTP/1.1 200", b"HTTP/1.1 404")] == [2, 1]
     assert received.index(b"HTTP/1.1 404") > received.rindex(b"HTTP/1.1 200")
+
+
+def test_a_body_that_is_too_large_is_answered_while_it_is_sent(server: ServerProcess) -> None:
+    """A client that sends all of it before it reads."""
+    size = 40 << 20
+    with socket.create_connection(_address(server), PATIENCE_S) as sending:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+        sending.sendall(head.encode() + b"x" * size)
+        assert sending.recv(99).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_log_line_is_one_line(start: Starter) -> None:
+    server = start()
+    httpx.get(f"{server.root}/%0d%0aGET%20/forged%20200%1b[31m\u2028")
+    server.end(signal.SIGINT)
+    assert "GET /%0D%0AGET%20/forged%20200%1B%5B31m%E2%80%A8 404 " in server.errors
+    assert "\x1b" not in server.errors
+
+
+def test_an_allowed_page_reads_why_it_is_refused(start: Starter) -> None:
+    server, page = start("--api-key", "secret", "--allow-origin", "https://page.example"), "https://page.example"
+    refused = httpx.post(f"{server.root}{CHAT}", json={}, headers={"Origin": page})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page)
+    other = httpx.post(f"{server.root}{CHAT}", json={}, headers={"Origin": "https://other.example"})
+    assert other.status_code == 403
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
+def test_the_longest_idle_connection_makes_room(start: Starter) -> None:
+    server = start()
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (128, 128))  # type: ignore[attr-defined,unused-ignore]
+    with ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(_address(server), PATIENCE_S)) for _ in range(80)]
+        for connection in idle[-2:]:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(99).startswith(b"HTTP/1.1 200 ")
+        assert server.health()["status"] == "ok"
+        with suppress(ConnectionResetError):
+            assert idle[0].recv(99) == b""
+
+
+def _address(server: ServerProcess) -> tuple[str, int]:
+    found = urlsplit(server.root)
+    return str(found.hostname), int(found.port or 0)
