@@ -19,6 +19,7 @@ integers; tokens and counts stay on the device. The same seed on the same machin
 B = sequences, V = vocabulary.
 """
 
+import math
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class Sampler:
         self._params = params
         self._key = secrets.randbits(64) if params.seed is None else params.seed
         self._bias = _bias_row(params.logit_bias, vocab_size)
+        self._forbids = -math.inf in params.logit_bias.values()
         penalises = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         self._states: list[tuple[int, mx.array | None]] = []  # key and counts after each row
         self._forced: int | None = None
@@ -79,7 +81,14 @@ class Sampler:
         self._forced = token
 
     def constrain(self, masks: mx.array | None) -> None:
-        """Exclude tokens from the next rows, until the next call. masks (N, V) bool: allowed tokens; None: all."""
+        """Exclude tokens from the next rows, until the next call. masks (N, V) bool: allowed tokens; None: all.
+
+        Raises UsageError if the bias forbids all tokens that may be next.
+        """
+        if masks is not None and self._forbids:
+            assert self._bias is not None
+            if not mx.any(masks[:1] & (self._bias > -mx.inf)).item():
+                raise UsageError("the logit bias forbids every token that the grammar allows")
         self._masks = masks
 
     def begin(self, draft: Sequence[int] = ()) -> list[int]:
@@ -202,12 +211,17 @@ def _collected(errors: dict[int, Exception] | None, place: int) -> Iterator[None
 
 
 def _bias_row(bias: Mapping[int, float], vocab_size: int) -> mx.array | None:
-    """Return the logit bias as one row (1, V), or None. Raises UsageError for ids outside the vocabulary."""
+    """Return the logit bias as one row (1, V), or None.
+
+    Raises UsageError for ids outside the vocabulary, and for a bias against all of it.
+    """
     if not bias:
         return None
     for token in bias:
         if not 0 <= token < vocab_size:
             raise UsageError(f"logit bias names token {token}, but the vocabulary has {vocab_size} tokens")
+    if list(bias.values()).count(-math.inf) == vocab_size:
+        raise UsageError("the logit bias forbids every token")
     row = mx.zeros((1, vocab_size), mx.float32)
     row[:, mx.array(list(bias))] = mx.array([float(value) for value in bias.values()])
     return row

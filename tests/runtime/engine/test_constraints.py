@@ -11,7 +11,7 @@ from headrace.models.network.decoder import Decoder
 from headrace.runtime.engine import engine as engines
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Failed, Finished, Request, Step
-from headrace.runtime.errors import EngineError
+from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.sampling.params import SamplingParams
 from tests.speculating import oracle, run, speculating
 from tests.tiny import VOCAB
@@ -184,9 +184,12 @@ def test_a_constraint_that_fails_ends_its_sequence_alone(either: Decoder, alone:
 
 def test_a_bias_against_all_allowed_tokens_is_an_error(either: Decoder) -> None:
     """No token that is not allowed comes out, whatever the bias."""
-    bias = {index: float("-inf") for index in range(VOCAB)}
+    first = REQUESTS[0].grammar.start().masks([])[0].tolist()
+    bias = {index: float("-inf") for index in range(VOCAB) if first[index]}
     [events] = run(Engine(either, context_limit=256), [_request(0, sampling=SamplingParams(logit_bias=bias))])
     assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1].error, UsageError)
+    assert "forbids every token that the grammar allows" in str(events[-1].error)
     wanted = run(
         Engine(either, context_limit=256), [_request(0, sampling=SamplingParams(logit_bias={50: float("inf")}))]
     )
