@@ -1,8 +1,8 @@
 """Standard streams that are always open, with distinct errors for standard output.
 
 A closed descriptor 0, 1 or 2 is opened on the null device; otherwise the next opened file would get its number.
-Writing to standard output raises `ReaderGoneError` if the reader closed it, else `OutputError`. Characters its
-encoding lacks are escaped.
+Writing to standard output raises `ReaderGoneError` if the reader closed it, else `OutputError`, also where it was
+closed from the start (`>&-`). Characters its encoding lacks are escaped.
 """
 
 import codecs
@@ -40,7 +40,8 @@ def prepare_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
+            access = os.O_RDONLY if descriptor == 1 else os.O_RDWR  # an answer is not lost without a word
+            os.set_inheritable(os.open(os.devnull, access), True)  # takes the lowest free number: this one
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
