@@ -17,8 +17,11 @@ from headrace.app.config.file_lock import alone_with
 from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
 from headrace.runtime.config import environment
 from headrace.runtime.config.paths import config_dir
+from headrace.runtime.config.regular_file import read_regular
 from headrace.runtime.config.replace_file import replace_file
 from headrace.runtime.errors import HeadraceError, UsageError
+
+_LARGEST = 1 << 20  # bytes of a file
 
 
 def _setting(default: Any, kind: ValueType, comment: str) -> Any:
@@ -103,7 +106,7 @@ def load_settings(path: Path | None = None) -> Settings:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return a TOML file's document, empty without a file. Raises UsageError, one line with the path."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, _LARGEST).decode())
     except FileNotFoundError:
         return {}
     except OSError as error:

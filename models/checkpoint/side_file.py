@@ -5,14 +5,13 @@ must not lead out of the model's directory.
 """
 
 import os
-import stat
 from pathlib import Path
 
+from headrace.runtime.config.regular_file import read_regular
 from headrace.runtime.errors import CheckpointError
 
 MAX_TOKENIZER_BYTES = 64 << 20  # the largest tokenizer.json files in use have 35 MB
 MAX_TOKENIZER_PARTS = 4_000_000  # and 2 million values
-_MIB = 1 << 20
 
 
 def check_name(path: Path) -> None:
@@ -45,15 +44,7 @@ def read_side_file(file: Path, max_bytes: int, root: Path | None = None) -> byte
     Raises CheckpointError for a link out of it, OSError, or ValueError unless it is a regular file up to `max_bytes`.
     """
     check_inside(root or file.parent, file)
-    # O_NONBLOCK: opening a pipe without a writer would block.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as opened:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is not a regular file")
-        if found.st_size > max_bytes:
-            raise ValueError(f"it is larger than {max_bytes // _MIB} MiB")
-        return opened.read(found.st_size)
+    return read_regular(file, max_bytes)
 
 
 def check_parts(content: bytes, max_parts: int) -> None:

@@ -18,6 +18,7 @@ from headrace.models.cost.step_shape import StepShape
 from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, stored_name
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF
 from headrace.models.registry.store import Store
+from headrace.runtime.config.paths import shown_name
 
 if TYPE_CHECKING:
     from headrace.models.registry.fetch_hub import HubHeader
@@ -33,11 +34,11 @@ def find_shape(name: str | None, store: Store | None = None) -> tuple[str, StepS
     source = find_source(text, store)
     match source:
         case LocalDirectory(path):
-            return path.name, _of_directory(path)
+            return shown_name(path), _of_directory(path)
         case LocalGGUF(file):
             from headrace.models.gguf.container import open_container  # late: numpy
 
-            return file.name, shape_of_gguf(open_container(file))
+            return shown_name(file), shape_of_gguf(open_container(file))
         case CatalogName() | HubId():
             here = store.get(stored_name(text) or text)
             if here is not None:

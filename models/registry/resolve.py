@@ -23,6 +23,7 @@ from headrace.models.registry.import_gguf import convert, copies_of, find_copy, 
 from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, Source, parse_source
 from headrace.models.registry.store import Store, StoredModel
+from headrace.runtime.config.paths import shown_name
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def resolve(
     source = _parsed(name if name is not None else DEFAULT_MODEL, store)
     match source:
         case LocalDirectory(path):
-            return ResolvedModel(path.name, path, f"local directory {path}")
+            return ResolvedModel(shown_name(path), path, f"local directory {path}")
         case LocalGGUF(file):
             return _resolved(_imported(file, store, progress, fetch=fetch))
         case CatalogName() | HubId():

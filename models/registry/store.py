@@ -28,12 +28,14 @@ from headrace.models.checkpoint.safetensors import ORIGIN_FILE
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.config.paths import data_dir
+from headrace.runtime.config.regular_file import read_regular
 from headrace.runtime.config.sync import sync_file, sync_folder
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.machine.background import run_in_background
 from headrace.runtime.machine.hardware import run_tool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@%-]{0,199}")
+_LARGEST_ORIGIN = 1 << 20  # bytes
 _OLD = ".old."  # no model name starts with a dot
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -58,7 +60,7 @@ class Store:
         try:
             if not stat.S_ISDIR(entry.lstat().st_mode):  # links are not followed
                 return None
-            origin = json.loads((entry / ORIGIN_FILE).read_bytes())
+            origin = json.loads(read_regular(entry / ORIGIN_FILE, _LARGEST_ORIGIN))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

@@ -8,13 +8,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from headrace.runtime.config.regular_file import read_regular
 from headrace.runtime.config.replace_file import replace_file
+
+_LARGEST = 64 << 20  # bytes of a file
 
 
 def read_cache(path: Path) -> dict[str, Any]:
     """Return the object in `path`; empty if there is no valid one."""
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(read_regular(path, _LARGEST))
     except (OSError, ValueError, RecursionError):
         return {}
     return stored if isinstance(stored, dict) else {}

@@ -56,3 +56,8 @@ def config_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_config_dir("headrace", appauthor=False))
+
+
+def shown_name(path: Path) -> str:
+    """Return a file's or folder's name for one line of text: a line break or control character as U+FFFD."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in path.name)

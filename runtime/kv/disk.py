@@ -16,10 +16,12 @@ from hashlib import blake2b
 from pathlib import Path
 from struct import calcsize, error, pack, unpack_from
 
+from headrace.runtime.config.regular_file import open_regular, read_regular
 from headrace.runtime.kv.prefix_index import digest
 from headrace.runtime.ops import BLOCK
 
 _MAGIC = b"headkv\0\2"
+_LARGEST = 1 << 30  # bytes of a block
 _KEY = 16  # bytes of keys and of the digest at the end
 _HEAD = f"<{_KEY}s{_KEY}sHH"
 _ABSENT = 2**64 - 1
@@ -66,12 +68,12 @@ class DiskStore:
         """Return whether the file's head has that key, and mark it as used."""
         path = self._path(place)
         try:
-            with path.open("rb") as file:
+            with open_regular(path, _LARGEST) as file:
                 start = file.read(len(_MAGIC) + calcsize(_HEAD))
             if start[: len(_MAGIC)] != _MAGIC or unpack_from(_HEAD, start, len(_MAGIC))[1] != key:
                 return False
             os.utime(path)
-        except (OSError, error):
+        except (OSError, ValueError, error):
             return False
         return True
 
@@ -100,10 +102,10 @@ class DiskStore:
         """Read a block; None if there is none. A damaged file is deleted, so that the block is written again."""
         path = self._path(place)
         try:
-            content = memoryview(path.read_bytes())
+            content = memoryview(read_regular(path, _LARGEST))
             with contextlib.suppress(OSError):
                 os.utime(path)
-        except OSError:
+        except (OSError, ValueError):
             return None
         try:
             if blake2b(content[:-_KEY], digest_size=_KEY).digest() != content[-_KEY:]:
