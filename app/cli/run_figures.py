@@ -10,7 +10,7 @@ from headrace.app.cli.run_session import RunSession
 from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
-from headrace.runtime.machine.bandwidth import measure_now
+from headrace.runtime.machine.bandwidth import read_hourly
 from headrace.runtime.machine.energy import TokenEnergy, idle_watts, per_token
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
@@ -22,7 +22,7 @@ class RunReport:
     """A finished answer, with the model and the machine that gave it.
 
     session: id of the stored conversation. sampling_source: origin of the temperature. peak: the machine's measured
-    peak. memory_now: read right after the answer.
+    peak. memory_now: its newest reading, of the last hour.
     """
 
     model: LoadedModel
@@ -106,13 +106,13 @@ class RunReport:
 
     @property
     def mbu(self) -> float | None:
-        """MBU, paired with the bandwidth read right after the answer; None if busy."""
+        """MBU, paired with the newest reading of bandwidth; None if busy."""
         return None if self.busy else mbu(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s)
 
 
 def make_report(answerer: Answerer, answer: Answer, session: RunSession, load_s: float) -> RunReport:
-    """Return the report of a finished answer, with memory bandwidth read now."""
-    memory_now = measure_now("run")
+    """Return the report of a finished answer. Memory bandwidth is read now, unless it was within the hour."""
+    memory_now = read_hourly("run")
     summary = answer.end.summary
     correct_peak(summary.achieved_gb_s, step_bytes=summary.mean_step_bytes, steps=summary.steps)
     return RunReport(

@@ -21,6 +21,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.output.terminal import may_style
 from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, trace
 from headrace.runtime.machine.energy import TokenEnergy
+from headrace.runtime.machine.peaks import Peak, age_s
 from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
 from headrace.runtime.metrics.units import format_bytes, format_joules
 
@@ -169,7 +170,7 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("KV cache", f"{_kv(report)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
         ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
-        ("memory now", f"{_gb_s(report.memory_now.gb_s)}, read after the answer"),
+        ("memory now", f"{_gb_s(report.memory_now.gb_s)}, read {_ago(report.memory_now)}"),
         ("measured peak", f"{_gb_s(report.peak.gb_s)} ({report.peak.source}, {report.peak.measured_at})"),
         ("nominal peak", _gb_s(report.nominal_peak_gb_s)),
         ("MBU", _mbu(report)),
@@ -203,6 +204,11 @@ def _kv(report: RunReport) -> str:
     size = format_bytes(report.summary.kv_cache_bytes)
     kv = report.model.kv
     return f"{size} as {kv.name}" if kv and kv.packed else size
+
+
+def _ago(reading: Peak) -> str:
+    minutes = round(age_s(reading) / 60)
+    return f"{minutes} min ago" if minutes else "just now"
 
 
 def _mbu(report: RunReport) -> str:

@@ -1,6 +1,7 @@
 """Memory bandwidth measurement: a streaming read on the device that decodes, stored by `runtime.machine.peaks`.
 
-`measure_peak` takes about a second, `measure_now` a third of one; neither may run before a first token.
+`measure_peak` takes about a second, `measure_now` a third of one; neither may run before a first token, nor after each
+answer of a script (`read_hourly`).
 
 Each pass reads data larger than the caches:
 - CPU: the C library's `memcmp` of two equal halves, one thread per usable core and two streams in each. It is
@@ -29,6 +30,7 @@ Progress = Callable[[float], None]
 _SECONDS = 0.6  # of passes, without filling the memory
 _SHORT_S = 0.15
 _AGAIN_S = 60.0
+_HOUR_S = 3600.0
 _MIN_PASSES = 8
 _STREAMS = 8  # per thread (docs/kernels.md)
 _SHARE = 128 << 20  # bytes a CPU thread reads: beyond any core's share of the last-level cache
@@ -73,6 +75,15 @@ def measure_now(source: str, host: Machine | None = None, progress: Progress | N
     """Measure the current bandwidth, shorter than `measure_peak`, and store it. source: see `Peak`."""
     host = host or machine()
     return _measure(host, _best_readers(host), _SHORT_S, progress or (lambda _: None), source)
+
+
+def read_hourly(source: str, host: Machine | None = None) -> Peak:
+    """Return the newest reading of the last hour, of the last minute if other programs slowed it. Else measure now."""
+    host = host or machine()
+    for peak in reversed(measurements(host)):
+        if peak.source != "decode" and age_s(peak) < (_AGAIN_S if peak.busy else _HOUR_S):
+            return peak
+    return measure_now(source, host)
 
 
 def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress: Progress, source: str) -> Peak:

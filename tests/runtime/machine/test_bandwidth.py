@@ -4,6 +4,7 @@ import json
 import queue
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,3 +219,24 @@ def test_an_invalid_entry_reads_as_never_measured(home: Path, field: str, value:
     home.write_text(json.dumps(stored))
     assert peaks.cached_peak() is None
     assert bandwidth.measure_peak() == peaks.cached_peak()
+
+
+@pytest.mark.parametrize(
+    ("minutes", "busy", "source", "again"),
+    [
+        (5, False, "run", False),
+        (5, True, "run", True),
+        (0, True, "run", False),
+        (90, False, "run", True),
+        (5, False, "decode", True),
+    ],
+)
+def test_memory_is_read_once_an_hour(
+    minutes: int, busy: bool, source: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime(peaks._TIME)
+    kept = replace(peaks.summarise([9e9], pass_bytes=1, method="memcmp", source=source, busy=busy), measured_at=when)
+    peaks.store(kept)
+    measured = replace(kept, bytes_per_second=8e9)
+    monkeypatch.setattr(bandwidth, "measure_now", lambda *_: measured)
+    assert bandwidth.read_hourly("run") == (measured if again else kept)
