@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path, PurePath
 
+from headrace.app.config.bounded_input import decoded
 from headrace.app.sessions.records import Attachment, Message
 from headrace.runtime.errors import UsageError
 from headrace.runtime.metrics.units import format_bytes
@@ -134,10 +135,7 @@ def read_attachment(name: str) -> Attachment:
         raise UsageError(f"cannot read {name}: {error.strerror}") from None
     except (RuntimeError, ValueError):  # an unknown home, a NUL
         raise UsageError(f"cannot read {name}: no such file") from None
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
+    text = decoded(content, name)
     if "\0" in text:
         raise UsageError(f"{name} is not a text file")
     return Attachment(path.name, text)

@@ -1,14 +1,19 @@
 """The prompt of `headrace run`: piped text, the argument, and attached text files."""
 
+import os
+import select
+import stat
 import sys
 from collections.abc import Sequence
 
 from headrace.app.chat.attachments import read_attachments, take_attachments
-from headrace.app.config.bounded_input import PROMPT, read_bounded
+from headrace.app.cli.say import say
+from headrace.app.config.bounded_input import PROMPT, decoded, read_bounded
 from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
 
 STDIN = "-"
+_PATIENCE_S = 1.0  # for piped text, before a line says what is waited for
 
 
 def read_prompt(
@@ -16,10 +21,12 @@ def read_prompt(
 ) -> tuple[str, tuple[Attachment, ...]]:
     """Return the text (piped text, a blank line, the argument) and its files. Raises UsageError if both are empty.
 
-    `-` as the argument reads standard input, a terminal too. `@path` names a file in the argument, not in piped text;
-    with `raw` nowhere.
+    `-` as the argument reads standard input, a terminal too. Beside another argument, a file whose beginning was read
+    by a shell's `while read` is left to that. `@path` names a file in the argument, not in piped text; with `raw`
+    nowhere.
     """
-    piped = piped_text() if argument == STDIN or not sys.stdin.isatty() else ""
+    is_ours = argument == STDIN or not (sys.stdin.isatty() or (argument and _is_being_read()))
+    piped = piped_text() if is_ours else ""
     typed = argument if argument and argument != STDIN else ""
     mentioned: tuple[Attachment, ...] = ()
     if not raw:
@@ -32,8 +39,13 @@ def read_prompt(
 
 
 def piped_text() -> str:
-    """Return standard input. Raises UsageError unless it is UTF-8."""
-    try:
-        return read_bounded(None, PROMPT).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not UTF-8 text (byte {error.start})") from None
+    """Return standard input, and say so where it does not come. Raises UsageError unless it is UTF-8."""
+    if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_S)[0]:
+        say("waiting for text on standard input (</dev/null: there is none)", err=True)
+    return decoded(read_bounded(None, PROMPT), "standard input")
+
+
+def _is_being_read() -> bool:
+    """Return whether standard input is a file of which somebody has read the beginning."""
+    status = os.fstat(sys.stdin.fileno())
+    return stat.S_ISREG(status.st_mode) and os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) > 0

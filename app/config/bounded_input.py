@@ -1,5 +1,6 @@
 """Bounded reads of files that the command line names; a device or a stream may have no end."""
 
+import codecs
 import sys
 from contextlib import nullcontext
 from io import BufferedReader
@@ -30,3 +31,13 @@ def read_bounded(source: Path | None, limit: int) -> bytes:
     if remaining < 0:
         raise UsageError(f"{name} has more than {format_bytes(limit)}, the most that is read")
     return b"".join(pieces)
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Return UTF-8 text without its byte order mark. name: of its source. Raises UsageError for other bytes."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(f"{name} is UTF-16, not UTF-8 text", "iconv -f UTF-16 -t UTF-8 converts it")
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from headrace.app.config.bounded_input import read_bounded
+from headrace.app.config.bounded_input import decoded, read_bounded
 from headrace.models.text.structured.schema_check import MAX_BYTES
-from headrace.runtime.errors import UsageError
 
 
 def is_schema(text: str) -> bool:
@@ -14,7 +13,4 @@ def is_schema(text: str) -> bool:
 
 def read_grammar_file(name: str) -> str:
     """Return a schema's or a grammar's text from its file. Raises UsageError."""
-    try:
-        return read_bounded(Path(name).expanduser(), MAX_BYTES).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
+    return decoded(read_bounded(Path(name).expanduser(), MAX_BYTES), name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.bench.measure.document import SCHEMA
-from headrace.app.config.bounded_input import DOCUMENT, read_bounded
+from headrace.app.config.bounded_input import DOCUMENT, decoded, read_bounded
 from headrace.runtime.errors import UsageError
 
 _Check = Callable[[Any], bool]
@@ -52,10 +52,7 @@ _REPETITION: dict[str, _Check] = {"typical_tokens_per_second": _rate, "memory_gb
 
 def read_document(path: Path) -> dict[str, Any]:
     """Return the document in `path`, the last line's if there are several. Raises UsageError for other files."""
-    try:
-        text = read_bounded(path, DOCUMENT).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not a benchmark document: not UTF-8 text") from None
+    text = decoded(read_bounded(path, DOCUMENT), str(path))
     for candidate in (text, text.strip().rpartition("\n")[2]):
         try:
             found = json.loads(candidate)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.app.config.bounded_input import PROMPT, read_bounded
+from headrace.app.config.bounded_input import PROMPT, decoded, read_bounded
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import UsageError
@@ -29,10 +29,7 @@ class Passage:
 def read_text(file: Path | None) -> str:
     """Return the text of a file, None for the shipped one. Raises UsageError for an unreadable file."""
     file = file or SHIPPED
-    try:
-        return io.StringIO(read_bounded(file, PROMPT).decode("utf-8"), newline=None).read()  # any line ends
-    except UnicodeDecodeError:
-        raise UsageError(f"{file} cannot be read: not UTF-8 text") from None
+    return io.StringIO(decoded(read_bounded(file, PROMPT), str(file)), newline=None).read()  # any line ends
 
 
 def passages(

@@ -220,3 +220,23 @@ def test_a_temporary_folder_that_stays_is_told_under_debug_alone(debug: str, tol
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 1
     assert ("a failing disk" in ended.stderr) is told, ended.stderr
+
+
+def test_a_loop_over_a_file_keeps_its_list(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("one\ntwo\nthree\n")
+    run = f"{sys.executable} -m headrace run -m {model} -n 1 --show-prompt"
+    loop = f'while read line; do {run} "$line"; done < {tmp_path / "list"}'
+    home = {**os.environ, "HEADRACE_HOME": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", loop], capture_output=True, text=True, timeout=PATIENCE_S, env=home, check=True)
+    assert done.stderr == ""
+    assert [done.stdout.count(line) for line in ("one", "two", "three")] == [1, 1, 1]
+
+
+def test_a_wait_for_piped_text_is_told(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headrace", "run", "-m", str(model), "-n", "1", "--show-prompt", "hello"]
+    home = {**os.environ, "HEADRACE_HOME": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=home) as running:  # type: ignore[call-overload]
+        assert running.stderr.readline() == "waiting for text on standard input (</dev/null: there is none)\n"
+        text, _ = running.communicate("piped", timeout=PATIENCE_S)
+    assert "piped\n\nhello" in text

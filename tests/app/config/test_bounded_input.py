@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.app.config.bounded_input import read_bounded
+from headrace.app.config.bounded_input import decoded, read_bounded
 from headrace.runtime.errors import UsageError
 
 
@@ -41,3 +41,11 @@ def test_one_end_of_file_on_a_terminal_is_enough(monkeypatch: pytest.MonkeyPatch
     with os.fdopen(controller, "wb"), os.fdopen(terminal, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert read_bounded(None, 100) == b"typed\n"
+
+
+def test_text_is_utf_8_with_or_without_a_mark() -> None:
+    assert decoded("﻿é".encode(), "notes") == decoded("é".encode(), "notes") == "é"
+    with pytest.raises(UsageError, match="notes is UTF-16, not UTF-8 text"):
+        decoded("é".encode("utf-16"), "notes")
+    with pytest.raises(UsageError, match=r"notes is not UTF-8 text \(byte 1\)"):
+        decoded(b"a\xff", "notes")
