@@ -19,6 +19,7 @@ from headrace.app.answer.value_types import (
     TextFile,
     Texts,
     ThinkingValue,
+    TokenLimit,
     ValueType,
     Whole,
     read_value,
@@ -82,7 +83,11 @@ class AnswerOptions:
     logit_bias: Mapping[int, float] | None = _option(LogitBias(), "Amount added to one token's logit")
     seed: int | None = _option(Whole(0, SEEDS - 1), "Random seed; same seed, same machine, same answer", example=1)
     max_tokens: int | None = _option(
-        Whole(1), "Longest answer in tokens", short="-n", default=str(DEFAULT_MAX_TOKENS), example=2048
+        TokenLimit(),
+        "Longest answer in tokens; -1: any",
+        short="-n",
+        default=str(DEFAULT_MAX_TOKENS),
+        example=2048,
     )
     stop: tuple[str, ...] | None = _option(Texts(), "Text that ends the answer")
     speculate: str | None = _option(

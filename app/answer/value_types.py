@@ -18,6 +18,9 @@ _BIAS = "an object of token ids and numbers"
 _SHOWN = 60  # characters of a refused value
 
 
+_NO_LIMIT = 2**31 - 1  # tokens: beyond any context
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """A number in a range; nan is in none. above: `minimum` itself is excluded."""
@@ -71,6 +74,17 @@ class Whole:
         if self.maximum is None:
             return f"{self.minimum} or more"
         return f"from {self.minimum} to {'2^64 - 1' if self.maximum == 2**64 - 1 else self.maximum}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimit(Whole):
+    """A number of tokens, at least 1; -1, as other programs write it: no limit but the context's."""
+
+    def read(self, value: object) -> int:
+        return _NO_LIMIT if value == -1 and not isinstance(value, bool) else Whole(1).read(value)
+
+    def __str__(self) -> str:
+        return "1 or more, or -1: no limit"
 
 
 @dataclass(frozen=True, slots=True)

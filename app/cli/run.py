@@ -15,7 +15,7 @@ from headrace.app.cli.run_arguments import RunArguments
 
 
 @click.command()
-@click.argument("prompt", required=False, shell_complete=prompt_files)
+@click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=prompt_files)
 @click.option(
     "-m",
     "--model",

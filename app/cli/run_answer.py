@@ -44,6 +44,8 @@ _PATIENCE_S = 1.0  # of prefill before its progress is shown
 def run_answer(arguments: RunArguments) -> int:
     """Answer the prompt, once or --samples times. Return the exit code."""
     content, attachments = read_prompt(arguments.prompt, arguments.files, raw=arguments.raw)
+    if len(attachments) > len(arguments.files) and not arguments.quiet:  # of a folder, a pattern or the prompt
+        say(f"attached: {', '.join(one.name for one in attachments)}", err=True)
     settings = load_settings()
     arguments.options.grammar_source()  # refused before a model is loaded
     draft = chosen_draft(arguments.draft, settings.chat.draft, arguments.options.speculate)

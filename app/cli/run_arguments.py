@@ -13,9 +13,9 @@ _LAST = "last"
 
 @dataclass(frozen=True, slots=True)
 class RunArguments:
-    """options: answer options of the command line."""
+    """words: of the prompt. options: answer options of the command line."""
 
-    prompt: str | None
+    words: tuple[str, ...]
     model: str | None
     system: str | None
     files: tuple[str, ...]
@@ -47,6 +47,11 @@ class RunArguments:
     def session(self) -> str | None:
         """The stored session to continue, `last` for the newest; None for a new one."""
         return _LAST if self.go_on else self.resume
+
+    @property
+    def prompt(self) -> str | None:
+        """The words as one text; None without any."""
+        return " ".join(self.words) if self.words else None
 
     @property
     def keep(self) -> bool | None:

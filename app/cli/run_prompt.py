@@ -40,12 +40,23 @@ def read_prompt(
 
 def piped_text() -> str:
     """Return standard input, and say so where it does not come. Raises UsageError unless it is UTF-8."""
-    if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_S)[0]:
+    source = None if sys.stdin.isatty() else _descriptor()
+    if source is not None and not select.select([source], [], [], _PATIENCE_S)[0]:
         say("waiting for text on standard input (</dev/null: there is none)", err=True)
     return decoded(read_bounded(None, PROMPT), "standard input")
 
 
 def _is_being_read() -> bool:
     """Return whether standard input is a file of which somebody has read the beginning."""
-    status = os.fstat(sys.stdin.fileno())
-    return stat.S_ISREG(status.st_mode) and os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) > 0
+    source = _descriptor()
+    if source is None or not stat.S_ISREG(os.fstat(source).st_mode):
+        return False
+    return os.lseek(source, 0, os.SEEK_CUR) > 0
+
+
+def _descriptor() -> int | None:
+    """Return the descriptor of standard input; None where a program has put an object in its place."""
+    try:
+        return sys.stdin.fileno()
+    except (OSError, ValueError):
+        return None

@@ -72,13 +72,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         (["-mx"], ("chat", {"model": "x"})),
         (["--model=x"], ("chat", {"model": "x"})),
         (["--resume", "last"], ("chat", {"resume": "last"})),
-        (["-m", "x", "hi"], ("run", {"model": "x", "prompt": "hi"})),
-        (["--json", "hi"], ("run", {"as_json": True, "prompt": "hi"})),
+        (["-m", "x", "hi"], ("run", {"model": "x", "words": ("hi",)})),
+        (["--json", "hi"], ("run", {"as_json": True, "words": ("hi",)})),
         (["run"], ("chat", {})),
         (["run", "-m", "x"], ("chat", {"model": "x"})),
         (["run", "--json"], ("run", {"as_json": True})),
-        (["run", "hi"], ("run", {"prompt": "hi"})),
-        (["run", "-"], ("run", {"prompt": "-"})),
+        (["run", "hi"], ("run", {"words": ("hi",)})),
+        (["run", "-"], ("run", {"words": ("-",)})),
+        (["run", "Why", "so", "blue?", "-n", "9"], ("run", {"words": ("Why", "so", "blue?"), "max_tokens": 9})),
         (
             ["-t", "0.5", "--seed", "1", "-s", "Be brief."],
             ("chat", {"temperature": 0.5, "seed": 1, "system": "Be brief."}),
@@ -102,10 +103,10 @@ def test_what_is_meant_on_a_terminal(arguments: list[str], meant: Call, headrace
     ("arguments", "meant"),
     [
         ([], ("run", {})),
-        (["-"], ("run", {"prompt": "-"})),
+        (["-"], ("run", {"words": ("-",)})),
         (["-m", "x"], ("run", {"model": "x"})),
         (["run"], ("run", {})),
-        (["-m", "x", "and this?"], ("run", {"model": "x", "prompt": "and this?"})),
+        (["-m", "x", "and this?"], ("run", {"model": "x", "words": ("and this?",)})),
     ],
 )
 def test_what_is_meant_in_a_pipe(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
@@ -117,7 +118,7 @@ def test_options_by_other_names(headrace: Headrace, calls: list[Call]) -> None:
     arguments = ("--temp", "0.5", "--ctx-size", "512", "--repeat-penalty=1.1", "--n-predict", "9")
     assert headrace("run", "hi", *arguments) == 0
     given = {"temperature": 0.5, "context": 512, "repetition_penalty": 1.1, "max_tokens": 9}
-    assert calls == [("run", {"prompt": "hi", **given})]
+    assert calls == [("run", {"words": ("hi",), **given})]
 
 
 def test_options_of_the_chat_are_kept_with_its_session(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_an_environment_that_means_nothing_stops_every_command(
     assert (
         capsys.readouterr().err == "headrace: HEADRACE_THREAD is not read by headrace; did you mean HEADRACE_THREADS?\n"
     )
-    assert calls == [("run", {"prompt": "hi"})]
+    assert calls == [("run", {"words": ("hi",)})]
 
 
 def completed(*words: str, kind: type[ShellComplete] = shells.Bash) -> list[str]:

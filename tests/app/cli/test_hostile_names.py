@@ -54,7 +54,7 @@ def test_no_error_says_what_a_file_has_in_it_as_it_is(
 
 
 def test_no_error_names_a_file_as_it_is(model: Path, tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}\n.bin").write_bytes(b"\xff\xfe")
+    (tmp_path / f"{NAME}\n.bin").write_bytes(b"a\xff")
     done = headrace("run", "hi", "-m", model, "-f", tmp_path / f"{NAME}\n.bin", home=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
