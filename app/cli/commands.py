@@ -130,6 +130,10 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as error:  # on another pipe than standard output; click would exit silently
             raise HeadraceError("the connection to another process broke") from error
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                raise  # click ends the line with `^C`
+            raise click.exceptions.Exit(130) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
