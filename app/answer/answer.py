@@ -78,7 +78,7 @@ class Answer:
         self._energy_meter: EnergyMeter | None = None
         self._own_processes = own_processes
         self._meters: list[CPUMeter] = []  # from the first event, from the first step
-        self._text = AnswerText(tokenizer, request, stop, tools)
+        self._text = AnswerText(tokenizer, request, stop, tools, thinks=prompt.thinking)
         self.token_text = tokenizer.token_text
         self.calls: list[ToolCall] = []
         """Tool calls so far, in order."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.models.text.stop_strings import StopMatcher
+from headrace.models.text.thinking import ThinkingGate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.stream import ToolStream
@@ -64,13 +65,22 @@ class AnswerText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, request: Request, stops: Sequence[str] = (), tools: ToolStream | None = None
+        self,
+        tokenizer: Tokenizer,
+        request: Request,
+        stops: Sequence[str] = (),
+        tools: ToolStream | None = None,
+        *,
+        thinks: bool = False,
     ) -> None:
-        """tools: separates calls from text. Raises UsageError for an empty stop string."""
+        """tools: separates calls from text. thinks: the prompt has begun a thinking section, in which no stop string
+        counts. Raises UsageError for an empty stop string.
+        """
         self._request, self._tokenizer = request, tokenizer
         self._tools = tools
-        self._detokenizer = tokenizer.answer_stream() if tools is None else tokenizer.answer_stream(tools.marks)
+        self._detokenizer = tokenizer.answer_stream(None if tools is None else tools.marks, thinks=thinks)
         self._matcher = StopMatcher(stops)
+        self._gate = ThinkingGate(thinks=thinks) if stops else None
         self._stopped = False
         self._count = 0  # tokens of the answer
 
@@ -90,9 +100,10 @@ class AnswerText:
                 text, calls = self._detokenizer.finish(cut=cut), ()
                 if self._tools is not None:
                     text, calls = self._tools.finish(text, cut=cut)
+                thought, text = self._behind_thinking(text, final=True)
                 certain, self._stopped = self._matcher.feed(text)
                 held, at_end = self._matcher.flush()
-                rest, self._stopped = certain + held, self._stopped or at_end
+                rest, self._stopped = thought + certain + held, self._stopped or at_end
             finished = replace(event, reason="stop", stop_id=None) if self._stopped else event
             return Completed(rest, finished, calls, self._call_deltas())
         if isinstance(event, Failed):
@@ -106,13 +117,21 @@ class AnswerText:
             if self._tools is not None:
                 text, completed = self._tools.feed(text)
                 calls += completed
+            thought, text = self._behind_thinking(text)
             text, self._stopped = self._matcher.feed(text)
-            pieces.append(text)
+            pieces.append(thought + text)
             self._count += 1
             if self._stopped:
                 self._request.cancel.set(after=self._count)  # the engine ends the generation before its next step
                 return self._chunk(pieces, _truncated(step, used), calls)
         return self._chunk(pieces, step, calls)
+
+    def _behind_thinking(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        """Return the part of a text that belongs to the thinking section, and the rest, where stop strings count."""
+        if self._gate is None:
+            return "", text
+        thought, text = self._gate.feed(text)
+        return thought, text + (self._gate.flush() if final else "")
 
     def _chunk(self, pieces: Sequence[str], step: Step, calls: Sequence[ToolCall]) -> TextChunk:
         rejected = tuple(self._tokenizer.decode([token], skip_special=False) for token in step.rejected)

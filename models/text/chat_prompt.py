@@ -77,7 +77,7 @@ class ChatPrompt:
         if not answer:
             return prompt
         if form is not None:
-            pieces = form.native(answer)
+            pieces = form.native(answer, is_open=bool(self.opening(prompt)))
             return prompt + [
                 token for part, special in pieces for token in self._tokenizer.encode(part, special=special)
             ]
@@ -179,6 +179,10 @@ class ChatPrompt:
         """Return the part of the answer that the template has written: an opening tag, or nothing."""
         if not self.thinks:
             return ""
+        form = self._tokenizer.thinking_form
+        if form is not None and not form.has_channels:
+            marks = [form.ids[index] for index in prompt[-_TAIL:] if index in form.ids]
+            return f"{OPEN}\n" if marks[-1:] == ["open"] else ""
         tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False)
         return f"{OPEN}\n" if tail.rstrip().endswith(OPEN) else ""
 

@@ -37,6 +37,37 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
     return Parts(thinking.strip("\n"), "", is_open=True)
 
 
+class ThinkingGate:
+    """Separation of a growing text's thinking section from all behind it, for what counts in the answer alone."""
+
+    def __init__(self, *, thinks: bool) -> None:
+        """thinks: the section has begun before the text."""
+        self._held = ""
+        self._thinks = thinks
+        self._is_over = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return the next part of the section, and the text behind it. Half a tag is held back."""
+        if self._is_over:
+            return "", text
+        self._held += text
+        start = self._held.lstrip()
+        if not self._thinks and not start.startswith(OPEN):
+            if OPEN.startswith(start):
+                return "", ""
+            return "", self.flush()
+        self._thinks = True
+        place = self._held.find(CLOSE)
+        end = place + len(CLOSE) if place >= 0 else len(self._held) - _half_tag(self._held)
+        section, self._held = self._held[:end], self._held[end:]
+        return section, self.flush() if place >= 0 else ""
+
+    def flush(self) -> str:
+        """Return the text held back; all further text is behind the section."""
+        held, self._held, self._is_over = self._held, "", True
+        return held
+
+
 def _half_tag(text: str) -> int:
     """Return the number of characters at the end that may begin the closing tag."""
     return next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)

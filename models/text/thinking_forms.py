@@ -48,12 +48,16 @@ class ThinkingForm:
         """True for Harmony, where an answer has a channel of its own, too."""
         return len(self.ids) > 2
 
-    def native(self, answer: str) -> list[tuple[str, bool]]:
-        """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens)."""
+    def native(self, answer: str, *, is_open: bool = False) -> list[tuple[str, bool]]:
+        """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens).
+
+        is_open: the prompt has begun the section.
+        """
         parts = split_thinking(answer)
         if parts.thinking is None:
             return [(answer, False)]
-        pieces = [(self.opening, True), (self.name + parts.thinking, False)]
+        begun = [] if is_open else [(self.opening, True), (self.name, False)]
+        pieces = [*begun, (parts.thinking, False)]
         if parts.is_open:
             return pieces
         end = [("\n", False)] if self.name else []
@@ -80,15 +84,17 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
 class ThinkingStream:
     """Detokenizer that writes a family's thinking as a `<think>` section.
 
-    calls: Harmony's messages to functions are written as CALL_BEGIN, recipient, CALL_MESSAGE and text.
+    calls: Harmony's messages to functions are written as CALL_BEGIN, recipient, CALL_MESSAGE and text. thinks: the
+    prompt has begun the section. An empty section is left out.
     """
 
-    def __init__(self, inner: "Detokenizer", form: ThinkingForm, *, calls: bool = False) -> None:
+    def __init__(self, inner: "Detokenizer", form: ThinkingForm, *, calls: bool = False, thinks: bool = False) -> None:
         self._inner = inner
         self._calls = calls
         self._form = form
         self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>, or a name so far
-        self._thinks = False
+        self._thinks = thinks
+        self._blank: str | None = None  # spaces of a section whose opening is not written yet
         self._begun = False  # an answer begins within the head of a message, where its recipient may stand
         self._start = ""
 
@@ -108,10 +114,18 @@ class ThinkingStream:
     def add(self, token_id: int) -> str:
         """Return the text that this token completed; often empty."""
         mark = self._form.ids.get(token_id)
-        if mark is None or not self._start:
-            return self._add(token_id, mark)
-        held, self._start = self._start, ""
-        return held + self._add(token_id, mark)
+        held = ""
+        if mark is not None:
+            held, self._start = self._start, ""
+        return held + self._opened(self._add(token_id, mark))
+
+    def _opened(self, text: str) -> str:
+        """Return text with the opening before it, where that was held back; nothing for spaces."""
+        if self._blank is None:
+            return text
+        text = self._blank + text
+        self._blank = None if text.strip() else text
+        return "" if self._blank is not None else f"{_OPENED}{text}"
 
     def _add(self, token_id: int, mark: str | None) -> str:
         self._begun = self._begun or mark is not None
@@ -148,4 +162,7 @@ class ThinkingStream:
 
     def _turn(self, thinks: bool) -> str:
         before, self._thinks = self._thinks, thinks
-        return "" if before == thinks else _OPENED if thinks else _CLOSED
+        is_empty = self._blank is not None
+        if before != thinks:
+            self._blank = "" if thinks else None
+        return "" if before == thinks or thinks or is_empty else _CLOSED

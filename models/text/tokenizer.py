@@ -161,15 +161,16 @@ class Tokenizer:
         added = {token.content: index for index, token in self._rust.get_added_tokens_decoder().items()}
         return thinking_form(added.get)
 
-    def answer_stream(self, marks: Mapping[int, str] | None = None) -> Detokenizer:
+    def answer_stream(self, marks: Mapping[int, str] | None = None, *, thinks: bool = False) -> Detokenizer:
         """Return a new stream for an answer, with thinking as a `<think>` section for every family.
 
-        marks: texts of control tokens around tool calls; None: the answer has no tools.
+        marks: texts of control tokens around tool calls; None: the answer has no tools. thinks: the prompt has begun
+        the section.
         """
         stream, form = self.detokenizer(), self.thinking_form
         if marks is not None:
             stream = MarkedStream(stream, marks)
-        return stream if form is None else ThinkingStream(stream, form, calls=marks is not None)
+        return stream if form is None else ThinkingStream(stream, form, calls=marks is not None, thinks=thinks)
 
     def same_vocabulary(self, other: "Tokenizer") -> bool:
         """Return whether both have the same tokens under the same ids."""

@@ -1,7 +1,7 @@
 """Separation of an answer's text from its tool calls, piece by piece.
 
 Text that may begin a call is held back until it is one, or cannot be one; then it is text. Thinking is passed on as it
-is: calls begin behind it.
+is: calls begin behind it, or end it, where a model goes straight from its thinking to a call at the end of the answer.
 """
 
 import re
@@ -98,7 +98,8 @@ class ToolStream:
     def _within_call(self) -> bool:
         """True if the held text is the beginning of a call, its markup complete."""
         held = self._held
-        return any(held.startswith(begin) for begin in self._begins) or (self._form.bare and held.lstrip()[:1] in "{[")
+        marked = any(held.startswith(begin) for begin in self._begins)
+        return not self._thinks and (marked or (self._form.bare and held.lstrip()[:1] in "{["))
 
     def _take(self, *, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
         released: list[str] = []
@@ -172,9 +173,24 @@ class ToolStream:
             self._release(released, place + len(CLOSE))
             self._thinks, self._at_start = False, True
             return True
-        half = next((n for n in range(len(CLOSE) - 1, 0, -1) if self._held.endswith(CLOSE[:n])), 0)
+        # A call in the thinking is one if nothing ends the thinking behind it.
+        begin = min((at for text in self._begins if (at := self._held.find(text)) >= 0), default=None)
+        if begin is not None:
+            self._release(released, begin)
+            reading = self._form.read(self._held, final=True) if final else None
+            if reading is not None and reading.calls:
+                released.append(f"\n{CLOSE}\n\n")
+                self._thinks, self._at_start = False, True
+                return True
+            if not final:
+                return False
+        half = max(map(self._half, (CLOSE, *self._begins)), default=0)
         self._release(released, len(self._held) - (0 if final else half))
         return False
+
+    def _half(self, mark: str) -> int:
+        """Return the number of characters at the end of the held text that may begin a mark."""
+        return next((n for n in range(len(mark) - 1, 0, -1) if self._held.endswith(mark[:n])), 0)
 
     def _drop(self, length: int) -> str:
         """Remove the first characters of the held text, and return them."""

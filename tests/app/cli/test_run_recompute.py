@@ -30,7 +30,7 @@ MODEL: Any = SimpleNamespace(
     name="m", kind="headrace", network=NETWORK, context_limit=1000, kv=None, activations=16, ranks=()
 )
 PROMPT = 7
-TOKENIZER: Any = SimpleNamespace(answer_stream=lambda: None, token_text=str)
+TOKENIZER: Any = SimpleNamespace(answer_stream=lambda *_, **__: None, token_text=str)
 
 
 class Cache:

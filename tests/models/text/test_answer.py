@@ -1,6 +1,7 @@
 """Answers as text for steps of several tokens: they end at the same token as with single tokens."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from headrace.runtime.metrics.telemetry import StepRecord
 class Letters:
     """A tokenizer and its own stream: token 0 is "a", and so on."""
 
-    def answer_stream(self) -> "Letters":
+    def answer_stream(self, *_: object, **__: object) -> "Letters":
         return self
 
     def add(self, token: int) -> str:
@@ -80,7 +81,7 @@ def test_text_held_by_the_detokenizer_ends_the_answer(stops: tuple[str, ...], re
             return "" if cut else "\ufffd"
 
     tokenizer: Any = HalfCharacter()
-    tokenizer.answer_stream = lambda: tokenizer
+    tokenizer.answer_stream = lambda *_, **__: tokenizer
     text = AnswerText(tokenizer, Request([1]), stops)
     text.part(step(0))
     summary: Any = None
@@ -91,3 +92,17 @@ def test_text_held_by_the_detokenizer_ends_the_answer(stops: tuple[str, ...], re
 
 def letters() -> Any:
     return Letters()
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_stop_string_counts_behind_the_thinking_alone(thinks: bool) -> None:
+    pieces = ["" if thinks else "<think>", "a stop", " here</thi", "nk>and ", "then st", "op. More"]
+    tokenizer: Any = SimpleNamespace(decode=str)
+    tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
+    text, said = AnswerText(tokenizer, Request([1]), ["stop"], thinks=thinks), ""
+    for token in range(len(pieces)):
+        part = text.part(step(token))
+        assert isinstance(part, TextChunk)
+        said += part.text
+    assert said == "".join(pieces).partition("</think>")[0] + "</think>and then "
+    assert text.stop_string == "stop"

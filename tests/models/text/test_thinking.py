@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.text.thinking import CLOSE, OPEN, Parts, split_thinking
+from headrace.models.text.thinking import CLOSE, OPEN, Parts, ThinkingGate, split_thinking
 
 pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", " ", "é", "x < y"]), max_size=12)
 
@@ -47,3 +47,23 @@ def test_half_a_tag_waits() -> None:
     assert split_thinking("<thi", growing=True) == Parts(None, "")
     assert split_thinking("<think>hm</thi", growing=True) == Parts("hm", "", is_open=True)
     assert split_thinking("<think>hm</thi") == Parts("hm</thi", "", is_open=True)
+
+
+@given(
+    st.lists(st.sampled_from([*"<>/ \n.", "think", OPEN, CLOSE, "stop"]), max_size=12).map("".join),
+    st.booleans(),
+    st.integers(1, 7),
+)
+def test_a_gate_parts_a_text_in_pieces_of_any_size(text: str, thinks: bool, size: int) -> None:
+    gate, thought, behind = ThinkingGate(thinks=thinks), "", ""
+    for start in range(0, len(text), size):
+        section, rest = gate.feed(text[start : start + size])
+        assert not (section and behind)
+        thought, behind = thought + section, behind + rest
+    behind += gate.flush()
+    assert thought + behind == text
+    if thinks or text.lstrip().startswith(OPEN):
+        assert CLOSE not in thought.removesuffix(CLOSE)
+        assert thought.endswith(CLOSE) or not behind or CLOSE.startswith(behind)
+    else:
+        assert thought == ""

@@ -102,3 +102,29 @@ def test_turn_ends_by_convention_only_where_none_is_declared(tmp_path: Path) -> 
     assert Tokenizer.load(tmp_path).eos_ids == {258}  # <|im_end|>, which the template writes
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 256}))
     assert Tokenizer.load(tmp_path).eos_ids == {256}
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma", "seed"])
+def test_thinking_that_the_prompt_begins_is_a_section(tmp_path: Path, family: str) -> None:
+    _, template, opening, closing = FAMILIES[family]
+    found = tokenizer(tmp_path, family)
+    (tmp_path / "chat_template.jinja").write_text(template + opening)
+    begun = Tokenizer.load(tmp_path)
+    prompts = ChatPrompt(begun)
+    prompt = prompts.encode([{"role": "user", "content": "2 + 2"}])
+    assert prompts.opening(prompt) == "<think>\n"
+    assert ChatPrompt(found).opening(ChatPrompt(found).encode([{"role": "user", "content": "2 + 2"}])) == ""
+
+    stream = begun.answer_stream(thinks=True)
+    ids = begun.encode(f"Two and two.{closing}Four.", special=True)
+    text = prompts.opening(prompt) + "".join(map(stream.add, ids)) + stream.finish()
+    assert split_thinking(text).thinking == "Two and two."
+    assert split_thinking(text).answer == "Four."
+    go_on = prompts.encode([{"role": "user", "content": "2 + 2"}], "<think>\nTwo and")
+    assert begun.decode(go_on[len(prompt) :], skip_special=False) == "Two and"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_empty_section_is_left_out(tmp_path: Path, family: str) -> None:
+    _, _, opening, closing = FAMILIES[family]
+    assert said(tokenizer(tmp_path, family), f"{opening}\n{closing}Four.") == "Four."

@@ -422,3 +422,23 @@ def test_a_tool_that_cannot_be_honoured_is_free_unless_it_is_forced(tokenizer: T
     ):
         with pytest.raises(UsageError, match=r"odd.*not"):
             calls_grammar(grammars, forced, form)
+
+
+CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 5, 999])
+@pytest.mark.parametrize(
+    ("answer", "text", "count"),
+    [
+        (f"<think>Look.\n{CALL}", "<think>Look.\n\n</think>\n\n", 1),
+        (f"<think>Look.\n{CALL}\n{CALL}\n", "<think>Look.\n\n</think>\n\n", 2),
+        (f"<think>Say {CALL}?</think>No.", f"<think>Say {CALL}?</think>No.", 0),
+        (f"<think>Say {CALL}?</think>{CALL}", f"<think>Say {CALL}?</think>", 1),
+        ("<think>The tag <tool_call> is markup.", "<think>The tag <tool_call> is markup.", 0),
+    ],
+)
+def test_a_call_ends_thinking_that_nothing_else_ends(answer: str, text: str, count: int, size: int) -> None:
+    found, calls = _read("hermes", [answer[at : at + size] for at in range(0, len(answer), size)], special=False)
+    assert (found, len(calls)) == (text, count)
+    assert all(json.loads(call.arguments) == json.loads(PARIS) for call in calls)
