@@ -85,7 +85,7 @@ class Answerer:
         """
         started = time.perf_counter()
         if isinstance(prompt, str):
-            ids, opening = self.model.tokenizer.encode_prompt(prompt), ""
+            ids, opening = self.chat_prompt.continued(prompt), ""
         else:
             ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
             opening = self.chat_prompt.opening(ids)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.models.text.adapt_messages import adapt_messages
-from headrace.models.text.fill_in_middle import fill_in_middle
+from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.thinking import CLOSE, LEVELS, OPEN, Thinking, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ class ChatPrompt:
         Raises UsageError if the model has no tokens for a gap, and what `Tokenizer.encode_prompt` raises.
         """
         if suffix is None:
-            return self._tokenizer.encode_prompt(text)
+            return continued_text(self._tokenizer, text)
         return fill_in_middle(self._tokenizer, text, suffix)
 
     @property

@@ -4,6 +4,7 @@ Sources of the orders: the model cards of StarCoder, Qwen2.5-Coder, CodeGemma an
 middle) and of Codestral (suffix, prefix).
 """
 
+import re
 from typing import TYPE_CHECKING
 
 from headrace.runtime.errors import UsageError
@@ -18,6 +19,10 @@ _FORMS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
 _SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
+_BESIDE = (  # around the files of a repository
+    "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<fim_pad>", "<repo_name>", "<file_sep>", "<reponame>",
+    "<filename>", "<|file_separator|>",
+)  # fmt: skip
 
 
 def fill_in_middle(tokenizer: "Tokenizer", prefix: str, suffix: str) -> list[int]:
@@ -36,3 +41,21 @@ def fill_in_middle(tokenizer: "Tokenizer", prefix: str, suffix: str) -> list[int
         first, second = (vocabulary[text] for text in _SUFFIX_FIRST)
         return [*start, first, *after, second, *before]
     raise UsageError("suffix: the model has no fill-in-the-middle tokens", "leave it out, or use a code model")
+
+
+def continued_text(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """Return the prompt of a text to continue as it is.
+
+    Editors write the tokens of a gap into it. Where all of one family are there, and the model has them, they are
+    tokens; all other control tokens are text. Raises what `Tokenizer.encode_prompt` raises.
+    """
+    forms = (form for form in (*_FORMS, _SUFFIX_FIRST) if all(mark in text for mark in form))
+    form = next((form for form in forms if all(tokenizer.token_id(mark) is not None for mark in form)), None)
+    if form is None:
+        return tokenizer.encode_prompt(text)
+    marks = "|".join(re.escape(mark) for mark in (*form, *_BESIDE) if tokenizer.token_id(mark) is not None)
+    ids = tokenizer.encode_prompt("")
+    for part in re.split(f"({marks})", text):
+        index = tokenizer.token_id(part) if re.fullmatch(marks, part) else None
+        ids += tokenizer.encode(part) if index is None else [index]
+    return ids

@@ -48,3 +48,13 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="suffix"):
         fill_in_middle(found, "a", "b")
     assert ChatPrompt(found).continued("a") == found.encode("a")
+
+
+def test_the_tokens_of_a_gap_in_a_text_are_tokens(tmp_path: Path) -> None:
+    found = tokenizer(tmp_path, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|file_sep|>", "<|other|>")
+    text = "<|file_sep|>x.py\na<|other|><|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    ids = found.encode("x.py\na<|other|>")
+    assert ChatPrompt(found).continued(text) == [263, *ids, 260, *found.encode("a"), 262, *found.encode("b"), 261]
+    assert 264 not in ids
+    for other in ("<|fim_prefix|>a<|fim_suffix|>", "<|file_sep|>", "<fim_prefix>a<fim_suffix>b<fim_middle>"):
+        assert ChatPrompt(found).continued(other) == found.encode(other)
