@@ -99,7 +99,7 @@ def plain_schema(schema: Any) -> Any:
 
 
 def _without_sets(value: Any) -> Any:
-    """Return a schema whose lists may repeat items."""
+    """Return a schema with lists that may repeat items."""
     if isinstance(value, Mapping):
         return {key: _without_sets(each) for key, each in value.items() if not (key == "uniqueItems" and each is True)}
     return [_without_sets(each) for each in value] if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from headrace.app.sessions.records import Attachment
 from headrace.runtime.errors import UsageError
 
 STDIN = "-"
-_PATIENCE_S = 1.0  # for piped text, before a line says what is waited for
+_PATIENCE_S = 1.0  # for piped text, before a line says that it is awaited
 
 
 def read_prompt(

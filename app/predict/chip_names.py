@@ -1,7 +1,7 @@
 """Chip names as users write them: `M4 Max (40-core)`, `m4max`, `4090`, `rtx 3080 ti`.
 
 Case, spaces and vendor words do not matter. An ambiguous name is an error that lists the candidates. A chip sold with
-several bandwidths gives one target each.
+several bandwidths gives one target each. A chip that no table has is given by figures: `1100 GB/s, 40 TFLOP/s`.
 """
 
 import re
@@ -15,13 +15,18 @@ from headrace.runtime.machine.chips import Chip, table
 _VENDORS = re.compile(r"^(Apple|NVIDIA GeForce|NVIDIA|Tesla)\s+")
 _VENDOR_WORDS = {"apple", "nvidia", "geforce", "tesla"}
 _CORES = re.compile(r"\(?\b(\d+)[- ]*(?:gpu[- ]*)?cores?\b\)?", re.IGNORECASE)
+_FIGURES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s(?:[\s,]+(\d+(?:\.\d+)?)\s*TFLOP/?S)?", re.IGNORECASE)
 _MACHINE = re.compile(r"(?:(?P<count>\d+)\s*x\s+)?(?P<chip>.+?)(?:[\s,]+(?P<memory>\d+)\s*GB)?", re.IGNORECASE)
 MOST_MACHINES = 16
-_LIST = "`headrace predict --list-chips` lists all"
+_LIST = '`headrace predict --list-chips` lists all; figures do as well: "1100 GB/s, 40 TFLOP/s"'
 
 
 def chip_targets(text: str, memory_gb: int | None = None) -> list[Target]:
     """Return every variant of the named chip, slowest first. Raises UsageError for unknown or ambiguous names."""
+    if (figures := _FIGURES.fullmatch(text.strip())) is not None and float(figures[1]) > 0:
+        usable = None if memory_gb is None else usable_bytes(memory_gb, apple=False)
+        flops = float(figures[2]) * 1e12 if figures[2] else None
+        return [Target(" ".join(text.split()), float(figures[1]) * 1e9, usable, apple=False, flops=flops)]
     stated = _CORES.search(text)
     cores = int(stated[1]) if stated else None
     name = _named(_CORES.sub(" ", text).strip(), text.strip())

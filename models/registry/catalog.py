@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.models.cost.step_shape import StepShape
     from headrace.runtime.metrics.cost import LayerKV
 
+_FAMILY_ALIKE = 0.75  # of their letters: qwn and qwen, not minimax and gemma
 _NO_HINT = "`headrace models list` lists all models; any other of the hub is org/name"
 
 
@@ -176,14 +177,21 @@ def respelled(name: str) -> str | None:
 
 
 def _similar(name: str, known: list[str]) -> list[str]:
-    """Return up to three names: the same but for dashes, of the same family, or similar by letters."""
+    """Return up to three names: the same but for dashes, or of the same family, misspelt perhaps."""
     from difflib import get_close_matches
 
     wanted = squashed(name)
-    family = [one for one in known if len(wanted) > 2 and wanted in squashed(one)]
-    near = family or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    letters = re.match("[a-z]{3,}", wanted)
-    return (near or [one for one in known if letters and one.startswith(letters[0])])[:3]
+    parts = [one for one in known if len(wanted) > 2 and wanted in squashed(one)]
+    families = {one: _family(one) for one in known}
+    alike = get_close_matches(_family(name), set(families.values()), cutoff=_FAMILY_ALIKE)
+    family = [one for one in known if families[one] in alike]
+    return (parts or get_close_matches(name.lower(), family, n=3, cutoff=0.5) or family)[:3]
+
+
+def _family(name: str) -> str:
+    """Return the letters that a name begins with: `qwen` of qwen3-4b."""
+    found = re.match("[a-z]*", name.lower())
+    return found[0] if found else ""
 
 
 def squashed(name: str) -> str:

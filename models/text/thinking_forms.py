@@ -94,7 +94,7 @@ class ThinkingStream:
         self._form = form
         self._header: str | None = None  # text between <|start|> or <|channel|> and <|message|>, or a name so far
         self._thinks = thinks
-        self._blank: str | None = None  # spaces of a section whose opening is not written yet
+        self._blank: str | None = None  # spaces of a section without its opening so far
         self._begun = False  # an answer begins within the head of a message, where its recipient may stand
         self._start = ""
 

@@ -106,7 +106,7 @@ class Grammars:
         return TokenTrie(self._tokenizer, self._vocab_size)
 
     def _json_tokens(self, thinks: Thinks) -> JsonTokens | None:
-        """Return the vocabulary of an answer of JSON; None for one whose beginning no token marks."""
+        """Return the vocabulary of an answer of JSON; None if no token marks its beginning."""
         if thinks == "no":
             return JsonTokens(self.trie.tokens)
         index = self._tokenizer.token_id("<|message|>") if self._has_channels else self._thinking_marks[1]

@@ -37,7 +37,7 @@ _REFUSED = (
 )  # fmt: skip
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
 _NO_GAIN = "leave it out or say it another way"
-_QUOTED = re.compile(r'["\\]')  # what llguidance (1.9) matches wrongly in the pattern of a key
+_QUOTED = re.compile(r'["\\]')  # matched wrongly in the pattern of a key by llguidance 1.9
 _CLOSE = "add additionalProperties: false"
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")
 _ANY: tuple[object, ...] = (True, {}, None)

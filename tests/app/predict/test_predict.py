@@ -345,3 +345,13 @@ def test_a_mac_gives_its_gpu_two_thirds_of_a_small_memory(gigabytes: int, megaby
 def test_only_variants_that_are_sold_with_the_memory_are_meant() -> None:
     assert [target.name for target in chip_targets("M4 Max", 128)] == ["M4 Max (40-core)"]
     assert len(chip_targets("M4 Max", None)) == 2
+
+
+def test_a_chip_that_no_table_has_is_given_by_figures() -> None:
+    [target] = chip_targets("1100 GB/s, 40.5 TFLOP/s", 24)
+    assert (target.name, target.bandwidth, target.flops) == ("1100 GB/s, 40.5 TFLOP/s", 1.1e12, 40.5e12)
+    assert target.memory == usable_bytes(24, apple=False)
+    [plain] = chip_targets("90gb/s")
+    assert (plain.bandwidth, plain.flops, plain.memory) == (9e10, None, None)
+    with pytest.raises(UsageError, match="the chip table has no '0 GB/s'"):
+        chip_targets("0 GB/s")

@@ -142,3 +142,13 @@ def test_a_name_is_suggested_once() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         find("smollm2-135", ["smollm2-135m"])
     assert str(caught.value.hint).count("smollm2-135m") == 1
+
+
+@pytest.mark.parametrize(("name", "family"), [("qwn3-4b", "qwen3-4b"), ("lama-3", "llama"), ("minimax-m2", None)])
+def test_suggestions_are_of_the_family(name: str, family: str | None) -> None:
+    with pytest.raises(ModelNotFoundError) as missing:
+        find(name)
+    assert missing.value.hint is not None
+    assert (
+        missing.value.hint.startswith(f"did you mean {family}") if family else "did you mean" not in missing.value.hint
+    )
