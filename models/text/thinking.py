@@ -38,7 +38,7 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
 
 
 class ThinkingGate:
-    """Separation of a growing text's thinking section from all behind it, where something counts in the answer alone."""
+    """Separation of a growing text's thinking from all behind it, where something counts in the answer alone."""
 
     def __init__(self, *, thinks: bool) -> None:
         """thinks: the section has begun before the text."""
