@@ -23,4 +23,4 @@ def open_regular(path: Path, max_bytes: int) -> BinaryIO:
 def read_regular(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file, and raise as `open_regular` does."""
     with open_regular(path, max_bytes) as opened:
-        return opened.read(max_bytes)
+        return opened.read(os.fstat(opened.fileno()).st_size)  # a buffer of that size, not of the largest

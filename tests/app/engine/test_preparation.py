@@ -1,7 +1,7 @@
 """A prompt that takes long to encode, or a grammar that takes long to compile, delays its own answer alone."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any
@@ -70,8 +70,10 @@ class Engine:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    return Engine(write_chat_model(tmp_path / "model"), monkeypatch)
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    started = Engine(write_chat_model(tmp_path / "model"), monkeypatch)
+    yield started
+    started.released.set()
 
 
 def ids(engine: Engine) -> list[int | None]:
