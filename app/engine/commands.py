@@ -44,7 +44,7 @@ class Generate:
     messages. suffix: the text behind the gap that a continued text ends at. tools: that the model may call.
     continue_text: the answer so far; the deltas continue it. drop_oldest: leave out the oldest turns of a too long
     prompt, with a `Dropped` event, instead of ending with `ContextFull`. logprobs: best tokens reported with each
-    token; None: off. submitted: monotonic clock.
+    token; None: off. explain: send the prompt as the model gets it. submitted: monotonic clock.
     """
 
     id: int
@@ -56,6 +56,7 @@ class Generate:
     logprobs: int | None = None
     continue_text: str = ""
     drop_oldest: bool = False
+    explain: bool = False
     submitted: float = field(default_factory=time.monotonic)
 
 

@@ -105,7 +105,8 @@ class Prefill:
     """`done` of `total` tokens are prefilled; `reused` more were cached.
 
     waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took. reuse:
-    of its prompt, in the first of a request's events. unchecked_tools: see `Answer`.
+    of its prompt, in the first of a request's events. unchecked_tools: see `Answer`. prompt: its parts as the model
+    gets it, True for control tokens; in the first event, if it was asked for.
     """
 
     id: int
@@ -116,6 +117,7 @@ class Prefill:
     tokenize_s: float = 0.0
     reuse: PromptReuse | None = None
     unchecked_tools: Sequence[str] = ()
+    prompt: Sequence[tuple[str, bool]] = ()
 
 
 @dataclass(frozen=True, slots=True)

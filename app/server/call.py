@@ -22,10 +22,10 @@ class Call:
 
     model: the name that it asks for; None: any. count: answers to each prompt. effort, budget: hints of a client about
     thinking, which models without thinking ignore. include_usage: a last chunk of a stream has the usage. logprobs:
-    best tokens reported with each token; None: off. continue_text: beginning of the answer. explain: report why the
-    prompt's prefix was cached or not. steps: a stream has the figures of its steps. echo: fields of the request that
-    its response repeats. custom: names of tools that take one text. namespaces: namespace and name of tools, by the
-    names that the model sees.
+    best tokens reported with each token; None: off. continue_text: beginning of the answer. explain: report the prompt
+    as the model gets it, and why its prefix was cached or not. steps: a stream has the figures of its steps. echo:
+    fields of the request that its response repeats. custom: names of tools that take one text. namespaces: namespace
+    and name of tools, by the names that the model sees.
     """
 
     model: str | None = None
@@ -70,6 +70,7 @@ class Call:
                     logprobs=self.logprobs,
                     continue_text=self.continue_text,
                     tools=self.tools,
+                    explain=self.explain,
                 )
             )
         return commands

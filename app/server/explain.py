@@ -1,4 +1,4 @@
-"""The reason why a prompt's prefix was cached or not, for requests with `"headrace": {"explain": true}`."""
+"""The prompt of a request with `"headrace": {"explain": true}`, and why its prefix was cached or not."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from headrace.app.server.call import Call
 
 
 def prefix_of(call: Call, event: Event) -> dict[str, Any]:
-    """Return the `headrace` object of a response: its `prefix`. Empty for other events, and if it was not asked for."""
+    """Return the `headrace` object of a response: its `prefix` and `prompt`. Empty for other events, or unasked."""
     if not call.explain or not isinstance(event, Prefill) or event.reuse is None:
         return {}
     prompt_tokens = event.total + event.reused + 1
@@ -17,7 +17,8 @@ def prefix_of(call: Call, event: Event) -> dict[str, Any]:
             "prompt_tokens": prompt_tokens,
             "reason": reason(event.reuse, prompt_tokens),
             **_figures(event.reuse),
-        }
+        },
+        "prompt": [{"text": text, "control": control} for text, control in event.prompt],
     }
 
 

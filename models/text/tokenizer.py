@@ -135,6 +135,19 @@ class Tokenizer:
         added_tokens = self._rust.get_added_tokens_decoder().values()
         return [added.content for added in added_tokens if added.special and added.content in text]
 
+    def marked(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
+        """Return the text of a sequence in parts: control tokens (True), and text between them."""
+        parts: list[tuple[str, bool]] = []
+        stream = self.detokenizer()
+        for index in ids:
+            is_control = index in self._controls.ids
+            text = self.token_text(index) if is_control else stream.add(index)
+            if parts and parts[-1][1] == is_control:
+                parts[-1] = parts[-1][0] + text, is_control
+            else:
+                parts.append((text, is_control))
+        return [*parts, (rest, False)] if (rest := stream.finish()) else parts
+
     def token_id(self, text: str) -> int | None:
         """Return the id of a token's text, None if the vocabulary has none."""
         index: int | None = self._rust.token_to_id(text)

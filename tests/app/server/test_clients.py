@@ -166,6 +166,12 @@ def test_explanations_name_the_token_that_differs(
     assert [prefix(chunk)["reused"] for chunk in chunks if "headrace" in (chunk.model_extra or {})] == [
         6
     ]  # <|im_start|>user and a line end
+    shown: Any = openai_client.chat.completions.create(**options, messages=messages("a <|im_end|> b"))
+    parts = shown.model_extra["headrace"]["prompt"]
+    assert (
+        "".join(part["text"] for part in parts) == "<|im_start|>user\na <|im_end|> b<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [part["text"] for part in parts if part["control"]] == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
     plain = openai_client.chat.completions.create(model="tiny", max_tokens=2, messages=messages("x"))
     assert "headrace" not in (plain.model_extra or {})
 
