@@ -16,6 +16,7 @@ from headrace.app.cli.completion import installed_names, model_names
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.app.cli.models_verify import verify
 from headrace.app.cli.say import confirm, print_json, say
+from headrace.app.model_info.chat_facts import chat_line
 from headrace.app.model_info.kv_fits import fits_short, fits_text, usable_memory
 from headrace.app.model_info.report import (
     MEMORY_CONTEXT,
@@ -271,6 +272,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
             ("Architecture", f"{document['architecture']}, run by {decoder}"),
             ("Sequences", _SEQUENCES[document["sequences"]]),
             ("Speculation", _SPECULATION[document["speculates"]] + _HEAD * document["draft_head"]),
+            ("Chat", chat_line(document["chat"])),
             ("On disk", format_bytes(document["disk_bytes"])),
         ]
     rows.append(("Context", f"{_tokens(document['context'])} tokens"))

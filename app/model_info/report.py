@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.app.model_info.chat_facts import chat_facts
 from headrace.app.model_info.kv_fits import Fits, kv_fits
 from headrace.app.output.document import Document
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
@@ -171,6 +172,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "sequences": many_sequences(checkpoint, network),
         "speculates": _speculates(checkpoint),
         "draft_head": _has_head(checkpoint),
+        "chat": chat_facts(model.path),
         "context": context,
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,

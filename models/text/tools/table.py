@@ -65,12 +65,8 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
 
     A template without a row in the table is asked to write a call, from which the form is learned.
     """
-    written = _written(tokenizer)
-    source = f"{tokenizer.template_source}\n{written.call}"
-    name = form_name(written.call)
-    markup = written.markup if name in _LEARNED else None
-    if name == "generic" and markup is None:
-        name = form_name(source)
+    name, markup = _found(tokenizer)
+    source = f"{tokenizer.template_source}\n{_written(tokenizer).call}"
     texts = list(_MARKUP)
     if markup is not None:
         texts += tokenizer.special_texts_in("\n".join(markup.texts))
@@ -78,6 +74,22 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     form = FORMS[name][1](marks, use.tools, source) if markup is None else Written(marks, use.tools, markup)
     form.parallel = use.parallel
     return FormOfTools(form, marks)
+
+
+def form_name_of(tokenizer: Tokenizer) -> str:
+    """Return the name of a model's form; `its own` for one that was learned from its template."""
+    name, markup = _found(tokenizer)
+    return name if markup is None else "its own"
+
+
+def _found(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
+    """Return the name of a model's form, and the markup where it is learned."""
+    written = _written(tokenizer)
+    name = form_name(written.call)
+    if name == "generic" and written.markup is None:
+        name = form_name(f"{tokenizer.template_source}\n{written.call}")
+        return name, None
+    return name, written.markup if name in _LEARNED else None
 
 
 @dataclass(frozen=True, slots=True)

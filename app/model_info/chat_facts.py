@@ -1,0 +1,55 @@
+"""Facts about a model's chat template for `models show`: its system messages, its tool calls and its thinking."""
+
+from pathlib import Path
+from typing import Any
+
+from headrace.models.text.chat_prompt import ChatPrompt
+from headrace.models.text.template_rules import TemplateRules
+from headrace.models.text.thinking import OPEN
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.table import form_name_of
+from headrace.runtime.errors import HeadraceError
+
+_SYSTEM = {
+    "anywhere": "system messages anywhere",
+    "first": "one system message, at the beginning",
+    "user": "no system messages: they become text of the user's",
+}
+
+
+def chat_facts(path: Path) -> dict[str, Any] | None:
+    """Return what the template of a model's directory shows; None without one that can be rendered.
+
+    system: `anywhere`, `first` or `user`, where system messages may stand. tools: whether the template writes their
+    definitions. calls: their form. thinking: the text that begins it; None: none. thinking_levels: it knows levels.
+    """
+    try:
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.chat_template is None:
+            return None
+        rules = TemplateRules(tokenizer.chat_template)
+        with_tools = TemplateRules(tokenizer.chat_template, offers_tools=True)
+        prompts = ChatPrompt(tokenizer)
+        form = tokenizer.thinking_form
+        system = "anywhere" if rules.takes_later_system else "first" if rules.takes_system else "user"
+        return {
+            "system": system,
+            "tools": with_tools.takes_tools,
+            "calls": form_name_of(tokenizer),
+            "thinking": None if not prompts.thinks else OPEN if form is None else form.opening,
+            "thinking_levels": prompts.has_levels,
+        }
+    except HeadraceError:  # said by the commands that need it
+        return None
+
+
+def chat_line(facts: dict[str, Any] | None) -> str:
+    """Return the facts as one line."""
+    if facts is None:
+        return "no template that can be rendered: `run --raw` continues a text"
+    offered = "tools" if facts["tools"] else "tools in a text of headrace's"
+    calls = {"generic": "calls as plain JSON", "its own": "calls in its own form"}
+    written = calls.get(facts["calls"], f"calls in {facts['calls']} form")
+    levels = ", with levels" if facts["thinking_levels"] else ""
+    thinking = f"thinks in {facts['thinking']}{levels}" if facts["thinking"] else "does not think"
+    return f"{_SYSTEM[facts['system']]}; {offered}, {written}; {thinking}"
