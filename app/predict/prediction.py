@@ -115,7 +115,8 @@ def step_seconds(shape: StepShape, target: Target, assumed: Assumptions, nbytes:
         return target.fit.seconds(nbytes)
     if not target.apple:
         return None
-    return assumed.seconds(nbytes, shape.layers, target.chip or target.name, target.bandwidth, mixture=shape.mixture)
+    chip = target.chip or target.name
+    return assumed.seconds(nbytes, shape.layers, shape.family, chip, target.bandwidth, mixture=shape.mixture)
 
 
 def largest_context(shape: StepShape, target: Target) -> int | None:
@@ -179,8 +180,8 @@ def summarise_assumptions(targets: Sequence[Target], assumed: Assumptions, kv: K
     if any(target.apple and target.fit is None for target in targets):
         ultra = assumed.ultra_efficiency or assumed.efficiency
         lines.append(
-            f"Apple GPUs: bytes / ({assumed.efficiency:.0%} of nominal, {ultra:.0%} on an Ultra) + layers * "
-            f"{assumed.layer_s * 1e6:.0f} us on an M1, {assumed.per_generation:.2f}x that for each later generation, "
+            f"Apple GPUs: bytes / ({assumed.efficiency:.0%} of nominal, {ultra:.0%} on an Ultra) + kernels * "
+            f"{assumed.kernel_s * 1e6:.1f} us on an M1, {assumed.per_generation:.2f}x that for each later generation, "
             f"{assumed.mixture:.1f}x with experts; from published figures of {assumed.engine}"
         )
         lines.append(error_line(assumed.engine))

@@ -1,4 +1,7 @@
-"""Published decode speeds (assets/published.toml), and five constants per engine fitted to them."""
+"""Published decode speeds (assets/published.toml), and five constants per engine fitted to them.
+
+Errors are those of predictions for sources that the constants were not fitted to: each source was left out in turn.
+"""
 
 import re
 import tomllib
@@ -20,25 +23,34 @@ _GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """An engine on Apple GPUs: t = layers * time of a layer + bytes / (efficiency * nominal bandwidth).
+    """An engine on Apple GPUs: t = kernels * time of a kernel + bytes / (efficiency * nominal bandwidth).
 
-    ultra_efficiency: of chips of two dies; None: as of the others. layer_s: of an M1, for kernels of any size; each
-    later generation takes `per_generation` times as long. mixture: the time of a layer with experts over a dense one's.
+    ultra_efficiency: of chips of two dies; None: as of the others. kernel_s: of an M1, for kernels of any size; each
+    later generation takes `per_generation` times as long. kernels: those of a layer, by a pattern of the family, the
+    first that fits. mixture: the time of a layer's kernels with experts over a dense one's.
     """
 
     engine: str
     efficiency: float
-    layer_s: float
+    kernel_s: float
+    kernels: Sequence[tuple[str, int]] = (("", 1),)
     ultra_efficiency: float | None = None
     per_generation: float = 1.0
     mixture: float = 1.0
 
-    def seconds(self, nbytes: float, layers: int, chip: str, bandwidth: float, *, mixture: bool = False) -> float:
+    def seconds(
+        self, nbytes: float, layers: int, family: str, chip: str, bandwidth: float, *, mixture: bool = False
+    ) -> float:
         """Return a step's time. bandwidth: nominal, in bytes per second. chip: its name; like an M1 if unknown."""
         efficiency = self.ultra_efficiency if self.ultra_efficiency and "Ultra" in chip else self.efficiency
         found = _GENERATION.search(chip)
-        layer_s = self.layer_s * self.per_generation ** (int(found[1]) - 1 if found else 0)
-        return layers * layer_s * (self.mixture if mixture else 1.0) + nbytes / (efficiency * bandwidth)
+        kernel_s = self.kernel_s * self.per_generation ** (int(found[1]) - 1 if found else 0)
+        kernels = layers * self.kernels_of(family) * (self.mixture if mixture else 1.0)
+        return kernels * kernel_s + nbytes / (efficiency * bandwidth)
+
+    def kernels_of(self, family: str) -> int:
+        """Return the kernels of a layer."""
+        return next(count for pattern, count in self.kernels if re.match(pattern, family))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class PublishedPoint:
     tokens_per_second: float
     nbytes: float
     layers: int
+    family: str
     bandwidth: float
     source: str
     mixture: bool
@@ -66,7 +79,9 @@ class PublishedPoint:
 def assumptions(engine: str) -> Assumptions:
     """Return the constants of `mlx-lm` or `llama.cpp`."""
     row = dict(_file()["engines"][engine])
-    return Assumptions(engine, layer_s=row.pop("layer_us") * 1e-6, **row)
+    row.pop("held_out")
+    kernels = tuple((str(pattern), int(count)) for pattern, count in row.pop("kernels"))
+    return Assumptions(engine, kernel_s=row.pop("kernel_us") * 1e-6, kernels=kernels, **row)
 
 
 def points() -> Sequence[PublishedPoint]:
@@ -81,17 +96,34 @@ def error(point: PublishedPoint, assumed: Assumptions) -> float:
 
 def predicted(point: PublishedPoint, assumed: Assumptions) -> float:
     """Return the predicted speed of a published one, in tok/s."""
-    return 1 / assumed.seconds(point.nbytes, point.layers, point.chip, point.bandwidth, mixture=point.mixture)
+    place = point.layers, point.family, point.chip, point.bandwidth
+    return 1 / assumed.seconds(point.nbytes, *place, mixture=point.mixture)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Errors of predictions for sources left out of the fit: medians of their size and of themselves, their range."""
+
+    figures: int
+    median: float
+    bias: float
+    least: float
+    most: float
+
+
+def held_out(engine: str) -> dict[str, HeldOut]:
+    """Return an engine's errors by class, and of `all`."""
+    return {kind: HeldOut(*row) for kind, row in _file()["engines"][engine]["held_out"].items()}
 
 
 def error_line(engine: str) -> str:
     """Return the errors of the predictions for an engine's published figures, by class."""
-    assumed, parts = assumptions(engine), []
-    for kind, name in (("dense", "dense"), ("small", "below 1 GB a step"), ("mixture", "mixtures")):
-        errors = [error(point, assumed) for point in points() if (point.engine, point.kind) == (engine, kind)]
-        if errors:
-            parts.append(f"{name} {min(errors):+.0%} to {max(errors):+.0%} ({len(errors)})")
-    return f"predicted over published speeds, less one: {', '.join(parts)}"
+    names = {"dense": "dense", "small": "below 1 GB a step", "mixture": "mixtures", "all": "all"}
+    parts = [
+        f"{names[kind]} {errors.median:.1%} ({errors.figures}, {errors.least:+.0%} to {errors.most:+.0%})"
+        for kind, errors in held_out(engine).items()
+    ]
+    return f"median error on published speeds of sources that were left out of the fit: {', '.join(parts)}"
 
 
 def _points(series: dict[str, Any], row: list[Any]) -> list[PublishedPoint]:
@@ -117,6 +149,7 @@ def _point(series: dict[str, Any], name: str, cores: int, model: str, stored_as:
         tokens_per_second=speed,
         nbytes=_step_bytes(shape, stored_as, series["depth"]),
         layers=shape.layers,
+        family=shape.family,
         bandwidth=chip.bandwidth,
         source=series["source"],
         mixture=shape.mixture,

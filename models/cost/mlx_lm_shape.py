@@ -64,6 +64,7 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
         ],
         stock=True,
         splits=(ways(model, config),) * 2,
+        family=str(config.get("model_type", "")),
     )
 
 

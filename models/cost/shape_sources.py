@@ -199,6 +199,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
         splits=_splits(config),
         joint_norms=sum(map(partial(joint_norms, config.family), config.layers)),
+        family=config.architecture,
     )
 
 

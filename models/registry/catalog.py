@@ -136,7 +136,8 @@ class CatalogEntry:
         matrices = [replace(each, nbytes=round(each.nbytes * scale)) for each in (other, *built.matrices)]
         native, gpu = built.splits
         splits = native, () if self.whole_on_gpu else gpu
-        return replace(built, matrices=matrices, kv=shape.kv_rows, resident_bytes=self.weight_bytes, splits=splits)
+        built = replace(built, matrices=matrices, kv=shape.kv_rows, resident_bytes=self.weight_bytes)
+        return replace(built, splits=splits, family=self.name)
 
     def memory_bytes(self, context: int) -> int:
         """Return the memory to run with `context` tokens: weights, K/V cache and the program itself."""
