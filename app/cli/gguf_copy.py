@@ -6,16 +6,17 @@ import click
 
 from headrace.app.cli.say import say
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.metrics.units import format_bytes
 
 _ELSEWHERE = "HEADRACE_HOME=DIR puts the store somewhere else"
 
 
-def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) -> None:
+def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, chat: bool = False) -> None:
     """Announce the copy of the .gguf file `name`; on a terminal ask for it first. Other models need none.
 
-    ask: whether to ask at all. Raises HeadraceError for "no" and for a full disk, and the errors of reading the file.
+    ask: whether to ask at all. chat: refuse a file without a chat template. Raises UsageError then, HeadraceError for
+    "no" and for a full disk, and the errors of reading the file.
     """
     from headrace.models.registry.resolve import find_source
     from headrace.models.registry.source import LocalGGUF
@@ -30,7 +31,7 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) ->
         return
     from headrace.app.chat.download_plan import download_plan
     from headrace.app.output.progress import drawn_progress
-    from headrace.models.registry.import_gguf import find_copy
+    from headrace.models.registry.import_gguf import find_copy, has_chat_template
 
     plan = download_plan(name)
     if plan is None:
@@ -38,6 +39,8 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True) ->
     with drawn_progress(quiet=quiet) as progress:
         if find_copy(source.path, store, progress=progress) is not None:
             return
+    if chat and not has_chat_template(source.path):
+        raise UsageError("this model has no chat template", hint="give it plain text with --raw")
     size, free = format_bytes(plan.bytes or 0), format_bytes(plan.free_bytes)
     if not plan.fits:
         raise HeadraceError(f"{plan.name}: its copy in the store takes {size}, and {free} are free", _ELSEWHERE)

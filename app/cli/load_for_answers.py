@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 _CHECK_BYTES = 256 << 20  # a checksum takes a fraction of a second
 
 
-def resolved_model(model: str | None, *, quiet: bool) -> "ResolvedModel":
-    """Find the model's directory, fetched first if need be. Raises the errors of `agree_to_copy` and `resolve`."""
+def resolved_model(model: str | None, *, quiet: bool, chat: bool = False) -> "ResolvedModel":
+    """Find the model's directory, fetched first if need be. Raises the errors of `agree_to_copy` and `resolve`.
+
+    chat: see `agree_to_copy`.
+    """
     from headrace.app.cli.gguf_copy import agree_to_copy
     from headrace.app.output.progress import drawn_progress
     from headrace.models.registry.resolve import resolve
 
-    agree_to_copy(model, quiet=quiet)
+    agree_to_copy(model, quiet=quiet, chat=chat)
     with drawn_progress(quiet=quiet) as progress:
         return resolve(model, progress=progress)
 

@@ -54,7 +54,7 @@ def run_answer(arguments: RunArguments) -> int:
     requantize = None  # refused before anything is fetched
     if arguments.quantize is not None:
         requantize = Quantization(arguments.quantize, arguments.group_size or DEFAULT_GROUP_SIZE)
-    resolved = resolved_model(session.model, quiet=arguments.quiet)
+    resolved = resolved_model(session.model, quiet=arguments.quiet, chat=not arguments.raw)
     loaded = load_noted(
         resolved,
         context=arguments.context or settings.chat.context or None,

@@ -22,6 +22,7 @@ from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.errors import HeadraceError, ModelNotFoundError
 
 _SEEN = ".gguf.json"
+_TEMPLATE = "tokenizer.chat_template"  # its key, and the beginning of those of named ones
 _SOURCE = "local file "  # begins the origin of a conversion, before the file's path
 
 
@@ -91,6 +92,13 @@ def copy_bytes(file: Path) -> int:
     from headrace.models.gguf.tensors import stored_bytes
 
     return sum(stored_bytes(tensor) for tensor in open_container(file).tensors.values())
+
+
+def has_chat_template(file: Path) -> bool:
+    """Return whether a file's header has a chat template. Raises CheckpointError."""
+    from headrace.models.gguf.container import open_container  # late: numpy
+
+    return any(key.startswith(_TEMPLATE) for key in open_container(file).metadata)
 
 
 def convert(file: Path, directory: Path, progress: Progress, sha256: str | None = None) -> None:

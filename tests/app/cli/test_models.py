@@ -18,7 +18,7 @@ from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run, working_memory
 from headrace.models.registry.store import Store
-from headrace.runtime.errors import HeadraceError
+from headrace.runtime.errors import HeadraceError, UsageError
 from tests import mtp_models
 from tests.checkpoints import WHOLE_CONFIG, header, shard, write
 from tests.commands import headrace
@@ -264,6 +264,17 @@ def test_a_copy_is_asked_for_on_a_terminal(store: Store, gguf: Path) -> None:
         child.close()
         assert child.exitstatus == 1
     assert store.list() == []
+
+
+def test_a_gguf_without_a_chat_template_is_refused_before_it_is_copied(store: Store, tmp_path: Path) -> None:
+    plain = write_gguf(tmp_path / "plain.gguf", "llama", matrices="Q8_0", template=None)
+    with pytest.raises(UsageError, match="this model has no chat template"):
+        agree_to_copy(str(plain), chat=True)
+    assert store.list() == []
+    done = headrace("run", "hello", "-m", plain, home=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headrace: this model has no chat template\n  hint: give it plain text with --raw\n"
+    agree_to_copy(str(plain))
 
 
 def test_no_copy_on_a_full_disk(store: Store, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,7 +284,8 @@ def header(path: Path, variant: str, **changes: Any) -> gguf.GGUFWriter:
         }[type(value)]  # fmt: skip
         add(f"{arch}.{key}", value)
     add_vocabulary(writer, shape["vocabulary"])
-    writer.add_chat_template(shape.get("template", "{{ messages[0]['content'] }}"))
+    if (template := shape.get("template", "{{ messages[0]['content'] }}")) is not None:
+        writer.add_chat_template(template)
     return writer
 
 
