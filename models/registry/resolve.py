@@ -21,7 +21,15 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.registry.checksums import checksums
 from headrace.models.registry.import_gguf import convert, copies_of, find_copy, import_gguf
 from headrace.models.registry.progress import Progress, silent
-from headrace.models.registry.source import CatalogName, HubId, LocalDirectory, LocalGGUF, Source, parse_source
+from headrace.models.registry.source import (
+    INSTRUCT,
+    CatalogName,
+    HubId,
+    LocalDirectory,
+    LocalGGUF,
+    Source,
+    parse_source,
+)
 from headrace.models.registry.store import Store, StoredModel
 from headrace.runtime.config.paths import shown_name
 from headrace.runtime.errors import CheckpointError, ModelNotFoundError
@@ -81,7 +89,8 @@ def _parsed(text: str, store: Store) -> Source:
 def find_source(text: str, store: Store) -> Source:
     """Return what `text` names: as `parse_source`, but files of another program for a model that is not installed.
 
-    The catalog's own names mean the catalog's models; `name:tag` means another program's model of exactly that name.
+    The catalog's own names mean the catalog's models, in any case and as on the hub: SmolLM2-135M-Instruct. `name:tag`
+    means another program's model of exactly that name.
     Also raises UnsupportedModelError for a model to which that program applies an adapter.
     """
     source = parse_source(text)
@@ -91,10 +100,12 @@ def find_source(text: str, store: Store) -> Source:
     if store.has(stored):
         return source
     if isinstance(source, CatalogName) and ":" not in text:
-        from headrace.models.registry.catalog import load_catalog
+        from headrace.models.registry.catalog import load_catalog, respelled
 
         if source.name in load_catalog():
             return source
+        if (known := respelled(source.name) or respelled(INSTRUCT.sub("", source.name))) is not None:
+            return CatalogName(known)
     from headrace.models.registry.other_programs import find_foreign, find_foreign_hub
 
     foreign = find_foreign_hub(source) if isinstance(source, HubId) else find_foreign(text)

