@@ -17,28 +17,29 @@ _NO_RESULT = "(no result)"
 _BEFORE_ANSWER = "..."  # the user's part before a conversation that an assistant begins
 _PARAGRAPH = "\n\n"
 
-CallWriter = Callable[[Mapping[str, Any]], str]
-"""Writes a call {"name": ..., "arguments": {...}} in the model's own form."""
+CallsWriter = Callable[[Sequence[Mapping[str, Any]]], str]
+"""Writes calls {"name": ..., "arguments": {...}} in the model's own form."""
 
 
-def write_json_call(call: Mapping[str, Any]) -> str:
-    """Return a call as a JSON object."""
-    return json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+def write_json_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return calls as JSON objects, one a line."""
+    written = ({"name": call["name"], "arguments": call["arguments"]} for call in calls)
+    return "\n".join(json.dumps(call, ensure_ascii=False) for call in written)
 
 
 def adapt_messages(
-    messages: Sequence[Message], rules: TemplateRules, write_call: CallWriter = write_json_call
+    messages: Sequence[Message], rules: TemplateRules, write_calls: CallsWriter = write_json_calls
 ) -> list[dict[str, Any]]:
     """Return a conversation that the template shows wholly, with calls and results in their order.
 
-    write_call: for templates that show no calls. Arguments of calls become objects, or texts where a template wants
+    write_calls: for templates that show no calls. Arguments of calls become objects, or texts where a template wants
     them. Raises UsageError for a message without a known role, or with content that is no text.
     """
     check_roles(messages)
     adapted = _join_first_systems([dict(message) for message in messages])
     if any(message.get("tool_calls") or message["role"] == "tool" for message in adapted):
         adapted = _pair_results(_with_objects(adapted))
-        adapted = _adapt_calls(adapted, rules, write_call)
+        adapted = _adapt_calls(adapted, rules, write_calls)
     adapted = _place_systems(adapted, rules)
     return _adapt_turns(adapted, rules)
 
@@ -131,9 +132,11 @@ def _result_as_user(message: Message) -> dict[str, Any]:
     return {"role": "user", "content": f"Result of {name}:\n{text_of(message)}"}
 
 
-def _adapt_calls(messages: list[dict[str, Any]], rules: TemplateRules, write_call: CallWriter) -> list[dict[str, Any]]:
+def _adapt_calls(
+    messages: list[dict[str, Any]], rules: TemplateRules, write_calls: CallsWriter
+) -> list[dict[str, Any]]:
     if not rules.takes_calls:
-        messages = [_with_written_calls(message, write_call) for message in messages]
+        messages = [_with_written_calls(message, write_calls) for message in messages]
         if not rules.takes_results or not rules.takes_tools:
             messages = [_result_as_user(message) if message["role"] == "tool" else message for message in messages]
         return messages
@@ -145,14 +148,15 @@ def _adapt_calls(messages: list[dict[str, Any]], rules: TemplateRules, write_cal
     return messages
 
 
-def _with_written_calls(message: dict[str, Any], write_call: CallWriter) -> dict[str, Any]:
+def _with_written_calls(message: dict[str, Any], write_calls: CallsWriter) -> dict[str, Any]:
     """Return a message with its calls as a part of its text."""
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = [write_call(call["function"]) for call in calls]
+    written = write_calls([call["function"] for call in calls])
     others = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**others, "content": "\n".join(part for part in (text_of(message), *written) if part)}
+    said = text_of(message)
+    return {**others, "content": said + "\n" + written if said else written}
 
 
 def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

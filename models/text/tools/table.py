@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral
+from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral, pythonic
 from headrace.models.text.tools.call import Tool
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.generic import Generic
@@ -19,7 +19,7 @@ _MARKUP = [
     text
     for markup in (
         *(hermes.MARKUP, glm.MARKUP, granite.MARKUP, llama.MARKUP, mistral.MARKUP, deepseek.MARKUP),
-        *(gemma.MARKUP, gemma.OLDER),
+        *(gemma.MARKUP, gemma.OLDER, pythonic.MARKUP),
     )
     for text in markup
 ]
@@ -38,6 +38,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, list(tools))),
+    "pythonic": ((pythonic.MARKUP[0],), lambda marks, _, __: pythonic.Pythonic(marks)),
     "generic": ((), lambda marks, tools, _: Generic(marks, list(tools))),
 }
 """Name -> texts that the template has to contain, and the form."""
@@ -88,6 +89,8 @@ def _found(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
     name = form_name(written.call)
     if name == "generic" and written.markup is None:
         name = form_name(f"{tokenizer.template_source}\n{written.call}")
+        if name == "generic" and pythonic.fits(tokenizer):
+            name = "pythonic"  # LFM2's templates show no call
         return name, None
     return name, written.markup if name in _LEARNED else None
 

@@ -171,6 +171,29 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
             [("time", {}), ("get_weather", PARIS)],
         ),
     ],
+    "pythonic": [
+        (
+            '<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>Checking.',
+            "Checking.",
+            [("get_weather", PARIS)],
+        ),
+        (
+            f"I look. <|tool_call_start|>[get_weather(city={json.dumps(TRICKY['city'])}, days=3), time()]"
+            "<|tool_call_end|>",
+            "I look. ",
+            [("get_weather", TRICKY), ("time", {})],
+        ),
+        (
+            "<|tool_call_start|>[a.b(x=[1, -2.5, True, null], y={'k': (\"v\", None)})]<|tool_call_end|>",
+            "",
+            [("a.b", {"x": [1, -2.5, True, None], "y": {"k": ["v", None]}})],
+        ),
+        (
+            "<|tool_call_start|>[__import__('os')]<|tool_call_end|>",
+            "<|tool_call_start|>[__import__('os')]<|tool_call_end|>",
+            [],
+        ),
+    ],
     "generic": [
         (f'{{"name": "get_weather", "arguments": {PARIS}}}', "", [("get_weather", PARIS)]),
         (f'```json\n{{"name": "get_weather", "arguments": {TRICKY_TEXT}}}\n```', "", [("get_weather", TRICKY)]),
@@ -237,7 +260,7 @@ def test_calls_are_read_character_by_character(name: str, answer: str, text: str
     assert (found, [(call.name, json.loads(call.arguments)) for call in read]) == (text, _expected(calls))
 
 
-IN_PARTS = sorted(RECORDED.keys() - {"qwen coder", "gemma", "function gemma", "glm", "deepseek tagged"})
+IN_PARTS = sorted(RECORDED.keys() - {"pythonic", "qwen coder", "gemma", "function gemma", "glm", "deepseek tagged"})
 """Forms whose arguments are JSON."""
 
 
@@ -312,6 +335,7 @@ def test_half_a_call_of_a_cut_answer_is_no_text() -> None:
         ("<tool_call><arg_key>", "glm"),
         ("<｜tool▁calls▁begin｜>", "deepseek"),
         ("<|tool_call|>", "granite"),
+        ("<|tool_call_start|>[x()]<|tool_call_end|>", "pythonic"),
         ("{{ messages }}", "generic"),
     ],
 )
@@ -368,6 +392,8 @@ def test_forced_calls_fit_the_tool(
         tokenizer = Tokenizer.load(tmp_path)
         if name == "harmony":
             pytest.skip("Harmony has control tokens")
+    elif name == "generic":
+        pytest.skip("these control tokens are those of a form")
     source = "```json" if name == "deepseek" else ""
     texts = "".join(FORMS[name][0]) or "none"
     monkeypatch.setattr(tokenizer, "template_source", texts + source)

@@ -1,0 +1,131 @@
+"""LFM2: a list of calls as Python writes them.
+
+<|tool_call_start|>[get_weather(city="Paris", days=3), time()]<|tool_call_end|>
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from headrace.models.text.template_text import TemplateText, concatenate
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
+
+MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
+_OFFER = "<|tool_list_start|>"
+_LONGEST = 1 << 20  # characters of calls that are parsed
+_CONSTANTS = {"true": True, "false": False, "null": None}  # as models write them that think of JSON
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def fits(tokenizer: Tokenizer) -> bool:
+    """Return whether a model's calls are in this form, by its vocabulary or the offer of its template."""
+    return tokenizer.token_id(MARKUP[0]) is not None or _OFFER in tokenizer.template_source
+
+
+class Pythonic(ToolForm):
+    def __init__(self, marks: Marks) -> None:
+        self.rule_begin = MARKUP[0]
+        self._begin, self._end = map(marks, MARKUP)
+        self.begins = (self._begin,)
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        start = len(self._begin)
+        end = text.find(self._end, start)
+        if end < 0 and not final:
+            return None
+        body = text[start:] if end < 0 else text[start:end]
+        calls = _calls(body)
+        return Reading(len(text) if end < 0 else end + len(self._end), calls) if calls else Reading(start)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
+        one = " | ".join(f"call{number}" for number in range(len(tools)))
+        more = f'(", " ({one}))*' if self.parallel else ""
+        rules = [f'rest: "[" ({one}) {more} "]" {literal(MARKUP[1])}']
+        for number, tool in enumerate(tools):
+            rules += [f'call{number}: {quoted(f"{tool.name}(")} first{number}x0 ")"', *_argument_rules(number, tool)]
+        return "\n".join(rules)
+
+
+def write_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return the calls of an earlier answer. Their markup is the model's own, the rest is from outside."""
+    written = ", ".join(f"{call['name']}({_written(call['arguments'])})" for call in calls)
+    begin, end = map(TemplateText, MARKUP)
+    return concatenate((begin, f"[{written}]", end))
+
+
+def _written(arguments: Mapping[str, Any]) -> str:
+    values = {
+        name: json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        for name, value in arguments.items()
+    }
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _calls(body: str) -> tuple[ToolCall, ...]:
+    """Return the calls in a list of Python's; none if it is something else."""
+    if len(body) > _LONGEST:
+        return ()
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+        return tuple(map(_call, tree.elts if isinstance(tree, ast.List) else [tree]))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
+def _call(node: ast.expr) -> ToolCall:
+    """Return one call. Raises ValueError for anything else."""
+    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError("no call with named arguments")
+    name = ast.unparse(node.func)
+    if _NAME.fullmatch(name) is None:
+        raise ValueError("no name")
+    arguments = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _value(node: ast.expr) -> Any:
+    """Return a literal of Python's or JSON's as a JSON value. Raises ValueError."""
+    match node:
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            pairs = zip(keys, values, strict=True)
+            return {str(_value(key)): _value(value) for key, value in pairs if key is not None}
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None) or (isinstance(value, float) and not isfinite(value)):
+        raise ValueError("no JSON value")
+    return value
+
+
+def _argument_rules(number: int, tool: Tool) -> list[str]:
+    """Return rules of a tool's arguments, in order: `first` before any of them is written, `later` behind one."""
+    if tool.free:
+        return [
+            f'first{number}x0: (free{number} (", " free{number})*)?',
+            f'free{number}: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" any{number}',
+            f"any{number}: %json {{}}",
+        ]
+    required = tool.parameters.get("required")
+    needed = set(required) if isinstance(required, list) else set()
+    shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    rules: list[str] = []
+    for place, (name, schema) in enumerate(tool.properties.items()):
+        value, later, following = f"value{number}x{place}", f"later{number}x{place + 1}", f"{number}x{place + 1}"
+        written = f"{quoted(f'{name}=')} {value} {later}"
+        is_optional = name not in needed
+        rules.append(f"first{number}x{place}: {written}" + f" | first{following}" * is_optional)
+        rules.append(f'later{number}x{place}: ", " {written}' + f" | later{following}" * is_optional)
+        if isinstance(schema, Mapping) and schema.get("type") == "boolean" and "enum" not in schema:
+            rules.append(f'{value}: "True" | "False"')
+        else:
+            whole = {**(schema if isinstance(schema, Mapping) else {}), **shared}
+            rules.append(f"{value}: %json {schema_json(whole)}")
+    last = f"{number}x{len(tool.properties)}"
+    return [*rules, f"first{last}:", f"later{last}:"]
