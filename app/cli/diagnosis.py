@@ -24,7 +24,7 @@ from headrace.runtime.machine.peaks import Peak
 from headrace.runtime.machine.sensors import sensors
 from headrace.runtime.metrics.units import format_bytes, format_rate
 
-PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual", "matplotlib")
+PACKAGES = ("headrace", "mlx", "mlx-lm", "tokenizers", "gguf", "huggingface_hub", "textual")
 _LITTLE_MEMORY = 1 << 30  # bytes: less than a 1 B model at 4 bits with its cache
 _LITTLE_DISK = 1 << 30
 _MUCH_SWAP = 1 << 30

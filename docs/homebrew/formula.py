@@ -62,6 +62,7 @@ def resolve(
         needed, lock = Path(folder, "build.in"), Path(folder, "pylock.toml")
         needed.write_text(build, encoding="utf-8")
         command = ["uv", "pip", "compile", "--quiet", ROOT / "pyproject.toml", needed, "--only-binary", ":all:"]
+        command += ["--extra", "report"]  # nobody adds a package to a keg
         command += ["--python-platform", platform, "--python-version", python, "--format", "pylock.toml", "-o", lock]
         subprocess.run(command, check=True, env={**os.environ, "MACOSX_DEPLOYMENT_TARGET": macos})
         packages = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]

@@ -54,7 +54,10 @@ footer { font-size: .85rem; } footer ul { padding-left: 1.2rem; } footer li { ma
 def check_report_path(path: Path) -> None:
     """Raise UsageError if no page could be drawn or written; called before a run, which takes minutes."""
     if find_spec("matplotlib") is None:
-        raise UsageError("--report draws with matplotlib, which is not installed", "`pip install matplotlib`")
+        raise UsageError(
+            "--report draws with matplotlib, which is not installed",
+            "`pip install '.[report]'` in the clone, or `pip install matplotlib`",
+        )
     check_output(path, "--report")
 
 
