@@ -32,11 +32,12 @@ from headrace.app.tui.textual_overrides.background import BackgroundColour
 from headrace.app.tui.textual_overrides.command_palette import Palette
 from headrace.app.tui.textual_overrides.crash import CrashReports
 from headrace.app.tui.textual_overrides.driver import BackgroundQueryDriver, TerminalDriver
+from headrace.app.tui.textual_overrides.input_method import InputMethodCursor
 from headrace.app.tui.themes import OWN_THEMES, own_variables, terminal_theme, theme_for_background
 from headrace.runtime.errors import HeadraceError
 
 
-class HeadraceApp(CrashReports[None]):
+class HeadraceApp(InputMethodCursor, CrashReports[None]):
     """The chat over an engine that has not been started."""
 
     CSS_PATH = "headrace.tcss"

@@ -12,6 +12,8 @@ for private names elsewhere.
 `command_palette`: guards the palette against keys that come before its entries are laid out or after it closed.
 Correctness.
 
+`input_method`: computes `App.cursor_position`, which textual sets before a layout moves the field. Correctness.
+
 `crash`: replaces `App._fatal_error`, which prints a traceback with the values of local variables. Privacy.
 
 `partial_repaint`: replaces the screen's `Compositor` and shortens the way of a change to the terminal. Speed; measured
