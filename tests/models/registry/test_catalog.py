@@ -28,7 +28,7 @@ def test_default_comes_first_then_by_download_size() -> None:
     assert len(ENTRIES) >= 15
     parameters = [entry.shape.parameters for entry in ENTRIES]
     assert min(parameters) < 0.2e9
-    assert 30e9 < max(parameters) < 36e9
+    assert 30e9 < max(parameters) < 250e9
 
 
 @each_entry
@@ -42,7 +42,7 @@ def test_names_parse_to_their_kind(entry: CatalogEntry) -> None:
 def test_facts_are_complete(entry: CatalogEntry) -> None:
     assert entry.title
     assert entry.checked
-    assert entry.licence in {"Apache-2.0", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community", "LFM Open"}
+    assert entry.licence in {"Apache-2.0", "MIT", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community", "LFM Open"}
     assert 8192 <= entry.context <= 262144
     assert entry.shape.heads % entry.shape.kv_heads == 0
     assert entry.shape.head_dim in {64, 128, 256}
@@ -80,7 +80,8 @@ def test_sizes_follow_from_the_shape(entry: CatalogEntry) -> None:
     ("name", "weights"),
     [  # those of one pass, as the models' cards state them
         ("qwen3.5-2b", 1.9e9), ("qwen3.5-4b", 4.2e9), ("gemma-4-e2b", 2.3e9), ("gemma-4-e4b", 4.6e9),
-        ("gpt-oss-20b", 3.6e9), ("gemma-4-26b-a4b", 3.8e9), ("qwen3.6-35b-a3b", 3e9), ("lfm2.5-1.2b", 1.17e9),
+        ("gpt-oss-20b", 3.6e9), ("gpt-oss-120b", 5.1e9), ("gemma-4-26b-a4b", 3.8e9), ("qwen3.6-35b-a3b", 3e9),
+        ("lfm2.5-1.2b", 1.17e9),
     ],
 )  # fmt: skip
 def test_a_token_reads_the_published_count_of_weights(name: str, weights: float) -> None:
@@ -144,7 +145,7 @@ def test_a_name_is_suggested_once() -> None:
     assert str(caught.value.hint).count("smollm2-135m") == 1
 
 
-@pytest.mark.parametrize(("name", "family"), [("qwn3-4b", "qwen3-4b"), ("lama-3", "llama"), ("minimax-m2", None)])
+@pytest.mark.parametrize(("name", "family"), [("qwn3-4b", "qwen3-4b"), ("lama-3", "llama"), ("mamba-2.8b", None)])
 def test_suggestions_are_of_the_family(name: str, family: str | None) -> None:
     with pytest.raises(ModelNotFoundError) as missing:
         find(name)
