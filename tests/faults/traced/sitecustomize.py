@@ -21,8 +21,8 @@ if any(argument.endswith("app/engine/start.py") for argument in sys.orig_argv):
     folder.mkdir(parents=True, exist_ok=True)
 
     class TracedText(module.AnswerText):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             name = f"{time.monotonic_ns():020}-{os.getpid()}-{next(numbers)}"
             self._file = (folder / name).open("wb", buffering=0)
 
