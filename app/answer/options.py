@@ -134,9 +134,13 @@ class AnswerOptions:
 
     def over(self, base: "AnswerOptions") -> "AnswerOptions":
         """Return these options, and those of `base` where they are not set."""
-        given = self.given()
-        none = dict.fromkeys(GRAMMARS) if any(name in given for name in GRAMMARS) else {}
-        return replace(base, **(none | given))
+        none = dict.fromkeys(GRAMMARS) if self.constrained else {}
+        return replace(base, **(none | self.given()))
+
+    @property
+    def constrained(self) -> bool:
+        """True with a schema, a regular expression or a grammar."""
+        return any(getattr(self, name) is not None for name in GRAMMARS)
 
     def grammar_source(self) -> GrammarSource | None:
         """Return the grammar of the answer; None if it is free. Raises UsageError for a schema that is not allowed."""

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.app.engine.commands import CountTokens, Generate
 
 LONG_TEXT = 500_000  # characters, which take a second or more
+_NAMES = ("long prompts", "constrained prompts", "prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,15 @@ class Preparation:
 
     def submit(self, command: Generate | CountTokens, prepare: Callable[[], Callable[[], None] | None]) -> None:
         """Prepare a request. prepare: returns its `start`, and raises nothing."""
+        thread = self._thread_of(command)
         self.pending += 1
-        self._thread_of(command).submit(lambda: self._hand_over(Prepared(command.id, prepare())))
+        thread.submit(lambda: self._hand_over(Prepared(command.id, prepare())))
 
     def _thread_of(self, command: Generate | CountTokens) -> ThreadPoolExecutor:
         if sum(map(len, _texts(command))) > LONG_TEXT:
             return self._long
-        constrained = isinstance(command, Generate) and command.options.grammar_source() is not None
+        constrained = isinstance(command, Generate) and command.options.constrained
         return self._constrained if constrained or command.tools is not None else self._others
-
-
-_NAMES = ("long prompts", "constrained prompts", "prompts")
 
 
 def _texts(command: Generate | CountTokens) -> Iterator[str]:

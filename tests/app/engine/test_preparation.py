@@ -45,6 +45,10 @@ class Engine:
         )
         self._hold(monkeypatch, answerer._grammars, "compile", lambda source: source is not None)
 
+    @property
+    def pending(self) -> int:
+        return self._server._preparation.pending
+
     def send(self, *commands: Command) -> None:
         for command in commands:
             self._ours.sendall(pack(command))
@@ -96,6 +100,15 @@ def test_a_slow_request_can_be_cancelled(engine: Engine, slow: Command) -> None:
     engine.run(until=1)
     assert engine.ended == [Abandoned(1)]
     assert not engine.host.busy
+
+
+def test_a_schema_that_is_refused_holds_nothing_up(engine: Engine) -> None:
+    refused = AnswerOptions(max_tokens=3, schema={"not": {}})
+    engine.send(Generate(1, HELLO, refused), Generate(2, HELLO, SHORT_ANSWER))
+    engine.run(until=2)
+    [failed] = [event for event in engine.ended if isinstance(event, Failed)]
+    assert (failed.id, failed.error) == (1, "UsageError")
+    assert engine.pending == 0
 
 
 def test_a_text_that_has_too_many_tokens_for_certain_is_not_encoded(
