@@ -30,15 +30,18 @@ def write_chat_model(directory: Path, *, context: int = 4096, seed: int = 0, **o
     return directory
 
 
-def write_byte_tokenizer(directory: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja for 256 bytes and the control tokens."""
+def write_byte_tokenizer(directory: Path, *added: str) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja for 256 bytes and the control tokens.
+
+    added: further control tokens, from 260 on.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (*CONTROL, *added)])
     tokenizer.save(str(directory / "tokenizer.json"))
     _write(directory / "tokenizer_config.json", {"eos_token": "<|im_end|>"})
     (directory / "chat_template.jinja").write_text(_TEMPLATE)

@@ -16,8 +16,6 @@ from headrace.runtime.errors import UsageError
 
 _BIAS = "an object of token ids and numbers"
 _SHOWN = 60  # characters of a refused value
-
-
 _NO_LIMIT = 2**31 - 1  # tokens: beyond any context
 
 

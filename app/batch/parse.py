@@ -8,7 +8,6 @@ A line's options go before the defaults of all lines. A request's `digest` depen
 answer, so that a result found in an output is never taken for another request's.
 """
 
-import codecs
 import hashlib
 import json
 import sys
@@ -31,7 +30,7 @@ from headrace.app.batch.fields import (
 )
 from headrace.app.batch.line import Asked, BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
-from headrace.app.config.bounded_input import DOCUMENT, decoded, read_bounded
+from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
 from headrace.models.checkpoint.json_object import repeated_key
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -44,10 +43,7 @@ def read_lines(source: str | None) -> list[bytes]:
     if source is None and sys.stdin.isatty():
         raise UsageError("no requests", "headrace batch IN.jsonl, or pipe lines in")
     file = None if source in (None, STDIN) else Path(str(source))
-    data = read_bounded(file, DOCUMENT)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        decoded(data, str(file or "standard input"))
-    return data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    return without_mark(read_bounded(file, DOCUMENT), str(file or "standard input")).split(b"\n")
 
 
 def parse_lines(lines: Iterable[bytes], defaults: Defaults) -> list[Line | BadLine]:

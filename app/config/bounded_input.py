@@ -33,11 +33,16 @@ def read_bounded(source: Path | None, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def decoded(data: bytes, name: str) -> str:
-    """Return UTF-8 text without its byte order mark. name: of its source. Raises UsageError for other bytes."""
+def without_mark(data: bytes, name: str) -> bytes:
+    """Return bytes of UTF-8 text without the byte order mark. name: of their source. Raises UsageError for UTF-16."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UsageError(f"{name} is UTF-16, not UTF-8 text", "iconv -f UTF-16 -t UTF-8 converts it")
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Return UTF-8 text without its byte order mark. name: of its source. Raises UsageError for other bytes."""
     try:
-        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        return without_mark(data, name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None

@@ -199,7 +199,7 @@ class EngineHost:
 
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
-        batch, several = 0, len(self._running) / 2 if self._text_s == SERVED_TEXT_S else 1
+        batch, several = 0, len(self._running) / 2 if self._serving else 1
         self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]

@@ -48,7 +48,7 @@ class ForeignModel:
 
 
 def foreign_models() -> list[ForeignModel]:
-    """Return the models of other programs, by program and name. What cannot be read is left out."""
+    """Return the models of other programs, by program and name. Unreadable ones are left out."""
     return [*_ollama_models(), *_lm_studio_models()]
 
 

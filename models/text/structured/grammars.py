@@ -108,9 +108,13 @@ class Grammars:
     def _json_tokens(self, thinks: Thinks) -> JsonTokens | None:
         """Return the vocabulary of an answer of JSON; None if no token marks its beginning."""
         if thinks == "no":
-            return JsonTokens(self.trie.tokens)
+            return self._vocabulary
         index = self._tokenizer.token_id("<|message|>") if self._has_channels else self._thinking_marks[1]
-        return None if index is None else JsonTokens(self.trie.tokens, begins=index)
+        return None if index is None else self._vocabulary.beginning_behind(index)
+
+    @cached_property
+    def _vocabulary(self) -> JsonTokens:
+        return JsonTokens(self.trie.tokens)
 
     @cached_property
     def _thinking_marks(self) -> list[int | None]:

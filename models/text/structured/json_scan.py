@@ -5,6 +5,7 @@ that have lost their way write both for ever.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,14 +71,21 @@ class JsonPlace:
 
 
 class JsonTokens:
-    """A vocabulary, by the bytes of its tokens. begins: a token behind which JSON begins; None: with the answer."""
+    """A vocabulary, by the bytes of its tokens. JSON begins with the answer."""
 
-    def __init__(self, tokens: Sequence[bytes], begins: int | None = None) -> None:
+    _begins: int | None = None  # a token behind which it begins instead
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
-        self._begins = begins
         self._starts_with_digit = np.array([token[:1].isdigit() for token in tokens])
         counts = np.array([token.count(_QUOTE) for token in tokens])
         self._quoting = {least: np.flatnonzero(counts >= least) for least in (1, 2, 3)}
+
+    def beginning_behind(self, token: int) -> "JsonTokens":
+        """Return the same vocabulary for answers in which JSON begins behind a token."""
+        other = copy(self)
+        other._begins = token
+        return other
 
     def start(self) -> JsonPlace | None:
         """Return the place before an answer; None before its JSON."""

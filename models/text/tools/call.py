@@ -53,6 +53,17 @@ class Tool:
         found = self.parameters.get("properties")
         return found if isinstance(found, Mapping) else {}
 
+    def needs(self, parameter: str) -> bool:
+        """Return whether a call has to have a parameter."""
+        required = self.parameters.get("required")
+        return isinstance(required, list) and parameter in required
+
+    def schema_of(self, parameter: str) -> dict[str, Any]:
+        """Return a parameter's schema, with the definitions that it may refer to."""
+        schema = self.properties.get(parameter)
+        shared = {key: self.parameters[key] for key in ("$defs", "definitions") if key in self.parameters}
+        return {**(schema if isinstance(schema, Mapping) else {}), **shared}
+
     def is_text(self, parameter: str) -> bool:
         """Return whether a parameter is a text, or is not described."""
         schema = self.properties.get(parameter)

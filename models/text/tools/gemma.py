@@ -113,13 +113,12 @@ class Gemma(ToolForm):
     def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
         if tool.free:
             return [f'call{number}: "call:{tool.name}" pairs']
-        required = tool.parameters.get("required")
         rules, pairs = list[str](), dict[str, str]()
         for place, (name, schema) in enumerate(tool.properties.items()):
             value = f"value{number}x{place}"
             rules += _value_rules(value, tool, name, schema, quote)
             pairs[name] = f"{quoted(f'{name}:')} {value}"
-        needed = [name for name in pairs if isinstance(required, list) and name in required]
+        needed = [name for name in pairs if tool.needs(name)]
         others = [name for name in pairs if name not in needed]
         if needed:
             first = ' "," '.join(pairs[name] for name in needed) + "".join(f' ("," {pairs[name]})?' for name in others)

@@ -112,20 +112,16 @@ def _argument_rules(number: int, tool: Tool) -> list[str]:
             f'free{number}: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" any{number}',
             f"any{number}: %json {{}}",
         ]
-    required = tool.parameters.get("required")
-    needed = set(required) if isinstance(required, list) else set()
-    shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
     rules: list[str] = []
     for place, (name, schema) in enumerate(tool.properties.items()):
         value, later, following = f"value{number}x{place}", f"later{number}x{place + 1}", f"{number}x{place + 1}"
         written = f"{quoted(f'{name}=')} {value} {later}"
-        is_optional = name not in needed
+        is_optional = not tool.needs(name)
         rules.append(f"first{number}x{place}: {written}" + f" | first{following}" * is_optional)
         rules.append(f'later{number}x{place}: ", " {written}' + f" | later{following}" * is_optional)
         if isinstance(schema, Mapping) and schema.get("type") == "boolean" and "enum" not in schema:
             rules.append(f'{value}: "True" | "False"')
         else:
-            whole = {**(schema if isinstance(schema, Mapping) else {}), **shared}
-            rules.append(f"{value}: %json {schema_json(whole)}")
+            rules.append(f"{value}: %json {schema_json(tool.schema_of(name))}")
     last = f"{number}x{len(tool.properties)}"
     return [*rules, f"first{last}:", f"later{last}:"]

@@ -42,13 +42,11 @@ def _parameter_rules(number: int, tool: Tool, before: str, after: str, literal: 
             f"{name}: /[A-Za-z_][A-Za-z0-9_-]{{0,63}}/",
             *text_rules(value, literal(after)),
         ]
-    required = tool.parameters.get("required")
     names: list[str] = []
     rules: list[str] = []
     for place, (name, schema) in enumerate(tool.properties.items()):
         rule, value = f"parameter{number}x{place}", f"value{number}x{place}"
-        optional = not isinstance(required, list) or name not in required
-        names.append(f"{rule}?" if optional else rule)
+        names.append(rule if tool.needs(name) else f"{rule}?")
         head = before.replace("%s", name).replace("%t", str(tool.is_text(name)).lower())
         rules += [f"{rule}: {literal(head)} {value}", *_value(value, tool, name, schema, literal(after))]
     return [f"parameters{number}: {' '.join(names)}", *rules]
@@ -61,9 +59,7 @@ def _value(rule: str, tool: Tool, name: str, schema: Any, after: str) -> list[st
         return [f"{rule}: ({' | '.join(map(quoted, choices))}) {after}"]
     if tool.is_text(name):
         return text_rules(rule, after, schema)
-    shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-    whole = {**(schema if isinstance(schema, Mapping) else {}), **shared}
-    return [f"{rule}: json{rule} {after}", f"json{rule}: %json {schema_json(whole)}"]
+    return [f"{rule}: json{rule} {after}", f"json{rule}: %json {schema_json(tool.schema_of(name))}"]
 
 
 def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:

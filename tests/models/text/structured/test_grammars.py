@@ -21,14 +21,7 @@ YES = GrammarSource("regex", "(yes|no)!")
 
 def _grammars(directory: Path, *tokens: str, template: str = "") -> Grammars:
     """Return a vocabulary of bytes with more control tokens."""
-    write_byte_tokenizer(directory)
-    file = directory / "tokenizer.json"
-    document = json.loads(file.read_text())
-    for text in tokens:
-        index = 256 + len(document["added_tokens"])
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        document["added_tokens"].append({"id": index, "content": text, **flags})
-    file.write_text(json.dumps(document))
+    write_byte_tokenizer(directory, *tokens)
     if template:
         (directory / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.load(directory)

@@ -84,6 +84,6 @@ def test_numbers_end() -> None:
 
 
 def test_json_begins_behind_its_token() -> None:
-    tokens = JsonTokens([b'"', b"{", b"a", b""], begins=3)
+    tokens = JsonTokens([b'"', b"{", b"a", b""]).beginning_behind(3)
     assert tokens.after(tokens.start(), [0, 1, 2]) is None
     assert tokens.after(tokens.start(), [0, 1, 3, 1, 0, 2]) == place(b'{"a')

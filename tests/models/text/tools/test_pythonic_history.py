@@ -18,12 +18,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 
 
 def test_calls_of_the_history_are_in_the_models_form(tmp_path: Path) -> None:
-    write_byte_tokenizer(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    document = json.loads(file.read_text())
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    document["added_tokens"] += [{"id": 260 + i, "content": text, **flags} for i, text in enumerate(MARKUP)]
-    file.write_text(json.dumps(document))
+    write_byte_tokenizer(tmp_path, *MARKUP)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = Tokenizer.load(tmp_path)
 
