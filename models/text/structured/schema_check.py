@@ -18,6 +18,7 @@ from headrace.runtime.errors import UsageError
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 60  # levels of objects and lists
+_LONGEST_NAME = 80  # characters of a name that a pattern leaves out: llguidance takes 250 brackets, three for each
 _LONGEST_PLACE = 100  # characters of a place that are shown
 _EXACT = 2**53  # numbers beyond are rounded: llguidance reads them as doubles
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -108,6 +109,8 @@ class _Rewriting:
             raise _refusal(place, "patternProperties beside other keys", _CLOSE)
         elif any(map(_QUOTED.search, names)):
             raise _refusal(place, "a name with a quote or a backslash beside other keys", _CLOSE)
+        elif any(len(name) > _LONGEST_NAME for name in names):
+            raise _refusal(place, f"a name of more than {_LONGEST_NAME} characters beside other keys", _CLOSE)
         elif _is_object(schema) or "properties" in schema:
             schema["patternProperties"] = {_other_than(names): schema.get("additionalProperties", True)}
             schema["additionalProperties"] = False

@@ -19,6 +19,7 @@ from weakref import finalize
 
 SECONDS = 2  # of processor time for one grammar
 MEMORY = 2 << 30  # bytes of the process
+_READY = "ready\n"
 _WALL = 15  # times its processor time: on a machine that other programs keep busy
 
 
@@ -27,19 +28,20 @@ class TrialError(Exception):
 
 
 class Trial:
-    """The process for one vocabulary, started with the first grammar."""
+    """The process for one vocabulary, started with the first grammar. Where none can run, every grammar passes."""
 
     def __init__(self, size: int, controls: Mapping[int, bytes], ends: list[int]) -> None:
         """size: of the vocabulary. controls: bytes of its control tokens by id. ends: those that end a turn."""
         named = {index: text.decode("latin-1") for index, text in controls.items()}
         self._vocabulary = json.dumps({"size": size, "controls": list(named.items()), "ends": ends})
         self._pipes: _Pipes | None = None
+        self._can_run = bool(sys.executable)
         self._lock = Lock()
 
     def start(self) -> None:
-        """Start the process, without waiting for it. Without a process, every grammar passes."""
+        """Start the process, without waiting for it."""
         with self._lock, suppress(OSError):  # no memory
-            if self._pipes is None and sys.executable:
+            if self._pipes is None and self._can_run:
                 self._pipes = _start_process()
                 self._pipes.requests.write(f"{self._vocabulary}\n")
                 self._pipes.requests.flush()
@@ -49,6 +51,8 @@ class Trial:
         self.start()
         with self._lock:
             if (pipes := self._pipes) is None:
+                return
+            if not pipes.are_ready and not self._await_ready(pipes):
                 return
             try:
                 pipes.requests.write(json.dumps([grammar, limits]) + "\n")
@@ -60,6 +64,13 @@ class Trial:
                 self._pipes = None
                 raise TrialError
 
+    def _await_ready(self, pipes: "_Pipes") -> bool:
+        """Wait for a process that was started; return False for one that ended before its first grammar."""
+        pipes.are_ready = pipes.answers.readline() == _READY
+        if not pipes.are_ready:
+            self._pipes, self._can_run = None, False
+        return pipes.are_ready
+
 
 class _Pipes:
     """The ends of a process, which goes with them."""
@@ -67,6 +78,7 @@ class _Pipes:
     def __init__(self, requests: IO[str], answers: IO[str], process: "subprocess.Popen[str]") -> None:
         self.requests = requests
         self.answers = answers
+        self.are_ready = False
         finalize(self, _end, process)
 
 
@@ -124,6 +136,7 @@ def main(library: str) -> None:
     built = LLTokenizer(Bytes(), eos_token=vocabulary["ends"])  # type: ignore[arg-type]
     with suppress(ValueError, OSError):  # not on every system
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    _say(_READY)
     for line in sys.stdin:
         grammar, limits = json.loads(line)
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
@@ -134,8 +147,12 @@ def main(library: str) -> None:
             matcher = LLMatcher(built, grammar, log_level=0, limits=LLParserLimits(**limits))
             matcher.compute_bitmask()
         signal.alarm(0)
-        sys.stdout.write("done\n")
-        sys.stdout.flush()
+        _say("done\n")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Compilation: thinking before an answer, schemas that are refused, and hostile ones within 2 s."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,14 @@ def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPath
     assert time.process_time() - started < PATIENCE_S
     assert "\n" not in refused
     assert len(refused) < 300
+
+
+def test_without_a_process_for_trials_grammars_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the interpreter does not find its libraries that way."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    grammars = _grammars(tmp_path)
+    for schema in ({"type": "integer"}, {"type": "string"}):
+        assert grammars.refusal(schema) is None
 
 
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ def test_ordinary_schemas_are_honoured(
             {"properties": {'"': INTEGER}, "additionalProperties": TEXT},
             "schema: a name with a quote or a backslash beside other keys cannot be guaranteed",
         ),
+        (
+            {"properties": {"x" * 5000: INTEGER}, "additionalProperties": TEXT},
+            "schema: a name of more than 80 characters beside other keys cannot be guaranteed",
+        ),
         ({"properties": {"x" * 200: {"not": {}}}}, "schema: ..." + "x" * 100 + ": not cannot be guaranteed"),
     ],
 )
