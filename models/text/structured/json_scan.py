@@ -1,9 +1,10 @@
-"""The place of an answer within its JSON: whether a number has gone on too long, and whether a key is repeated.
+"""Rules of JSON that a grammar cannot state: long numbers end, keys differ, and each key has one spelling.
 
-A grammar cannot say either: numbers may have any digits, and a key that a schema does not name may come twice. Models
-that have lost their way write both for ever.
+By a grammar, numbers may have any digits, and a key that a schema does not name may come twice: models that have lost
+their way write both for ever. And `"\\u0061"` is `"a"` to a reader of JSON, but another key to a grammar.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -14,8 +15,14 @@ MOST_DIGITS = 20  # in a row: more than a number of 64 bits has, or a double is 
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _ESCAPE, _COLON = b'"\\:'
 _OPENING, _CLOSING, _BETWEEN = b"{[", b"}]", b",:"
+# A key, or its beginning, in JSON's shortest form: only what needs an escape has one. Group 1: an unended escape.
+_SHORTEST = re.compile(
+    rb'(?:[^\\]|\\["\\bfnrt]|\\u00(?:0[0-7be-f]|1[0-9a-f]))*+(\\(?:u(?:0(?:0[01]?)?)?)?)?', re.DOTALL
+)
+_MAY_GO_ON_AN_ESCAPE = frozenset(b"/u0123456789abcdefABCDEF")  # first bytes of tokens, but for the short escapes'
 
 Row = np.ndarray[tuple[int], np.dtype[np.bool_]]
+IndexArray = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class JsonPlace:
 
     levels: the keys of each open object so far, None for a list. key: text of the key that is being written; None:
     elsewhere. in_text: in a key or another text. is_value: the next text is no key. digits: that came last, in a row.
-    repeats: the bytes that led here ended a key that its object has already.
+    breaks: the bytes that led here ended a key that its object has already, or escaped a character without need.
     """
 
     levels: tuple[frozenset[bytes] | None, ...] = ()
@@ -33,12 +40,12 @@ class JsonPlace:
     escaped: bool = False
     is_value: bool = True
     digits: int = 0
-    repeats: bool = False
+    breaks: bool = False
 
     def after(self, data: bytes) -> "JsonPlace":
         """Return the place behind more of the answer."""
         levels, key, in_text, escaped = list(self.levels), self.key, self.in_text, self.escaped
-        is_value, digits, repeats = self.is_value, self.digits, False
+        is_value, digits, breaks = self.is_value, self.digits, False
         for byte in data:
             digits = digits + 1 if byte in _DIGITS and not in_text else 0
             if in_text and (escaped or byte != _QUOTE):
@@ -47,7 +54,7 @@ class JsonPlace:
             elif in_text:
                 in_text = False
                 if key is not None and levels and (keys := levels[-1]) is not None:
-                    repeats = repeats or key in keys
+                    breaks = breaks or key in keys or not _is_shortest(key)
                     levels[-1] = keys | {key}
                 key = None
             elif byte == _QUOTE:
@@ -60,7 +67,8 @@ class JsonPlace:
                 is_value = True
             elif byte in _BETWEEN:
                 is_value = byte == _COLON or not levels or levels[-1] is None
-        return JsonPlace(tuple(levels), key, in_text, escaped, is_value, digits, repeats)
+        breaks = breaks or (key is not None and not _is_shortest(key))
+        return JsonPlace(tuple(levels), key, in_text, escaped, is_value, digits, breaks)
 
     @property
     def quotes_to_end_a_key(self) -> int:
@@ -68,6 +76,15 @@ class JsonPlace:
         if not any(self.levels):
             return 0
         return 1 if self.key is not None else 3 if self.in_text else 2
+
+    @property
+    def is_within_an_escape(self) -> bool:
+        """True after the beginning of an escape in a key."""
+        return self.key is not None and (match := _SHORTEST.fullmatch(self.key)) is not None and bool(match[1])
+
+
+def _is_shortest(key: bytes) -> bool:
+    return b"\\" not in key or _SHORTEST.fullmatch(key) is not None
 
 
 class JsonTokens:
@@ -80,6 +97,11 @@ class JsonTokens:
         self._starts_with_digit = np.array([token[:1].isdigit() for token in tokens])
         counts = np.array([token.count(_QUOTE) for token in tokens])
         self._quoting = {least: np.flatnonzero(counts >= least) for least in (1, 2, 3)}
+        escaping = np.array([_ESCAPE in token for token in tokens])
+        goes_on = np.array([token[:1] != b"" and token[0] in _MAY_GO_ON_AN_ESCAPE for token in tokens])
+        self._escaping = np.flatnonzero(escaping)
+        self._opening_and_escaping = np.flatnonzero(escaping & (counts > 0))
+        self._in_escape = np.flatnonzero(escaping | goes_on)
 
     def beginning_behind(self, token: int) -> "JsonTokens":
         """Return the same vocabulary for answers in which JSON begins behind a token."""
@@ -107,8 +129,16 @@ class JsonTokens:
         narrowed = row.copy()
         if place.digits >= MOST_DIGITS:
             narrowed &= ~self._starts_with_digit
-        if (least := place.quotes_to_end_a_key) > 0:
-            candidates = self._quoting[least]
-            candidates = candidates[narrowed[candidates]]
-            narrowed[[index for index in candidates if place.after(self._tokens[int(index)]).repeats]] = False
+        for candidates in self._may_break(place):
+            allowed = candidates[narrowed[candidates]]
+            narrowed[[index for index in allowed if place.after(self._tokens[int(index)]).breaks]] = False
         return narrowed if narrowed.any() else row
+
+    def _may_break(self, place: JsonPlace) -> list[IndexArray]:
+        """Return tokens, by their index, that may repeat a key or escape one of its characters without need."""
+        candidates = [self._opening_and_escaping]
+        if place.key is not None:
+            candidates = [self._in_escape if place.is_within_an_escape else self._escaping]
+        if (least := place.quotes_to_end_a_key) > 0:
+            candidates.append(self._quoting[least])
+        return candidates

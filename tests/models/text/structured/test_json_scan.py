@@ -1,4 +1,4 @@
-"""The place within JSON, for any JSON in pieces of any size; numbers and repeated keys end."""
+"""The place within JSON, for any JSON in pieces of any size; numbers and repeated keys end; keys have one spelling."""
 
 import json
 from typing import Any
@@ -24,15 +24,15 @@ def place(*pieces: bytes) -> JsonPlace:
     return found
 
 
-@given(VALUES, st.booleans(), st.integers(0, 200))
-def test_keys_that_differ_do_not_repeat(value: Any, ascii_only: bool, cut: int) -> None:
-    data = json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+@given(VALUES, st.integers(0, 200))
+def test_keys_that_differ_break_nothing(value: Any, cut: int) -> None:
+    data = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
     one_by_one = JsonPlace()
     for byte in data:
         one_by_one = one_by_one.after(bytes((byte,)))
-        assert not one_by_one.repeats
+        assert not one_by_one.breaks
     whole = place(data[:cut], data[cut:])
-    assert not whole.repeats
+    assert not whole.breaks
     assert (whole.levels, whole.in_text, whole.digits) == (one_by_one.levels, one_by_one.in_text, one_by_one.digits)
     assert not whole.levels
     assert not whole.in_text
@@ -41,10 +41,23 @@ def test_keys_that_differ_do_not_repeat(value: Any, ascii_only: bool, cut: int) 
 @given(st.dictionaries(st.text(max_size=3), VALUES, min_size=1, max_size=4), st.data())
 def test_a_key_that_comes_again_repeats(value: dict[str, Any], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(list(value)))
-    text = f"{json.dumps(value)[:-1]}, {json.dumps(key)}".encode()
-    assert place(text[:-1]).repeats is False
-    assert place(text[:-1], text[-1:]).repeats
-    assert place(text).repeats
+    text = f"{json.dumps(value, ensure_ascii=False)[:-1]}, {json.dumps(key, ensure_ascii=False)}".encode()
+    assert place(text[:-1]).breaks is False
+    assert place(text[:-1], text[-1:]).breaks
+    assert place(text).breaks
+
+
+@given(st.characters(codec="utf-8"), st.integers(0, 12))
+def test_a_key_has_one_spelling(character: str, cut: int) -> None:
+    code = character.encode("utf-16-be").hex()
+    escaped = "".join(f"\\u{code[start : start + 4]}" for start in range(0, len(code), 4))
+    shortest = json.dumps(character, ensure_ascii=False)
+    for spelling in {f'"{escaped}"', f'"{escaped.upper().replace("U", "u")}"', shortest}:
+        text = b'{"x' + spelling[1:].encode()
+        broke = place(text[:cut]).breaks or place(text[:cut], text[cut:]).breaks
+        assert broke == (spelling != shortest)
+        assert place(text).breaks == broke
+        assert not place(b'{"k":"x' + spelling[1:].encode()).breaks  # values may have any
 
 
 TOKENS = [bytes((byte,)) for byte in range(256)] + [b'a"', b'b":1', b'","a":', b"12", b"1.5"]
@@ -74,6 +87,21 @@ def left_out(text: bytes, row: Any = ALL) -> set[bytes]:
 )
 def test_keys_are_not_ended_twice(text: bytes, expected: set[bytes]) -> None:
     assert left_out(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "may_follow", "stays"),
+    [
+        (b'{"x\\', b'"\\/bfnrtu', b'"\\bfnrtu'),
+        (b'{"x\\u', b"0123456789abcdefABCDEF", b"0"),
+        (b'{"x\\u00', b"0123456789abcdefABCDEF", b"01"),
+        (b'{"x\\u000', b"0123456789abcdefABCDEF", b"01234567bef"),
+        (b'{"k":"x\\', b'"\\/bfnrtu', b'"\\/bfnrtu'),
+    ],
+)
+def test_a_key_is_escaped_where_it_has_to_be(text: bytes, may_follow: bytes, stays: bytes) -> None:
+    row = np.array([len(token) == 1 and token in may_follow for token in TOKENS])
+    assert {bytes((byte,)) for byte in may_follow} - left_out(text, row) == {bytes((byte,)) for byte in stays}
 
 
 def test_numbers_end() -> None:

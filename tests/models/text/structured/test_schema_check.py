@@ -12,6 +12,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import jsonschema
+import numpy as np
 import pydantic
 import pytest
 
@@ -98,6 +99,17 @@ def test_ordinary_schemas_are_honoured(
         assert takes(grammars, schema, text), text
     for text in others:
         assert not takes(grammars, schema, text), text
+
+
+def test_a_key_has_one_spelling_where_objects_stay_open(grammars: Grammars) -> None:
+    schema = {"oneOf": [{"type": "object", "properties": {"a": INTEGER}}, {"type": "array"}]}
+    matcher = grammars.compile(GrammarSource("schema", schema_text(schema))).start()
+    allowed = {}
+    for part in ('{"b', "\\", "u"):
+        matcher.accept(grammars.trie(part))
+        row = np.array(matcher.masks([]))[0]
+        allowed[part] = {character for character in '\\u/n"06' if row[grammars.trie(character)[0]]}
+    assert allowed == {'{"b': set('\\u/n"06'), "\\": set('\\u"n'), "u": {"0"}}
 
 
 @pytest.mark.parametrize(
