@@ -2,7 +2,7 @@
 
     HeadraceError                     exit code 1
     ├── UsageError                    exit code 2: an invalid option, value or argument
-    ├── ModelNotFoundError            no catalog name, path or hub id
+    ├── ModelNotFoundError            exit code 2: no catalog name, path or hub id
     ├── CheckpointError               broken, truncated, hostile or inconsistent files
     │   └── UnsupportedModelError     sound files of a model that headrace cannot run
     ├── FetchError                    a download failed
@@ -10,8 +10,8 @@
     │   └── PoolFullError             running sequences use all K/V blocks
     ├── ContextLimitError             the prompt is longer than the context
     ├── EngineError                   wrong use or death of the engine
-    └── SessionError                  a stored conversation cannot be found, read or written
-        └── DeletedError              a session or message does not exist (any more)
+    └── SessionError                  stored conversations cannot be read or written
+        └── DeletedError              exit code 2: a session or message does not exist (any more)
 
 Each has a one-line message (`str(error)`) and an optional one-line `hint`. Tracebacks are shown with HEADRACE_DEBUG=1.
 This module imports nothing.
@@ -36,6 +36,8 @@ class UsageError(HeadraceError):
 
 class ModelNotFoundError(HeadraceError):
     """A name that is no catalog entry, local path or reachable hub id."""
+
+    exit_code = 2
 
 
 class CheckpointError(HeadraceError):
@@ -74,11 +76,13 @@ class EngineError(HeadraceError):
 
 
 class SessionError(HeadraceError):
-    """A missing conversation, or a database that cannot be read or written."""
+    """Stored conversations that cannot be read or written."""
 
 
 class DeletedError(SessionError):
     """A session or message that does not exist, maybe deleted by another process. Retrying does not help."""
+
+    exit_code = 2
 
 
 class FullDiskError(SessionError):

@@ -1,7 +1,7 @@
 """The `headrace` command: subcommands, exit codes and error messages. Imports nothing heavy.
 
 A subcommand's module is imported when it runs, so `headrace --help` needs neither mlx nor textual. Exit codes: 0 done,
-1 failed, 2 usage error, 130 interrupted; `app.cli.process` adds 129 and 143 for signals.
+1 failed, 2 wrong command line, 130 interrupted; `app.cli.process` adds 129 and 143 for signals.
 """
 
 import contextlib
@@ -55,6 +55,8 @@ _COMMANDS = {
     "doctor": ("headrace.app.cli.doctor", "doctor", "Show this machine's hardware, software and any problems."),
     "completion": ("headrace.app.cli.completion", "completion", "Print a completion script for bash, zsh or fish."),
 }
+
+_NUMBERS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X"}  # metavars by click's types
 
 
 class _LazyGroup(click.Group):
@@ -144,6 +146,7 @@ class _LazyGroup(click.Group):
         module, attribute, _ = _COMMANDS[cmd_name]
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
+        _name_numbers(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -182,6 +185,15 @@ def cli() -> None:
 
 def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _name_numbers(command: click.Command) -> None:
+    """Call whole numbers N and others X in the help of a command and its subcommands."""
+    for param in command.params:
+        if param.metavar is None and isinstance(param, click.Option) and not param.is_flag:
+            param.metavar = _NUMBERS.get(param.type.name)
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        _name_numbers(subcommand)
 
 
 def _takes(command: click.Command, option: str) -> bool:

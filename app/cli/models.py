@@ -37,7 +37,7 @@ from headrace.models.registry.progress import Progress
 from headrace.models.registry.resolve import ResolvedModel, find_source, installed_name, resolve, stored_name
 from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
 from headrace.models.registry.store import Store, directory_bytes
-from headrace.runtime.errors import CheckpointError, ModelNotFoundError, UsageError
+from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
 from headrace.runtime.metrics.units import format_bytes
 
 _LABEL = 14
@@ -77,7 +77,7 @@ def list_models(filter: str | None, as_json: bool) -> None:
         rows = [row for row in rows if squashed(filter) in squashed(f"{row['name']} {row['title']}")]
         foreign = [row for row in foreign if squashed(filter) in squashed(str(row["name"]))]
         if not rows and not foreign:
-            raise ModelNotFoundError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
+            raise HeadraceError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
     if as_json:
         print_json(rows + foreign)
         return

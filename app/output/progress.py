@@ -84,7 +84,7 @@ class _Drawing:
 
 
 class _Log:
-    """A plain line when a stage begins, and regularly while it lasts."""
+    """A plain line when a stage begins, and regularly with the share that is done, if its total is known."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,8 +94,10 @@ class _Log:
     def __call__(self, stage: str, done: int, total: int | None, /) -> None:
         with self._lock:
             now = time.monotonic()
-            if stage == self._stage and now - self._logged_at < _LOG_S:
-                return
-            share = f" {done / total:.0%}" if total and stage == self._stage else ""
+            share = ""
+            if stage == self._stage:
+                if not total or now - self._logged_at < _LOG_S:
+                    return
+                share = f" {done / total:.0%}"
             self._stage, self._logged_at = stage, now
             print(f"{sanitise(stage)}{share} ...", file=sys.stderr, flush=True)

@@ -112,12 +112,12 @@ class SessionStore:
             used = "active_leaf IS NOT NULL" + (" OR draft IS NOT NULL" if drafts else "")
             rows = self.db.rows(f"SELECT * FROM sessions WHERE {used} ORDER BY updated_at DESC LIMIT 1")
             if not rows:
-                raise SessionError("no conversation has been kept yet", "the chat keeps each one, `run --save` its own")
+                raise DeletedError("no conversation has been kept yet", "the chat keeps each one, `run --save` its own")
         else:
             rows = self.db.rows("SELECT * FROM sessions WHERE substr(id, 1, ?) = ?", len(text), text) if text else []
         if len(rows) != 1:
             problem = f"{len(rows)} sessions begin with {text!r}" if rows else f"there is no session {text!r}"
-            raise SessionError(problem, "`headrace sessions list` lists all sessions")
+            raise DeletedError(problem, "`headrace sessions list` lists all sessions")
         return session_of(rows[0])
 
     def sessions(self, limit: int | None = None) -> list[SessionEntry]:

@@ -35,7 +35,7 @@ _SMALL = 1 << 16  # bytes: a sum of at most so many takes as long as its message
 _SUMMED = (mx.float32, mx.int32, mx.uint32)  # types that a peer adds
 # Standard input ends with the guarded process, and ends the guard.
 _GUARD = '(sleep "$1"; printf "headrace: %s\\n" "$2" >&2; kill -HUP "$3") & cat; kill -9 0'
-_HINT = "  hint: start again; a firewall between the machines may refuse MLX's ports"
+_HINT = "  hint: start again; a firewall may refuse MLX's ports, or another program connected to one"
 
 
 class Group:

@@ -238,7 +238,7 @@ def test_a_gguf_is_shown_without_a_copy(run: Run, store: Store, gguf: Path) -> N
     assert (document["installed"], document["licence"], document["path"]) == (False, "apache-2.0", str(gguf))
     assert document["copy_bytes"] > 0
     assert f"headrace models pull {gguf}" in run("show", str(gguf)).stdout
-    assert "not in the store" in run("path", str(gguf), code=1).stderr
+    assert "not in the store" in run("path", str(gguf), code=2).stderr
     assert store.list() == []
 
 
@@ -294,13 +294,13 @@ def test_show_of_what_is_not_installed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["show", "qwen3-4bb"], 1, ["no model called", "qwen3-4b"]),
+        (["show", "qwen3-4bb"], 2, ["no model called", "qwen3-4b"]),
         (["show", "org/name"], 1, ["cannot be reached"]),
         (["show", "a b"], 2, ["not a model name"]),
-        (["path", "smollm2-135m"], 1, ["not installed"]),
-        (["rm", "smollm2-135m", "--yes"], 1, ["not installed"]),
-        (["rm", "./nothing", "--yes"], 1, ["no such file"]),
-        (["rm", "./tests", "--yes"], 1, ["no config.json"]),
+        (["path", "smollm2-135m"], 2, ["not installed"]),
+        (["rm", "smollm2-135m", "--yes"], 2, ["not installed"]),
+        (["rm", "./nothing", "--yes"], 2, ["no such file"]),
+        (["rm", "./tests", "--yes"], 2, ["no config.json"]),
         (["pull", "org/name"], 1, ["cannot be reached"]),
         (["pull"], 1, ["does not have", "-m FILE.gguf"]),
     ],
@@ -327,7 +327,7 @@ def test_pull_show_path_rm_of_a_hub_model(run: Run, hub: HubServer, store: Store
     assert "freed" in run("rm", "org/name", "--yes").stdout
     assert store.list() == []
     assert not where.exists()
-    run("path", "org/name", code=1)
+    run("path", "org/name", code=2)
 
 
 def test_verify_reads_everything_again(run: Run, store: Store) -> None:
@@ -345,7 +345,7 @@ def test_verify_reads_everything_again(run: Run, store: Store) -> None:
     rows = json.loads(run("verify", "--json", code=1).stdout)
     assert [(row["name"], row["state"]) for row in rows] == [("mine", "damaged"), ("other", "whole")]
     run("verify", "other")
-    assert "not installed" in run("verify", "none-such", code=1).stderr
+    assert "not installed" in run("verify", "none-such", code=2).stderr
 
 
 def test_verify_of_what_was_installed_before_checksums_says_so(run: Run, store: Store) -> None:

@@ -76,7 +76,7 @@ def test_nothing_there_yet(home: Path) -> None:
     done = headrace(home, "sessions", "list")
     assert (done.stdout, done.stderr) == ("", "no conversations yet\n")
     assert document(home, "list") == []
-    assert "no conversation has been kept yet" in headrace(home, "sessions", "show", "last", code=1).stderr
+    assert "no conversation has been kept yet" in headrace(home, "sessions", "show", "last", code=2).stderr
 
 
 def test_show_and_export(home: Path, session: str, tmp_path: Path) -> None:
