@@ -21,6 +21,7 @@ from headrace.app.api import OptionKeywords
 from headrace.runtime.errors import ContextLimitError, UsageError
 from headrace.runtime.ops import native
 from tests.conftest import TEST_HOME
+from tests.pages import blocks
 from tests.patience import PATIENCE_S
 from tests.test_house import ROOT
 from tests.tiny_chat import IM_END, write_chat_model
@@ -112,17 +113,12 @@ def test_importing_it_imports_nothing_else() -> None:
     assert {name for name in ours if name.startswith("headrace")} == {"headrace"}
 
 
-def example(page: str = "README.md", index: int = 0) -> str:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return str(blocks[index])
-
-
 def test_the_readme_example_runs(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import redirect_stdout
     from io import StringIO
 
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
-    code = example()
+    [code] = blocks("README.md", "python")
     assert len(code.splitlines()) <= 12
     said = StringIO()
     with redirect_stdout(said):
@@ -133,11 +129,13 @@ def test_the_readme_example_runs(directory: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("page", "word"), [("README.md", "sky"), ("docs/python.md", "tok/s")])
+@pytest.mark.parametrize(
+    ("page", "word"), [("README.md", "sky"), ("docs/python.md", "tok/s"), ("docs/structured.md", " wrote Emma in ")]
+)
 def test_examples_run_as_they_stand(default_model: Path, page: str, word: str) -> None:
     assert default_model.is_dir()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::RuntimeWarning", "-c", example(page)],
+        [sys.executable, "-W", "error", "-W", "ignore::RuntimeWarning", "-c", blocks(page, "python")[0]],
         env={**os.environ, "HEADRACE_HOME": str(TEST_HOME)}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -396,7 +394,9 @@ def test_predictions_need_no_weights(directory: Path, tmp_path: Path, monkeypatc
 def test_strict_type_checkers_see_the_types(tmp_path: Path) -> None:
     mypy = pytest.importorskip("mypy.api")
     program = tmp_path / "program.py"
-    program.write_text(example() + "reveal_type(model)\nreveal_type(part)\nreveal_type(predict)\n")
+    program.write_text(
+        blocks("README.md", "python")[0] + "reveal_type(model)\nreveal_type(part)\nreveal_type(predict)\n"
+    )
     # With the project's own options, also strict, and so its cache: without that it takes half a minute.
     settings = [f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={ROOT / '.mypy_cache'}"]
     out, errors, status = mypy.run([*settings, str(program)])

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from headrace import load
+from tests.pages import blocks
 from tests.patience import PATIENCE_S
-from tests.test_api import example
 from tests.tiny_chat import write_chat_model
 
 TEXTS = [f"{word} " * 9 for word in ("one", "two", "three", "four", "five", "six", "seven", "eight")]
@@ -40,7 +40,7 @@ def ends() -> list[str]:
 def test_eight_clients_are_answered_and_one_that_hangs_up_ends_its_answer(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     directory = write_chat_model(tmp_path / "tiny")
-    code = example("docs/python.md", 1)
+    code = blocks("docs/python.md", "python")[1]
     assert '"smollm2-135m"' in code
     (tmp_path / "service.py").write_text(code.replace('"smollm2-135m"', repr(str(directory))) + ENDS)
     with load(directory) as model:

@@ -1,5 +1,6 @@
 """README and guides: every command parses, every option, file and link exists, lines fit, figures match the data."""
 
+import contextlib
 import os
 import re
 import runpy
@@ -11,29 +12,39 @@ import click
 import pytest
 
 from headrace.app.cli.commands import cli
+from tests.pages import PAGES, blocks
 from tests.test_house import ROOT
 
-PAGES = {
-    str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
-    for file in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
-}
 GUIDES = ("README.md", "docs/cli.md", "docs/chat.md", "docs/models.md", "docs/mac.md", "docs/troubleshooting.md")
+VALUES = {"BITS": "4", "P": "0.5"}  # for numbers that a page names in capitals
 README_LINES = 120
 COLUMNS = 120
 
 
 def commands() -> list[str]:
-    """Return every headrace command in the guides' shell blocks and text, without pipes."""
-    return [command for name in (*GUIDES, "docs/benchmarks.md") for command in commands_in(PAGES[name])]
+    """Return every headrace command in all pages' shell blocks and text, without pipes."""
+    return [command for page in PAGES for command in commands_in(page)]
 
 
-def commands_in(text: str) -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+def commands_in(page: str) -> list[str]:
+    lines = [line for block in blocks(page, "sh") for line in commands_of(block)]
     typed = [part for line in lines for part in re.split(r"\s(?:&&|\||>)\s", line)]
-    typed += re.findall(r"`((?:[A-Z_]+=\w+ )*headrace(?: [^`]*)?)`", text)
+    typed += re.findall(r"`((?:[A-Z_]+=\w+ )*headrace(?: [^`]*)?)`", PAGES[page])
     stripped = [re.sub(r"^(?:[A-Z_]+=\w+ )+", "", command) for command in typed]
     return [command for command in stripped if re.match(r"(?:\S*/)?headrace\b", command)]
+
+
+def commands_of(block: str) -> list[str]:
+    """Return the commands of a block: lines, joined where a quote is open."""
+    commands: list[str] = []
+    begun = ""
+    for line in block.splitlines():
+        begun = f"{begun} {line}".strip()
+        if re.sub(r"\s#.*", "", begun).count("'") % 2 == 0:
+            commands.append(begun)
+            begun = ""
+    assert begun == ""
+    return commands
 
 
 def subcommands(group: click.Group) -> Iterator[click.Command]:
@@ -62,7 +73,7 @@ def workflow_commands() -> list[str]:
 @pytest.mark.parametrize("line", [*commands(), *workflow_commands()])
 def test_every_command_parses(line: str) -> None:
     """As click would parse it on the way to running it; unknown options and impossible values raise."""
-    arguments = shlex.split(line, comments=True)[1:]
+    arguments = [VALUES.get(word, word) for word in shlex.split(line, comments=True)[1:]]
     command: click.Command = cli
     context = click.Context(cli, info_name="headrace")
     while isinstance(command, click.Group):
@@ -74,7 +85,16 @@ def test_every_command_parses(line: str) -> None:
         assert found is not None, arguments[0]
         command, arguments = found, arguments[1:]
     if arguments:  # else a command's name in a sentence
-        command.make_context("headrace", arguments)
+        with contextlib.suppress(click.exceptions.Exit):  # of --help and --version
+            command.make_context("headrace", arguments)
+
+
+def test_every_other_block_is_run_by_a_test() -> None:
+    """A new block of Python or JSON is added to a test that runs it, then here."""
+    run = {"README.md": 1, "docs/python.md": 2, "docs/structured.md": 1}  # by tests of the Python API
+    run |= {"docs/server.md": 1, "docs/hosts.md": 1}  # by those of the server's clients, and of hostfiles
+    found = {page: len(blocks(page, "(?!sh\n)\\w+")) for page in PAGES}
+    assert {page: count for page, count in found.items() if count} == run
 
 
 def test_every_option_named_exists() -> None:

@@ -10,6 +10,7 @@ import pytest
 from headrace.app.hosts import hostfile
 from headrace.app.hosts.hostfile import read_hosts
 from headrace.runtime.errors import UsageError
+from tests.pages import blocks
 
 TWO = [{"ssh": "localhost", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.2"]}]
 LONG = ["a" * 5000, "~no-such/x", f"localhost,{'b' * 70}"]
@@ -30,6 +31,12 @@ def test_names() -> None:
     ]
     assert (hosts.backend, hosts.local_ranks) == ("ring", 2)
     assert read_hosts(f"{socket.gethostname()}, localhost").hosts[0].local
+
+
+def test_the_hostfile_of_the_guide_is_read(tmp_path: Path) -> None:
+    [text] = blocks("docs/hosts.md", "json")
+    hosts = read_hosts(written(tmp_path, text.replace("mac2", "localhost")))  # no such machine is here
+    assert [host.address for host in hosts.hosts] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_a_hostfile(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import jsonschema
 import openai
 import pytest
 
+from tests.pages import blocks
 from tests.server_process import ServerProcess
 from tests.tiny_chat import IM_END
 
@@ -29,6 +30,15 @@ def openai_client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 def anthropic_client(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.root, api_key="none", max_retries=0, timeout=60) as client:
         yield client
+
+
+def test_the_example_of_the_guide_runs(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = blocks("docs/server.md", "python")
+    assert "http://127.0.0.1:8080" in code
+    code = code.replace("http://127.0.0.1:8080", server.root).replace("qwen3.5-4b", server.name)
+    code = code.replace("stream=True", "stream=True, max_tokens=8")  # the tiny model ends no answer
+    exec(compile(code, "docs/server.md", "exec"), {})
+    assert capsys.readouterr().out
 
 
 def test_a_streamed_chat_says_what_a_whole_one_says(openai_client: openai.OpenAI) -> None:
