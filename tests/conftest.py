@@ -31,6 +31,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a number
+CASES_SAMPLE = 3  # one case in so many of a test that is marked as sampled runs with the whole suite
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,13 +48,18 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out nightly tests but for those asked for."""
+    """Leave out nightly tests but for those asked for, and most cases of sampled tests where no file is named."""
     wanted: str = config.getoption("--nightly")
     if wanted == "all":
         return
+    number = int(wanted) if wanted.isdecimal() else 0
     nightly = [item for item in items if item.get_closest_marker("nightly")]
-    kept = nightly[int(wanted) % NIGHTLY_SAMPLE :: NIGHTLY_SAMPLE] if wanted.isdecimal() else []
-    left_out = set(nightly) - set(kept)
+    left_out = set(nightly)
+    if wanted.isdecimal():
+        left_out -= set(nightly[number % NIGHTLY_SAMPLE :: NIGHTLY_SAMPLE])
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        sampled = [item for item in items if item.get_closest_marker("sampled")]
+        left_out |= set(sampled) - set(sampled[number % CASES_SAMPLE :: CASES_SAMPLE])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

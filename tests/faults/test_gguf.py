@@ -237,6 +237,7 @@ def container_of(variant: str) -> Container:
         return open_container(write_layered(path, variant) if layered else path)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["llama-linear", "qwen2-yarn", "gemma3", *LAYERED_VARIANTS])
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -161,6 +161,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "source",
     [

@@ -24,6 +24,7 @@ MOMENTS = [  # from the outermost widget to one of the last
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("module", "name"), MOMENTS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_while_the_first_screen_is_made(tmp_path: Path, module: str, name: str, number: int) -> None:

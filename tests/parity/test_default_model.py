@@ -84,6 +84,7 @@ def answers(networks: dict[str, Decoder]) -> Answers:
     return Answers(networks)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("ops", "name"), CASES)
 def test_greedy_tokens_equal_mlx_lms_record(answers: Answers, ops: Ops, name: str) -> None:
     tokens, logits = answers(ops, name)

@@ -67,6 +67,7 @@ def rounding_noise() -> list[float]:
     return sorted(found)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROMPTS)
 def test_the_same_32_tokens_where_nothing_is_rounded(greedy: Greedy, name: str) -> None:
     tokens, logits = greedy(name)

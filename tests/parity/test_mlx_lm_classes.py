@@ -57,6 +57,7 @@ def test_quantized_floats_are_read_alike(tmp_path: Path, variant: str, mode: str
     assert relative_difference(logits_of(load_decoder(directory), PROMPT), logits_of(peer, PROMPT)) < 1e-5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("variant", ["qwen3-moe", "gpt-oss"])
 def test_turns_of_a_mixture_equal_mlx_lms(tmp_path: Path, variant: str, ops: Ops) -> None:

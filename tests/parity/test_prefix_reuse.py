@@ -34,6 +34,7 @@ def tokens(engine: Engine, prompt: list[int], steps: int) -> tuple[list[int], in
     return said, end.summary.reused_tokens
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("load", "variant"),
     [*product([decoder, peer], ["llama", "qwen3", "gemma2", "gemma3"]), (decoder, "mistral-window")],

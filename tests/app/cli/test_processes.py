@@ -39,6 +39,7 @@ def test_all_commands_are_here() -> None:
     assert set(COMMANDS) == set(cli.list_commands(click.Context(cli)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_in_its_own_interpreter(command: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "tiny")

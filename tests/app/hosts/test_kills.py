@@ -30,6 +30,7 @@ def run(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
         one.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_follower_ends_the_run(run: Callable[[str], Run], phase: str) -> None:
     it = run(phase)

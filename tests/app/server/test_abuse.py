@@ -34,6 +34,7 @@ def error(response: httpx.Response) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "body",
     [

@@ -58,6 +58,7 @@ def test_every_architecture_is_covered() -> None:
     assert {architecture for architecture, *_ in LAYERED.values()} == KNOWN.keys()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", LAYERED)
 def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a prompt; then first turn, second turn and an edited first turn of one conversation."""
@@ -75,6 +76,7 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         assert said == answer
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "variant",
     [

@@ -63,6 +63,7 @@ def difference(a: mx.array, b: mx.array) -> float:
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_chunks_do_not_change_the_result(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
@@ -73,6 +74,7 @@ def test_chunks_do_not_change_the_result(directory: Path, ops: Ops) -> None:
         assert max(difference(a, b) for a, b in zip(cut_rows, whole_rows, strict=True)) < tolerance(ops), chunks
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_decode_goes_on_where_prefill_ended(directory: Path, ops: Ops) -> None:
     network = WatchedNetwork(load_decoder(directory, ops))
@@ -106,6 +108,7 @@ class AuditedOps:
         return audited
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_half_precision_stays_half(tmp_path: Path, directory: Path, variant: str, dtype: mx.Dtype) -> None:
     """One stray float32 constant would promote everything behind it, and halve a GPU's speed."""

@@ -75,6 +75,7 @@ def serve(engine: Engine, wanted: list[Request], seed: int, *, cancels: bool) ->
     return [said[sequence] for sequence in sequences], most
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cancels", [False, True])
 def test_everyone_says_what_it_says_alone(
     network: MlxLmNetwork, expected: list[list[int]], cancels: bool, monkeypatch: pytest.MonkeyPatch

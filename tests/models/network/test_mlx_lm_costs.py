@@ -118,6 +118,7 @@ class Step:
         return total
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quantized", [False, True])
 def test_weight_bytes_of_a_step_are_those_of_the_tensors_touched(directory: Path, quantized: bool) -> None:
     network = load(directory, requantize=Quantization(8, 32) if quantized else None)

@@ -73,6 +73,7 @@ def logits(network: MlxLmNetwork) -> mx.array:
     return mx.concatenate(rows, axis=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", [Exact(), native], ids=["exact", "native"])
 @pytest.mark.parametrize("quantized", [None, QUARTER], ids=["plain", "4-bit"])
 def test_logits_are_those_of_the_class(directory: Path, ops: Ops, quantized: Quantization | None) -> None:

@@ -160,6 +160,7 @@ def expected_firsts(kind: str, network: Any, tensors: Any, whole: Sequence[int])
     return {known: int(logits[known - 2].argmax()) for known in range(2, len(whole))}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "kernels", "own"), [*[(k, None, False) for k in KINDS], *[(k, o, True) for k, o in OWN]]
 )

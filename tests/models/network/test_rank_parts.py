@@ -33,6 +33,7 @@ class _Rank(Group):
         self.rank, self.size = rank, 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _FAMILIES)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "quantized"])
 def test_ranks_read_and_hold_half(tmp_path: Path, name: str, quantized: bool) -> None:

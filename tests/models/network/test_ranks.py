@@ -92,6 +92,7 @@ def differences(answer: dict[str, Any], wanted: dict[str, Any]) -> float:
     return max(abs(a - b) for a, b in both) / max(abs(b) for _, b in both)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", models())
 def test_every_family_is_divided_by_heads_and_by_layers(two: Ranks, tmp_path: Path, name: str) -> None:
     job = job_of(written(name, tmp_path), environment=_EXACT)
@@ -133,6 +134,7 @@ _OTHERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _CLASSES)
 def test_classes_of_mlx_lm_are_divided(two: Ranks, tmp_path: Path, name: str) -> None:
     own = name in mlx_lm_models.MODELS
@@ -148,6 +150,7 @@ def test_classes_of_mlx_lm_are_divided(two: Ranks, tmp_path: Path, name: str) ->
             assert differences(answer, wanted) < 5e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [1, 1]), ("pipeline", [3, 1])])
 def test_quantized_classes_with_guesses(two: Ranks, tmp_path: Path, kind: str, shares: list[int]) -> None:
     wide = {"intermediate_size": 128, "q_lora_rank": 64, "first_k_dense_replace": 4}
@@ -186,6 +189,7 @@ def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str
     assert (answer["drafted"] > 0) == ("speculate" in changes)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "environment"),
     [*[(kind, _EXACT) for kind in WITH_HEADS], ("glm4_moe", _STOCK), ("qwen3_5_moe", _STOCK), ("qwen3_next", _STOCK)],

@@ -65,6 +65,7 @@ def difference(a: mx.array, b: mx.array) -> float:
 CHUNKS = {"ones": [1], "few": [5, 7, 1], "straddling": [13], "long": [40, 30, 1]}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.usefixtures("tight")
 def test_what_was_dropped_is_not_missed(directory: Path, ops: Ops) -> None:
@@ -79,6 +80,7 @@ def test_what_was_dropped_is_not_missed(directory: Path, ops: Ops) -> None:
         assert difference(found, whole) < tolerance(ops), name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
 @pytest.mark.usefixtures("tight")
 def test_turns_edits_and_repeats_say_the_same(directory: Path, ops: Ops) -> None:

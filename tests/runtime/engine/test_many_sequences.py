@@ -86,6 +86,7 @@ def _alone(network: Any, number: int) -> list[Event]:
     return list(Engine(network, context_limit=LIMIT).generate(REQUESTS[number]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("most_running", "joins"), [(1, True), (3, True), (3, False), (16, True), (16, False)])
 def test_each_gets_what_it_gets_alone(network: Decoder, most_running: int, joins: bool) -> None:
     watched = WatchedNetwork(network)
@@ -277,6 +278,7 @@ class _Wrong:
 PARTS = ["begin", "adjust", "record", "stop_ids", "cancel"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("part", PARTS)
 def test_what_raises_in_one_sequence_ends_that_one_alone(network: Decoder, part: str) -> None:
     keeps = (PARTS.index(part) + network.pages) % 2 == 1  # in turn: all pairs of part, layout of K/V and this

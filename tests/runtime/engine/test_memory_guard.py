@@ -65,6 +65,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
     return {"buffers": stock, "q8": stock.with_kv(Q8), "q4": stock.with_kv(Q4), "fast": load_decoder(model, FAST)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keep", [False, True], ids=["batch", "chat"])
 @pytest.mark.parametrize("kind", ["buffers", "q8", "q4", "fast"])
 def test_kv_stay_within_the_working_set(networks: dict[str, Decoder], kind: str, keep: bool) -> None:

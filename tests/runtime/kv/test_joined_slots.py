@@ -115,6 +115,7 @@ def bank_of(cache: SlotCache) -> SlotBuffers:
     return cache.buffers
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [  # float32 for all, the half precisions in turn; on a CPU MLX multiplies gathered matrices in float32 alone

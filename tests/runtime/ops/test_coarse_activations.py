@@ -33,6 +33,7 @@ _FORMATS = [("affine", bits, group) for bits in (2, 4, 8) for group in (32, 64, 
 _FORMATS += [(mode, *FLOAT_MODES[mode]) for mode in ("mxfp4", "nvfp4")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("mode", "bits", "group"), _FORMATS)
 @settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(1, 19), st.integers(1, 70), st.integers(1, 20), st.integers(0, 5))

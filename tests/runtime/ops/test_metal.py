@@ -61,6 +61,7 @@ def test_the_kernels_that_run_are_named(
     assert ops.describe() == {"kernels": "reference", "reason": "HEADRACE_KERNELS=reference"}
 
 
+@pytest.mark.sampled
 @_emulates
 @pytest.mark.parametrize("dtype", [*HALVES, mx.float32])
 @pytest.mark.parametrize(("rows", "width"), [(1, 32), (2, 576), (1, 4096), (1, 5376), (1, 16384)])
@@ -85,6 +86,7 @@ def _every_spec() -> Iterator[AttentionSpec]:
         yield replace(spec, projects="q", k_norm=None)
 
 
+@pytest.mark.sampled
 @_emulates
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("spec", list(_every_spec()))
@@ -117,6 +119,7 @@ def test_a_dimension_without_its_partner_in_the_thread_is_left_to_stock() -> Non
     assert not names
 
 
+@pytest.mark.sampled
 @_emulates
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_a_network_is_as_with_stock_operations(family: str, tmp_path: Path) -> None:

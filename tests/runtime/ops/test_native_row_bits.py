@@ -63,6 +63,7 @@ def projections(spec: AttentionSpec, tokens: int) -> mx.array:
     return 3 * mx.random.normal((1, tokens, (spec.heads + 2 * spec.kv_heads) * spec.head_dim))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=["f16", "bf16", "f32"])
 @pytest.mark.parametrize("name", SPECS)
 def test_a_prompt_has_the_same_bits_for_any_split(name: str, dtype: mx.Dtype) -> None:
@@ -76,6 +77,7 @@ def test_a_prompt_has_the_same_bits_for_any_split(name: str, dtype: mx.Dtype) ->
         assert appended(spec, qkv, [(chunk, "prefill") for chunk in chunks], dtype) == expected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [mx.float16, mx.float32], ids=["f16", "f32"])
 @pytest.mark.parametrize("name", SPECS)
 def test_decode_rows_have_the_same_bits_together_and_one_by_one(name: str, dtype: mx.Dtype) -> None:

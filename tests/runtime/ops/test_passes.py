@@ -173,6 +173,7 @@ def workload(seed: int, sequences: int) -> dict[int, list[Step]]:
     return {identity: plan(draw, draw.choice([1, 5, 127, 128, 400, 700])) for identity in range(sequences)}
 
 
+@pytest.mark.sampled
 @needs_kernels
 @pytest.mark.parametrize("kv", [FLOAT32, *FORMATS], ids=lambda kv: kv.name)
 @pytest.mark.usefixtures("instruction_set")

@@ -26,6 +26,7 @@ def tiles(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from on_instruction_set(request.param)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize(("mode", "bits", "group"), _FORMATS)
 @given(st.integers(0, 2**31), st.integers(1, 70), st.integers(1, 70), st.integers(1, 20))

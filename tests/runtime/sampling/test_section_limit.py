@@ -55,6 +55,7 @@ def expected(free: Sequence[int], budget: int) -> tuple[int, ...]:
     return (*free[:budget], *CLOSE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, seed=5)])
 def test_an_engine_forces_the_end_at_the_exact_token(network: Decoder, params: SamplingParams, speculate: str) -> None:

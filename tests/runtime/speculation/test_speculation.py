@@ -68,6 +68,7 @@ def same(network: Decoder, ours: list[Any], theirs: list[Any]) -> None:
 WRONG = [(), (0,), (1, 7, 8, 30), tuple(range(0, SAYS, 3)), tuple(range(SAYS))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", range(len(SAMPLINGS)))
 @pytest.mark.parametrize("wrong", WRONG)
 def test_speculation_leaves_output_unchanged(
@@ -120,6 +121,7 @@ def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.Data
     same(network, said(events), expected[way])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", range(1, 20))
 def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[Any]], end: int) -> None:
     """By an end-of-turn token, by max tokens, by the end of the context."""
@@ -285,6 +287,7 @@ def test_off_is_off(network: Decoder) -> None:
     assert split(list(events))[1].summary.proposed == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sampling", [PLAIN, EVERYTHING])
 @pytest.mark.parametrize("own", [True, False])
 def test_draft_network(

@@ -58,6 +58,7 @@ def ended(events: list) -> tuple[list[int], str, int | None]:  # type: ignore[ty
     return tokens, end.reason, end.stop_id
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beside", [1, BESIDE])
 @pytest.mark.parametrize("proposer", ["ngram", "oracle"])
 def test_random_prompts(network: Decoder, asked: tuple[list[Request], Answers], beside: int, proposer: str) -> None:

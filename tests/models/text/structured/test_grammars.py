@@ -161,6 +161,7 @@ HOSTILE: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """It is refused, or compiled and then as fast as others."""
