@@ -1,5 +1,6 @@
 """The model as the engine sees it, whatever its architecture. `models/` implements it."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import mlx.core as mx
@@ -7,6 +8,7 @@ import mlx.core as mx
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.telemetry import RankTimes, StepParts
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -27,6 +29,11 @@ class Network(Protocol):
         ...
 
     @property
+    def activations(self) -> int:
+        """Bits to which the native kernels round the activations of a prompt's rows: 16 or 8."""
+        ...
+
+    @property
     def arrays(self) -> list[mx.array]:
         """All weights, to load before the first step and to count."""
         ...
@@ -39,6 +46,11 @@ class Network(Protocol):
     @property
     def wide_chunks(self) -> bool:
         """True if short chunks of prompts waste reads or kernels: each reads all experts, or attention is not fused."""
+        ...
+
+    @property
+    def division(self) -> "Division | None":
+        """The division among ranks; None on one machine."""
         ...
 
     def kv_backend(self, options: KVOptions, /) -> KVBackend:
@@ -58,6 +70,28 @@ class Network(Protocol):
 
     def logits(self, x: mx.array) -> mx.array:
         """Logits of the last position: output of `layers` -> (B, V)."""
+        ...
+
+
+class Division(Protocol):
+    """Facts about a model that is divided among ranks."""
+
+    @property
+    def kv_memory(self) -> int:
+        """Bytes of this rank's K/V for which every rank has memory."""
+        ...
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if the ranks compute the passes of a step in turn: stages of a pipeline."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context around steps, which wait for the ranks."""
+        ...
+
+    def rank_times(self, parts: StepParts, step_s: float, /) -> tuple[RankTimes, ...]:
+        """Return the times of a step of all ranks, as far as they measure any. parts: of this rank."""
         ...
 
 

@@ -75,7 +75,7 @@ def kv_key(model: Path, network: Network) -> bytes:
         key.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     status = ops.native.status()
     shape = getattr(network, "kv_shape", None) or getattr(network, "kv_format", None)
-    rounding = ops.native.exact(), getattr(network, "activations", 16)
+    rounding = ops.native.exact(), network.activations
     numerics = shape, ops.describe()["kernels"], status.instruction_set, rounding, versions(), _built()
     key.update(f"{model.resolve()} {numerics}".encode())
     return key.digest()

@@ -42,7 +42,8 @@ class Decoder:
     """The network (see `runtime.network`) of all architectures in `models.network.config`."""
 
     draft_head: DraftHead | None = None
-    activations = 16  # bits of the rounded activations of a prompt's rows, or 8
+    activations = 16
+    division = None  # `LeaderNetwork` has one
 
     def __init__(
         self, config: DecoderConfig, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None = None

@@ -39,6 +39,8 @@ class MlxLmNetwork:
     kernels: operations for `use_kernels`; None: the class stays stock MLX. head, divide: see `mlx_lm_load.load`.
     """
 
+    activations = 16
+    division = None  # `LeaderNetwork` has one
     _whole_shares: Mapping[str, float] | None = None  # read shares of parameters before the model was divided
 
     def __init__(

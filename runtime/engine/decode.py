@@ -200,7 +200,8 @@ def start(network: Network, kv: KVBackend, chunks: list[ScheduledChunk], before:
     ]
     passes = kv.make_passes(rows)
     in_flight = InFlightBatch(chunks, len(passes[0].rows), time.perf_counter(), mean_context(chunks))
-    in_flight.ahead, in_flight.defers = before is not None, len(passes) > 1 and getattr(network, "takes_turns", False)
+    in_flight.ahead = before is not None
+    in_flight.defers = len(passes) > 1 and network.division is not None and network.division.takes_turns
     rest = iter(chunks)
     for kv_pass in passes:
         _begin(network, kv_pass, list(islice(rest, len(kv_pass.rows))), before, in_flight)

@@ -35,7 +35,7 @@ from headrace.runtime.errors import EngineError, UsageError, expected
 from headrace.runtime.kv.backend import KVOptions
 from headrace.runtime.machine.memory import CACHE_LIMIT, wired
 from headrace.runtime.machine.out_of_memory import is_out_of_memory, memory_errors
-from headrace.runtime.metrics.telemetry import PassFacts, PoolStats, RankTimes, StepParts, StepRecord
+from headrace.runtime.metrics.telemetry import PassFacts, PoolStats, StepRecord
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.sampler import Sampler
 from headrace.runtime.speculation.forced import Forced
@@ -100,12 +100,13 @@ class Engine:
         self.context_limit = context_limit
         self._keeps = keep_prefix
         self._cost = network.cost
-        self._waiting = getattr(network, "waiting", nullcontext)  # around steps, which wait for passes
+        self._division = division = network.division
+        self._waiting = division.waiting if division else nullcontext
         drafting = [part.cost for part in (draft, network.draft_head) if part is not None]
         held = replace(self._cost, kv=[*self._cost.kv, *(layer for cost in drafting for layer in cost.kv)])
         self._held = held.kv_bytes(context_limit)
         self._weights = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting)
-        self._budget = KVBudget(held, context_limit, kv_memory or getattr(network, "kv_memory", None))
+        self._budget = KVBudget(held, context_limit, kv_memory or (division.kv_memory if division else None))
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
         self._pace = pace or ChunkBudget(wide=network.wide_chunks)
         self._scheduler = Scheduler(
@@ -122,9 +123,6 @@ class Engine:
         self._landed = 0.0  # when the newest batch was read
         self._garbage_s = 0.0  # of garbage collection until then
         self.timer = StepTimer()
-        self._rank_times: Callable[[StepParts, float], tuple[RankTimes, ...]] | None = getattr(
-            network, "rank_times", None
-        )
         self._ended: list[Sequence] = []  # whose caches are not released yet
         self._cancelled: list[Sequence] = []
         self.on_release: Callable[[Sequence], None] | None = None  # called before a sequence's cache is released
@@ -396,7 +394,7 @@ class Engine:
         step_s, host_s, decodes = seconds + drafting_s, max(0.0, in_flight.built - began), rows > 0 and not fed
         parts = self.timer.landed(step_s, host_s, decodes=decodes and follows)
         garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()
-        ranks = self._rank_times(parts, step_s) if parts is not None and self._rank_times is not None else ()
+        ranks = self._division.rank_times(parts, step_s) if parts is not None and self._division else ()
         shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts, ranks)
         row = 0
         for chunk in in_flight.chunks:

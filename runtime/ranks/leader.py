@@ -153,16 +153,20 @@ class LeaderNetwork:
 
     def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:
         self._network, self._leader, self.staged = network, leader, staged
-        self.takes_turns = staged and getattr(network, "pages", False)  # passes of a step are computed in turn
-        self.kv_memory, self.waiting = kv_memory, leader.limit.waiting
+        self.takes_turns = staged and getattr(network, "pages", False)
+        self.kv_memory = kv_memory
+        self.waiting = leader.limit.waiting
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("with_"):
             raise UsageError("a changed copy of a network, such as a profile's, runs on one machine only")
         return getattr(self._network, name)
 
+    @property
+    def division(self) -> "LeaderNetwork":
+        return self
+
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
-        """Return the times of a step of all ranks, as far as they measure any. parts: of this rank."""
         others = self._leader.kernel_seconds()
         own, in_turn = parts.weights_s + parts.kv_s + parts.sampling_s, self.staged and self._leader.passes == 1
         return () if None in others else rank_times(step_s, [own, *filter(None, others)], in_turn)

@@ -193,7 +193,7 @@ class OwnEngine:
         return self._engines[depth]
 
     def _time_ranks(self, engine: Engine) -> None:
-        if hasattr(self._network, "rank_times"):
+        if self._network.division is not None:
             engine.timer.every = _TIMED_EVERY
 
     def _fresh(self, count: int) -> list[int]:
