@@ -16,7 +16,7 @@ class SteadyPace(ChunkBudget):
         super().__init__()
         self.alone.size = tokens
 
-    def budget(self, beside: bool) -> int:  # noqa: ARG002
+    def budget(self, with_decoding: bool) -> int:  # noqa: ARG002
         return self.alone.size
 
-    def took(self, rows: int, fed: int, seconds: float) -> None: ...
+    def record(self, decoding: int, prompt_tokens: int, seconds: float) -> None: ...

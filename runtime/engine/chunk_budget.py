@@ -22,22 +22,26 @@ class ChunkBudget:
         self._step_s = RunningMedian(_STEPS)  # of a pass of decoding sequences only
         self._token_s = RunningMedian(_CHUNKS)  # added by a prompt token
 
-    def budget(self, beside: bool) -> int:
-        """Return the prompt tokens of the next pass, beside decoding sequences or alone."""
-        if not beside:
+    def budget(self, with_decoding: bool) -> int:
+        """Return the prompt tokens of the next pass, with decoding sequences in it or alone."""
+        if not with_decoding:
             return self.alone.size
-        step_s, token_s = self._step_s.median, self._token_s.median
+        step_s = self._step_s.median
+        token_s = self._token_s.median
         if step_s is None or token_s is None:
             return SMALLEST
         affordable = int((STRETCH - 1) * step_s / max(token_s, 1e-9))
         return max(SMALLEST, min(self.alone.size, affordable // STEP * STEP))
 
-    def took(self, rows: int, fed: int, seconds: float) -> None:
-        """Record the time of a pass of `rows` decoding sequences and `fed` prompt tokens."""
-        if not fed:
+    def record(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
+        """Record the time of a pass of `decoding` sequences and so many prompt tokens."""
+        if not prompt_tokens:
             self._step_s.add(seconds)
-        elif not rows:
-            self.alone.took(fed, seconds)
-            self._token_s.add(seconds / fed)
-        elif (step_s := self._step_s.median) is not None:
-            self._token_s.add(max(0.0, seconds - step_s) / fed)
+            return
+        if not decoding:
+            self.alone.record(prompt_tokens, seconds)
+            self._token_s.add(seconds / prompt_tokens)
+            return
+        step_s = self._step_s.median
+        if step_s is not None:
+            self._token_s.add(max(0.0, seconds - step_s) / prompt_tokens)

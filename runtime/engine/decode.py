@@ -120,7 +120,8 @@ class InFlightBatch:
 
         Does nothing if they are chosen already, or none are to be chosen.
         """
-        choosing, self.choosing = self.choosing, []
+        choosing = self.choosing
+        self.choosing = []
         if not choosing:
             return
         for chunks, logits in choosing:
@@ -155,13 +156,13 @@ class InFlightBatch:
         """Return the tokens (N,) that the chunks choose from their logits (N, V)."""
         errors: dict[int, Exception] = {}
         samplers = [cast(Sampler, chunk.sequence.sampler) for chunk in chunks]
-        for place, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunks):
             try:
                 chunk.sequence.constrain_next(chunk.draft_tokens)
             except Exception as error:
-                errors[place] = error
+                errors[index] = error
         chosen = choose(samplers, logits, [chunk.draft_tokens for chunk in chunks], errors)
-        self.errors |= {chunks[place].sequence: error for place, error in errors.items()}
+        self.errors |= {chunks[index].sequence: error for index, error in errors.items()}
         self.logits.append(mx.take_along_axis(logits, chosen[:, None], axis=-1))  # NaN is chosen before any number
         first = 0
         for chunk in chunks:
@@ -261,16 +262,18 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
     """Return the tokens fed (N,): known ones, and those that the in-flight batch chooses."""
     chained: list[Sequence] = []
     known: list[int] = []
-    places: list[int] = []  # of each token fed: among the chosen tokens, or behind them
+    order: list[int] = []  # of each token fed: its index in `known`, or -1 - its index in the chosen tokens
     for chunk in group:
-        sequence, at = chunk.sequence, chunk.sequence.kv.length
-        if at < len(sequence.tokens):
-            fed: Row[int] = (*sequence.tokens[at : at + chunk.count - len(chunk.draft_tokens)], *chunk.draft_tokens)
+        sequence = chunk.sequence
+        position = sequence.kv.length
+        if position < len(sequence.tokens):
+            end = position + chunk.count - len(chunk.draft_tokens)
+            fed: Row[int] = (*sequence.tokens[position:end], *chunk.draft_tokens)
         else:
-            places.append(-1 - len(chained))
+            order.append(-1 - len(chained))
             chained.append(sequence)
             fed = chunk.draft_tokens
-        places += range(len(known), len(known) + len(fed))
+        order += range(len(known), len(known) + len(fed))
         known += fed
     if not chained:
         return mx.array(known, mx.uint32)
@@ -280,16 +283,15 @@ def _fed(group: list[ScheduledChunk], before: InFlightBatch | None) -> mx.array:
         return chosen
     fed_tokens = mx.concatenate([chosen, mx.array(known, mx.uint32)])
     if any(chunk.draft_tokens for chunk in group[: len(chained) - 1]):  # else they are in their order
-        order = [-1 - place if place < 0 else place + len(chained) for place in places]
-        fed_tokens = fed_tokens[mx.array(order)]
+        fed_tokens = fed_tokens[mx.array([-1 - index if index < 0 else index + len(chained) for index in order])]
     return fed_tokens
 
 
 def accepted(chosen: Row[int], draft_tokens: Row[int]) -> int:
     """Return how many leading draft tokens equal the token chosen before each."""
-    for place, token in enumerate(draft_tokens):
-        if chosen[place] != token:
-            return place
+    for index, token in enumerate(draft_tokens):
+        if chosen[index] != token:
+            return index
     return len(draft_tokens)
 
 

@@ -47,16 +47,18 @@ class DraftModel:
     def update(self, tokens: Sequence[int]) -> None:
         """See `Proposer`. K/V of accepted draft tokens stay."""
         came = tokens[self._known : self._known + len(self._draft_tokens)]
-        right = accepted(came, self._draft_tokens[: len(came)])
-        for place in range(min(right + 1, len(came))):
-            self._acceptance.record(place, place < right)
+        num_accepted = accepted(came, self._draft_tokens[: len(came)])
+        for index in range(min(num_accepted + 1, len(came))):
+            self._acceptance.record(index, index < num_accepted)
         if self._draft_tokens:
-            self._cache.commit(min(right, self._cache.length - self._cache.committed))
+            self._cache.commit(min(num_accepted, self._cache.length - self._cache.committed))
             self._cache.rollback()
-        self._tokens, self._known, self._draft_tokens = tokens, len(tokens), ()
+        self._tokens = tokens
+        self._known = len(tokens)
+        self._draft_tokens = ()
 
-    def chances(self, most: int) -> Sequence[float]:
-        return [self._acceptance.chance(place) for place in range(most)]
+    def chances(self, count: int) -> Sequence[float]:
+        return [self._acceptance.chance(index) for index in range(count)]
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. Feeds new tokens first, a prompt one chunk a call; no draft tokens until all are fed.
@@ -78,8 +80,8 @@ class DraftModel:
         draft_tokens: list[int] = mx.concatenate(chosen[1:]).tolist()  # type: ignore[assignment]
         self._cache.commit(1)
         self._draft_tokens = draft_tokens
-        took = (time.perf_counter() - began) / count
-        self.cost_s += (_NEW if self.cost_s else 1.0) * (took - self.cost_s)
+        token_s = (time.perf_counter() - began) / count
+        self.cost_s += (_NEW if self.cost_s else 1.0) * (token_s - self.cost_s)
         return draft_tokens
 
     def _read(self) -> bool:

@@ -95,32 +95,37 @@ class Drafting:
         self, batch: Sequence[Sequenced], firsts: Sequence[_Firsts]
     ) -> tuple[Sequence[_Offer], Sequence[_Offer]]:
         """Return each sequence's best draft to verify, and its draft for a dry run."""
-        pays, rows, context = self.controller.pays, len(batch), self._context
+        rows = len(batch)
         best: dict[str, tuple[float, float]] = {}  # by source: first chance, and cost
-        for proposer, chance in (pair for own in firsts for pair in own):
+        for proposer, chance in (pair for pairs in firsts for pair in pairs):
             best[proposer.source] = max(best.get(proposer.source, (0.0, 0.0)), (chance, proposer.cost_s))
-        paying = {source for source, (chance, cost_s) in best.items() if pays(rows, chance, cost_s, context=context)}
+        paying = {
+            source
+            for source, (chance, cost_s) in best.items()
+            if self.controller.pays(rows, chance, cost_s, context=self._context)
+        }
         if "mtp" in best.keys() - paying:
             self.acceptance.relax()
-        offers, trials = [_Offer() for _ in batch], [_Offer() for _ in batch]
-        for row, (sequence, own) in enumerate(zip(batch, firsts, strict=True)):
-            for proposer, _ in own:
+        offers = [_Offer() for _ in batch]
+        trials = [_Offer() for _ in batch]
+        for row, (sequence, pairs) in enumerate(zip(batch, firsts, strict=True)):
+            for proposer, _ in pairs:
                 if proposer.source not in paying:
                     proposer.is_wanted = False
                     continue
                 waits = proposer.needs_all_tokens and _unread(sequence)
-                found = _Offer(proposer, _chances(sequence, proposer, 0 if waits else _unread(sequence)))
+                offer = _Offer(proposer, _chances(sequence, proposer, 0 if waits else _unread(sequence)))
                 if waits:  # for the next pass
-                    proposer.is_wanted = self._gain(found, rows) > MIN_GAIN
+                    proposer.is_wanted = self._gain(offer, rows) > MIN_GAIN
                     continue
                 if (dry_run := proposer.dry_run) is not None:
                     dry_run.update(sequence.tokens)
                     if not dry_run.pays:
-                        trials[row] = found
+                        trials[row] = offer
                         continue
-                    found.chances = found.chances[: dry_run.most(len(found.chances))]
-                if not offers[row].chances or self._gain(found, rows) > self._gain(offers[row], rows):
-                    offers[row] = found
+                    offer.chances = offer.chances[: dry_run.most(len(offer.chances))]
+                if not offers[row].chances or self._gain(offer, rows) > self._gain(offers[row], rows):
+                    offers[row] = offer
         return offers, trials
 
     def _gain(self, offer: _Offer, rows: int) -> float:
@@ -152,13 +157,15 @@ class Drafting:
 
     def _costs_of(self, counts: Sequence[int]) -> list[float]:
         """Return each sequence's share of the cost of draft tokens, in passes that give it one token each."""
-        sequences, total = len(counts), sum(counts)
+        sequences = len(counts)
+        total = sum(counts)
         excess = self.controller.excess(sequences, total, context=self._context) if total else 0.0
         return [sequences * excess * count / max(total, 1) for count in counts]
 
     def _propose(self, sequence: Sequenced, proposer: Proposer, count: int) -> tuple[int, ...]:
         """Return draft tokens. A proposer that raises is dropped."""
-        began, unread = time.perf_counter(), _unread(sequence)
+        began = time.perf_counter()
+        unread = _unread(sequence)
         try:
             draft_tokens = tuple(proposer.propose(count + unread)[unread : count + unread])
         except Exception:
@@ -166,9 +173,9 @@ class Drafting:
             return ()
         if proposer.cost_s:
             self.spent_s += time.perf_counter() - began
-        for place, token in enumerate(draft_tokens):
+        for index, token in enumerate(draft_tokens):
             if not 0 <= token < self._vocab_size:
-                return draft_tokens[:place]
+                return draft_tokens[:index]
         return draft_tokens
 
 
@@ -188,24 +195,24 @@ def _cost_s(offer: _Offer) -> float:
 
 def _first_chances(sequence: Sequenced) -> _Firsts:
     """Return the proposers that have draft tokens, and the first one's chance of acceptance, the highest of all."""
-    found = []
+    pairs = []
     for proposer in sequence.proposers:
         try:
             proposer.update(sequence.tokens)
             if chances := proposer.chances(1):
-                found.append((proposer, chances[0]))
+                pairs.append((proposer, chances[0]))
         except Exception:
             sequence.proposers = [other for other in sequence.proposers if other is not proposer]
-    if found and (not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2)):
+    if pairs and (not sequence.output_count or sequence.remaining <= 1 or sequence.may_force(MAX_DRAFT + 2)):
         return ()
-    return found
+    return pairs
 
 
 def _chances(sequence: Sequenced, proposer: Proposer, unread: int) -> Sequence[float]:
     """Return each draft token's chance that it and all before it are accepted. unread: draft tokens to leave out."""
-    most = min(MAX_DRAFT, sequence.remaining - 1)
+    max_tokens = min(MAX_DRAFT, sequence.remaining - 1)
     try:
-        return list(accumulate(proposer.chances(most + unread), mul))[unread : most + unread]
+        return list(accumulate(proposer.chances(max_tokens + unread), mul))[unread : max_tokens + unread]
     except Exception:
         sequence.proposers.remove(proposer)
         return ()

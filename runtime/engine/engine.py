@@ -103,10 +103,10 @@ class Engine:
         self._division = division = network.division
         self._waiting = division.waiting if division else nullcontext
         drafting = [part.cost for part in (draft, network.draft_head) if part is not None]
-        held = replace(self._cost, kv=[*self._cost.kv, *(layer for cost in drafting for layer in cost.kv)])
-        self._held = held.kv_bytes(context_limit)
+        with_drafts = replace(self._cost, kv=[*self._cost.kv, *(layer for cost in drafting for layer in cost.kv)])
+        self._kv_bytes = with_drafts.kv_bytes(context_limit)
         self._weights = self._cost.weight_bytes + sum(cost.weight_bytes for cost in drafting)
-        self._budget = KVBudget(held, context_limit, kv_memory or (division.kv_memory if division else None))
+        self._budget = KVBudget(with_drafts, context_limit, kv_memory or (division.kv_memory if division else None))
         self.kv = network.kv_backend(KVOptions(context_limit, most_running, keep_prefix, kv_key, self._budget.spare))
         self._pace = pace or ChunkBudget(wide=network.wide_chunks)
         self._scheduler = Scheduler(
@@ -120,7 +120,7 @@ class Engine:
         self._drafting = Drafting(network.vocab_size, pass_costs, has_head=network.draft_head is not None)
         self._recent = RecentAnswers()
         self._in_flight: InFlightBatch | None = None  # the newest batch
-        self._landed = 0.0  # when the newest batch was read
+        self._read_at = 0.0  # when the newest batch was read
         self._garbage_s = 0.0  # of garbage collection until then
         self.timer = StepTimer()
         self._ended: list[Sequence] = []  # whose caches are not released yet
@@ -236,7 +236,8 @@ class Engine:
 
     def _run_and_commit(self, events: list[Delivery]) -> None:
         """Start the next batch, and commit the one before it, first if scheduling needs its tokens."""
-        before, self._in_flight = self._in_flight, None
+        before = self._in_flight
+        self._in_flight = None
         decided = before is not None and before.decides
         if before is not None and decided:
             self._commit(before, events)
@@ -249,14 +250,15 @@ class Engine:
         self._in_flight = start(self.network, self.kv, chunks, before) if chunks else None
         if decided and self._in_flight is not None:
             self._in_flight.drafting_s = self._drafting.spent_s  # its time includes other drafting
-            self._in_flight.started = self._landed + self._drafting.spent_s
+            self._in_flight.started = self._read_at + self._drafting.spent_s
         if before is not None:
             self._commit(before, events)
         if self._in_flight is None:
             return
         self._in_flight.select()
         if not self._in_flight.chosen:  # prompts only: no step is built ahead
-            before, self._in_flight = self._in_flight, None
+            before = self._in_flight
+            self._in_flight = None
             self._commit(before, events)
 
     def read_ahead(self, prompt: Row[int], stop: Callable[[], bool]) -> PrefetchedPrompt | None:
@@ -322,10 +324,10 @@ class Engine:
 
     def _end_due(self, events: list[Delivery]) -> None:
         """End sequences that are cancelled, stopped or complete."""
-        heard = [*self._scheduler.running, *islice(self._scheduler.waiting, CHECKED_WAITING), *self._cancelled]
+        checked = [*self._scheduler.running, *islice(self._scheduler.waiting, CHECKED_WAITING), *self._cancelled]
         self._cancelled.clear()
-        for sequence in heard:
-            if sequence.state == "finished":  # before, or just now: it may be among those heard twice
+        for sequence in checked:
+            if sequence.state == "finished":  # before, or just now: a cancelled one may stand in the list twice
                 continue
             with self._own_errors(sequence, events):
                 if sequence.is_cancelled:
@@ -355,7 +357,9 @@ class Engine:
 
     def _proposers(self, sequence: Sequence) -> list[Proposer]:
         """Return the sequence's proposers: "auto" means all that need no other model."""
-        choice, head, proposers = sequence.request.speculate, self.network.draft_head, list[Proposer]()
+        choice = sequence.request.speculate
+        head = self.network.draft_head
+        proposers: list[Proposer] = []
 
         def sampler() -> Sampler:
             return cast(Sampler, sequence.sampler).fork()
@@ -375,27 +379,9 @@ class Engine:
     def _commit(self, in_flight: InFlightBatch, events: list[Delivery]) -> None:
         """Wait for a batch, commit its entries, and append its events."""
         tokens = in_flight.wait()
-        now = time.perf_counter()
-        rows = fed = 0
-        for chunk in in_flight.chunks:
-            if chunk.phase == "decode":
-                rows += 1
-            else:
-                fed += chunk.count
-        began = max(self._landed, in_flight.started)
-        seconds, drafting_s = now - began, in_flight.drafting_s
-        follows = drafting_s > 0 or began == self._landed  # else the clocks ran meanwhile
-        if not in_flight.draft_tokens:
-            self._pace.took(rows, fed, seconds)
-        if rows and not fed:
-            drafts, ahead, context = in_flight.draft_tokens, in_flight.ahead, in_flight.context
-            self._drafting.controller.record(rows, drafts, seconds, ahead=ahead, context=context)
-        self._landed = now
-        step_s, host_s, decodes = seconds + drafting_s, max(0.0, in_flight.built - began), rows > 0 and not fed
-        parts = self.timer.landed(step_s, host_s, decodes=decodes and follows)
-        garbage_s, self._garbage_s = self._garbage_s, garbage_seconds()
-        ranks = self._division.rank_times(parts, step_s) if parts is not None and self._division else ()
-        shared = PassFacts(in_flight.batch, fed, self._garbage_s - garbage_s, parts, ranks)
+        decoding = sum(chunk.phase == "decode" for chunk in in_flight.chunks)
+        prompt_tokens = sum(chunk.count for chunk in in_flight.chunks if chunk.phase != "decode")
+        shared = self._time(in_flight, decoding, prompt_tokens)
         row = 0
         for chunk in in_flight.chunks:
             sequence = chunk.sequence
@@ -413,39 +399,68 @@ class Engine:
             sequence.kv.commit(chunk.count)
             if chunk.phase == "prefill":
                 self._commit_prefill(sequence, events)
-                if not rows and sequence.kv.committed == sequence.prefill_end:
+                if not decoding and sequence.kv.committed == sequence.prefill_end:
                     mx.clear_cache()  # decoding needs no working memory of chunks
+
+    def _time(self, in_flight: InFlightBatch, decoding: int, prompt_tokens: int) -> PassFacts:
+        """Time a batch that was read just now, for budgets and records.
+
+        decoding: its sequences that decode. prompt_tokens: those of prompts.
+        """
+        now = time.perf_counter()
+        # The device computes one batch after the other: this one could not begin before the last one was done.
+        began = max(self._read_at, in_flight.started)
+        follows = in_flight.drafting_s > 0 or began == self._read_at  # else the kernels' clocks ran in between
+        self._read_at = now
+        pass_s = now - began
+        step_s = pass_s + in_flight.drafting_s
+        only_decodes = decoding > 0 and not prompt_tokens
+        if not in_flight.draft_tokens:
+            self._pace.record(decoding, prompt_tokens, pass_s)
+        if only_decodes:
+            self._drafting.controller.record(
+                decoding, in_flight.draft_tokens, pass_s, ahead=in_flight.ahead, context=in_flight.context
+            )
+        host_s = max(0.0, in_flight.built - began)
+        parts = self.timer.parts(step_s, host_s, decodes=only_decodes and follows)
+        ranks = self._division.rank_times(parts, step_s) if parts is not None and self._division else ()
+        garbage_before = self._garbage_s
+        self._garbage_s = garbage_seconds()
+        return PassFacts(in_flight.batch, prompt_tokens, self._garbage_s - garbage_before, parts, ranks)
 
     def _commit_decode(
         self, chunk: ScheduledChunk, chosen: list[int], in_flight: InFlightBatch, shared: PassFacts
     ) -> Delivery:
         """Commit a decode chunk: one token, and as many more as draft tokens were accepted."""
-        sequence, draft_tokens = chunk.sequence, chunk.draft_tokens
-        right = accepted(chosen, draft_tokens)
-        said = chosen[: 1 + right]
-        stop = next((place for place, token in enumerate(said) if token in sequence.request.stop_ids), None)
+        sequence = chunk.sequence
+        draft_tokens = chunk.draft_tokens
+        num_accepted = accepted(chosen, draft_tokens)
+        output = chosen[: num_accepted + 1]
+        stop = next((index for index, token in enumerate(output) if token in sequence.request.stop_ids), None)
         if stop is not None:
-            said = said[: stop + 1]
+            output = output[: stop + 1]
         if sequence.constraint is not None:
-            sequence.constraint.accept(said if stop is None else said[:stop])
-        self._hand_over(in_flight, sequence, chunk.again + len(said))
-        sequence.kv.commit(chunk.again + len(said))
+            sequence.constraint.accept(output if stop is None else output[:stop])
+        num_committed = chunk.again + len(output)
+        self._hand_over(in_flight, sequence, num_committed)
+        sequence.kv.commit(num_committed)
         source = None
         if draft_tokens:
-            cast(Sampler, sequence.sampler).commit(len(said))
-            sequence.draft_entries, source = 0, chunk.source
-        sequence.tokens += said
-        record = sequence.timeline.step_done(sequence.kv, shared, len(said), len(draft_tokens), source)
+            cast(Sampler, sequence.sampler).commit(len(output))
+            sequence.draft_entries = 0
+            source = chunk.source
+        sequence.tokens += output
+        record = sequence.timeline.step_done(sequence.kv, shared, len(output), len(draft_tokens), source)
         if draft_tokens:
             sequence.kv.rollback()
         values = in_flight.logprobs.get(sequence)
         if stop is not None:
             if not stop:
-                return sequence, self._finish(sequence, "stop", said[0], record)
-            sequence.stop_id = said.pop()
-        sequence.output_count += len(said)
-        read_values = None if values is None else tuple(read(each) for each in values[: len(said)])
-        return sequence, Step(tuple(said), record, read_values, draft_tokens[right:])
+                return sequence, self._finish(sequence, "stop", output[0], record)
+            sequence.stop_id = output.pop()
+        sequence.output_count += len(output)
+        logprobs = None if values is None else tuple(read(value) for value in values[: len(output)])
+        return sequence, Step(tuple(output), record, logprobs, draft_tokens[num_accepted:])
 
     def _hand_over(self, in_flight: InFlightBatch, sequence: Sequence, count: int) -> None:
         """Give the hidden states of the next `count` committed positions to the proposer that drafts from them."""
@@ -458,7 +473,7 @@ class Engine:
         cache = sequence.kv
         if self._is_reusable:
             self.kv.on_prefill(cache, sequence.tokens)
-        if cache.committed > sequence.reported:  # else it had stepped back and gets again what it had
+        if cache.committed > sequence.reported:  # else it was preempted, and computes these entries again
             sequence.reported = cache.committed
             events.append((sequence, sequence.progress()))
             sequence.timeline.prefilled()
@@ -522,7 +537,7 @@ class Engine:
         if self._at_work is None:
             mx.reset_peak_memory()
             self._at_work = ExitStack()
-            self._at_work.enter_context(wired(self._weights, self._held))
+            self._at_work.enter_context(wired(self._weights, self._kv_bytes))
         if len(self._scheduler.running) + len(self._scheduler.waiting) > 1:
             self._at_work.pop_all().close()
 

@@ -75,14 +75,16 @@ class MtpDraft:
 
     def update(self, tokens: Sequence[int]) -> None:
         came = tokens[self._known : self._known + len(self._draft_tokens)]
-        for place, (token, draft) in enumerate(zip(came, self._draft_tokens, strict=False)):
-            self._acceptance.record(place, token == draft)
+        for index, (token, draft) in enumerate(zip(came, self._draft_tokens, strict=False)):
+            self._acceptance.record(index, token == draft)
             if token != draft:
                 break
-        self._tokens, self._known, self._draft_tokens = tokens, len(tokens), ()
+        self._tokens = tokens
+        self._known = len(tokens)
+        self._draft_tokens = ()
 
     def chances(self, count: int) -> Sequence[float]:
-        return [self._acceptance.chance(place) for place in range(count)]
+        return [self._acceptance.chance(index) for index in range(count)]
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. No draft tokens while the head is more than a chunk behind: each call appends one."""
@@ -95,7 +97,8 @@ class MtpDraft:
         if self._next <= last:
             mx.eval(hidden)
             return ()
-        sampler, chosen = self._sampler(), list[mx.array]()
+        sampler = self._sampler()
+        chosen: list[mx.array] = []
         while True:
             chosen.append(sampler(self._head.logits(hidden)))
             if len(chosen) == count:

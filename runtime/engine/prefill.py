@@ -34,7 +34,7 @@ class ChunkSizer:
         self._largest = LARGEST[device or mx.default_device().type]
         self._wide = wide and self._largest >= WIDE
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def record(self, tokens: int, seconds: float) -> None:
         """Record a chunk's time."""
         rate = tokens / max(seconds, 1e-6)
         affordable = int(rate * TARGET_S)
@@ -56,7 +56,7 @@ def prefill(
         mx.eval(kv_pass.arrays)
         cache.commit(len(chunk))
         done += len(chunk)
-        sizer.took(len(chunk), time.perf_counter() - started)
+        sizer.record(len(chunk), time.perf_counter() - started)
         if done == len(tokens):
             mx.clear_cache()  # decoding does not need it
         yield done

@@ -136,11 +136,12 @@ class Scheduler:
                 continue
             (first if known else chained).append(ScheduledChunk(sequence, 1, "decode", chooses=True))
         decoding = [*chained, *first, *again]
-        return decoding + self._chunks(prompts, beside=bool(decoding)) if prompts else decoding
+        return decoding + self._chunks(prompts, with_decoding=bool(decoding)) if prompts else decoding
 
     def extend(self, chunk: ScheduledChunk, draft_tokens: tuple[int, ...], source: str) -> ScheduledChunk:
         """Return the chunk with draft tokens, or unchanged if there is no room for them."""
-        sequence, count = chunk.sequence, chunk.count + len(draft_tokens)
+        sequence = chunk.sequence
+        count = chunk.count + len(draft_tokens)
         if (
             not draft_tokens
             or count - chunk.again > sequence.remaining
@@ -160,8 +161,9 @@ class Scheduler:
         else:
             self._preempt(youngest)
 
-    def _chunks(self, prompts: list[Sequence], beside: bool) -> list[ScheduledChunk]:
-        budget = self._pace.budget(beside)
+    def _chunks(self, prompts: list[Sequence], with_decoding: bool) -> list[ScheduledChunk]:
+        """Return chunks of the prompts, within the budget of a pass."""
+        budget = self._pace.budget(with_decoding)
         chunks = []
         for sequence in prompts:
             if sequence.state != "prefill" or sequence is self._preempting or (sequence.marks and sequence.pending):
@@ -196,7 +198,8 @@ class Scheduler:
         sequence.kv.close()
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
-        sequence.state, sequence.cache = "preempted", None
+        sequence.state = "preempted"
+        sequence.cache = None
         self._budget.release(sequence)
 
 

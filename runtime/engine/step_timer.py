@@ -14,7 +14,7 @@ from headrace.runtime.metrics.telemetry import StepParts
 
 
 class StepTimer:
-    """`landed` after each step. every: one step in so many is timed; 0: none. It may be set from another thread."""
+    """Call `parts` after each step. every: one step in so many is timed; 0: none. It may be set from another thread."""
 
     def __init__(self) -> None:
         self.every = 0
@@ -22,7 +22,7 @@ class StepTimer:
         self._times = False  # the kernels' clocks run
         self._usable = ops.select() is ops.native
 
-    def landed(self, seconds: float, host_s: float, *, decodes: bool) -> StepParts | None:
+    def parts(self, seconds: float, host_s: float, *, decodes: bool) -> StepParts | None:
         """Return the parts of the step that was read just now, if it was timed; start the clocks if the next one is.
 
         seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt, and followed the step
@@ -49,12 +49,18 @@ def _parts(times: dict[str, tuple[int, int, int, int]], seconds: float, host_s: 
     """
     if not times["weights"][0]:
         return None
-    own = {kind: (wall - waiting) / 1e9 for kind, (_, wall, waiting, _) in times.items()}
+    computing = {kind: (wall - waiting) / 1e9 for kind, (_, wall, waiting, _) in times.items()}
     waiting_s = sum(waiting for _, _, waiting, _ in times.values()) / 1e9
-    found = (own.get("weights", 0.0), own.get("attention", 0.0), own.get("sampling", 0.0), waiting_s, host_s)
-    known = sum(found)
-    scale = min(1.0, seconds / known) if known > 0 else 0.0
-    return StepParts(*(max(0.0, part) * scale for part in found))
+    measured = [
+        computing.get("weights", 0.0),
+        computing.get("attention", 0.0),
+        computing.get("sampling", 0.0),
+        waiting_s,
+        host_s,
+    ]
+    total = sum(measured)
+    scale = min(1.0, seconds / total) if total > 0 else 0.0
+    return StepParts(*(max(0.0, part_s) * scale for part_s in measured))
 
 
 class _Garbage:

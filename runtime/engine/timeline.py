@@ -35,7 +35,7 @@ class Timeline:
         self._admitted = self._prefilled = self._submitted
         self._last = self._submitted  # when the newest step's token could be read
         self._latencies = array("d")  # of each step, as its record has it
-        self._tokens = array("l")  # that each said
+        self._tokens = array("l")  # output tokens of each step
         self._proposed = 0
         self._bytes = 0  # moved by all steps but the first, whose latency is not an inter-token latency
 
@@ -102,9 +102,11 @@ class Timeline:
 
         cache: None of a request whose turn never came.
         """
-        committed, held = (cache.committed, cache.committed_bytes) if cache else (0, 0)
-        first, steps = self._latencies[:1], self._latencies[1:]
-        each = [latency / said for latency, said in zip(steps, self._tokens[1:], strict=True) for _ in range(said)]
+        committed = cache.committed if cache else 0
+        first_s = self._latencies[0] if self._latencies else None
+        steps = self._latencies[1:]
+        # Accepted draft tokens come with their step: its latency is divided among its tokens.
+        itl = [latency / count for latency, count in zip(steps, self._tokens[1:], strict=True) for _ in range(count)]
         decode_s = fsum(steps)  # t_last - t_first
         return Summary(
             prompt_tokens=self._prompt_tokens,
@@ -114,15 +116,15 @@ class Timeline:
             steps=len(self._latencies),
             queue_s=self._admitted - self._submitted,
             prefill_s=self._prefilled - self._admitted,
-            first_step_s=first[0] if first else None,
-            ttft_s=self._prefilled - self._submitted + first[0] if first else None,
+            first_step_s=first_s,
+            ttft_s=None if first_s is None else self._prefilled - self._submitted + first_s,
             step_latency=Percentiles.of(steps),
             step_s=decode_s / len(steps) if steps else None,
-            itl=Percentiles.of(each),
-            tpot_s=decode_s / len(each) if each else None,
+            itl=Percentiles.of(itl),
+            tpot_s=decode_s / len(itl) if itl else None,
             weight_bytes_per_step=self._cost.weight_bytes,
             kv_bytes_per_token=self._cost.kv_bytes_per_token,
-            kv_cache_bytes=held,
+            kv_cache_bytes=cache.committed_bytes if cache else 0,
             achieved_gb_s=self._bytes / decode_s / 1e9 if decode_s > 0 else None,
             peak_memory_bytes=mx.get_peak_memory(),
             proposed=self._proposed,

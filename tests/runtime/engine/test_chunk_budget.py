@@ -10,38 +10,38 @@ STEP_S, TOKEN_S = 0.0041, 0.0002
 def measured(passes: int = 20) -> ChunkBudget:
     """Fed with passes of four sequences, then with a prompt beside."""
     pace = ChunkBudget()
-    pace.took(0, 512, 512 * TOKEN_S)
+    pace.record(0, 512, 512 * TOKEN_S)
     for _ in range(passes):
-        pace.took(4, 0, STEP_S)
+        pace.record(4, 0, STEP_S)
     for _ in range(passes):
-        fed = pace.budget(beside=True)
-        pace.took(4, fed, STEP_S + fed * TOKEN_S)
+        fed = pace.budget(with_decoding=True)
+        pace.record(4, fed, STEP_S + fed * TOKEN_S)
     return pace
 
 
 def test_passes_take_what_they_may() -> None:
-    fed = measured().budget(beside=True)
+    fed = measured().budget(with_decoding=True)
     assert (STEP_S + fed * TOKEN_S) / STEP_S == pytest.approx(STRETCH, rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [0, 4])
 def test_one_pass_that_was_held_up_changes_nothing(rows: int) -> None:
     pace = measured()
-    before = pace.budget(beside=True)
-    pace.took(4, 0, 50 * STEP_S)
-    pace.took(rows, 16, 50 * STEP_S)
-    assert pace.budget(beside=True) == before
+    before = pace.budget(with_decoding=True)
+    pace.record(4, 0, 50 * STEP_S)
+    pace.record(rows, 16, 50 * STEP_S)
+    assert pace.budget(with_decoding=True) == before
 
 
 def test_it_follows_tokens_that_grow_dearer_and_other_numbers_of_sequences() -> None:
     pace = measured()
     for _ in range(4):
-        pace.took(4, 10, STEP_S + 10 * 2 * TOKEN_S)
-    assert (STEP_S + pace.budget(beside=True) * 2 * TOKEN_S) / STEP_S < STRETCH
+        pace.record(4, 10, STEP_S + 10 * 2 * TOKEN_S)
+    assert (STEP_S + pace.budget(with_decoding=True) * 2 * TOKEN_S) / STEP_S < STRETCH
     for _ in range(8):
-        pace.took(8, 0, 3 * STEP_S)
-    assert pace.budget(beside=True) > 8
+        pace.record(8, 0, 3 * STEP_S)
+    assert pace.budget(with_decoding=True) > 8
 
 
 def test_nothing_is_affordable_before_anything_was_measured() -> None:
-    assert ChunkBudget().budget(beside=True) == SMALLEST
+    assert ChunkBudget().budget(with_decoding=True) == SMALLEST

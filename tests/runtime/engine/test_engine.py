@@ -104,7 +104,7 @@ def test_prefill_never_asks_for_logits(network: Decoder) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.01, 0.4, 3.0, 1e6])
 def test_chunks_follow_the_measured_speed_within_bounds(seconds: float, device: mx.DeviceType, largest: int) -> None:
     pace = ChunkSizer(device)
-    pace.took(64, seconds)
+    pace.record(64, seconds)
     size = pace.size
     assert STEP <= size <= largest
     assert size % STEP == 0
@@ -119,10 +119,10 @@ def test_wide_chunks_have_1024_rows_where_that_takes_under_2_seconds() -> None:
         (mx.DeviceType.cpu, 600.0, 224),
     ):
         pace = ChunkSizer(device, wide=True)
-        pace.took(64, 64 / rate)
+        pace.record(64, 64 / rate)
         assert pace.size == size
     narrow = ChunkSizer(mx.DeviceType.gpu)
-    narrow.took(64, 64 / 600)
+    narrow.record(64, 64 / 600)
     assert narrow.size == 224
 
 
@@ -135,7 +135,7 @@ def test_what_prefill_was_computed_in_is_given_back(network: Decoder) -> None:
 
 def test_the_next_prompt_begins_at_the_pace_of_the_last(network: Decoder) -> None:
     pace = ChunkSizer()
-    pace.took(64, 64 * TARGET_S / 96)
+    pace.record(64, 64 * TARGET_S / 96)
     done = list(prefill(network, new_cache(network, 512), LONG, pace))
     assert done[0] == 96
 

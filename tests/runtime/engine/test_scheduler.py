@@ -170,7 +170,7 @@ TestServed = Served.TestCase
 
 def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
     room, pace = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4)), ChunkBudget()
-    pace.took(rows=0, fed=512, seconds=0.4)
+    pace.record(decoding=0, prompt_tokens=512, seconds=0.4)
     scheduler = Scheduler(room, pace, most_running=8)
     timeline: Any = SimpleNamespace()
     sequences = [Sequence(Request(range(301), 5), LIMIT, timeline) for _ in range(3)]
@@ -183,14 +183,14 @@ def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
 
 def test_beside_others_a_prompt_takes_what_stretches_their_steps_as_much_as_allowed() -> None:
     pace = ChunkBudget()
-    assert pace.budget(beside=True) == SMALLEST
-    pace.took(rows=0, fed=400, seconds=0.4)  # 1 ms a token
+    assert pace.budget(with_decoding=True) == SMALLEST
+    pace.record(decoding=0, prompt_tokens=400, seconds=0.4)  # 1 ms a token
     for _ in range(50):
-        pace.took(rows=4, fed=0, seconds=0.1)
-    assert abs(pace.budget(beside=True) - (STRETCH - 1) * 100) <= STEP
+        pace.record(decoding=4, prompt_tokens=0, seconds=0.1)
+    assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 100) <= STEP
     for _ in range(50):
-        pace.took(rows=4, fed=100, seconds=0.1 + 100 * 0.002)  # small chunks cost twice as much
-    assert abs(pace.budget(beside=True) - (STRETCH - 1) * 50) <= STEP
+        pace.record(decoding=4, prompt_tokens=100, seconds=0.1 + 100 * 0.002)  # small chunks cost twice as much
+    assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 50) <= STEP
 
 
 def test_timelines_tell_waiting_from_prefill() -> None:

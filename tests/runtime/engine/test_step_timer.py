@@ -57,14 +57,14 @@ def test_one_step_in_so_many_is_timed(monkeypatch: pytest.MonkeyPatch, every: in
     monkeypatch.setattr(ops, "select", lambda: clocks)
     timer = StepTimer()
     timer.every = every
-    found = [timer.landed(0.01, 0.0, decodes=True) for _ in range(20)]
+    found = [timer.parts(0.01, 0.0, decodes=True) for _ in range(20)]
     assert sum(parts is not None for parts in found) == timed
     assert all(parts.weights_s == 0.004 and parts.waiting_s == 0.001 for parts in found if parts)
     timer.every = 0
-    timer.landed(0.01, 0.0, decodes=False)
+    timer.parts(0.01, 0.0, decodes=False)
     assert clocks.calls[-1:] == [False] * bool(every), "the clocks run on"
     before = len(clocks.calls)
-    assert timer.landed(0.01, 0.0, decodes=True) is None
+    assert timer.parts(0.01, 0.0, decodes=True) is None
     assert len(clocks.calls) == before
 
 
