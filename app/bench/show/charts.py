@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from headrace.app.bench.show.formats import label
+from headrace.app.bench.show.phrases import label
 from headrace.app.output.figures import speed_text
 from headrace.runtime.metrics.units import format_bytes
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from headrace.app.bench.show.formats import label
+from headrace.app.bench.show.phrases import label
 from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table, table_lines
 from headrace.app.output.terminal import console

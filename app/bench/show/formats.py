@@ -1,71 +1,43 @@
 """A run's document as text: Markdown, CSV, JSON lines, and the lines shared by all views."""
 
 import json
-from typing import Any
+from collections.abc import Sequence
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.bench.measure.setup import setup_line
-from headrace.app.bench.show.phrases import (
-    bracketed,
-    energy_cell,
-    energy_line,
-    interval,
-    profile_lines,
-    spread,
-    step_figures,
-)
-from headrace.app.output.document import Document, csv_table, flat, markdown_table
-from headrace.app.output.figures import decimals, percent
+from headrace.app.bench.show.columns import RESULT_COLUMNS, WORKLOAD_COLUMNS, ResultColumn
+from headrace.app.bench.show.phrases import bracketed, energy_line, label, profile_lines, step_figures
+from headrace.app.output.document import Document, csv_table, markdown_table
+from headrace.app.output.figures import percent
 from headrace.runtime.metrics.units import format_bytes
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)
-# Figures with parts that not every test has.
-_INTERVAL = ("mean", "low", "high")
-_NESTED = {
-    "ttft_ms": ("mean", "median", "low", "high"),
-    "mbu_paired": _INTERVAL,
-    "energy_per_token": ("joules", "whole_joules", "watts", "idle_watts", "parts"),
-    "arrival": (
-        "itl_p95_before_ms",
-        "itl_p95_ms",
-        *(f"itl_p95_ratio.{name}" for name in _INTERVAL),
-        "ttft_alone_ms",
-        *(f"of_speed_alone.{name}" for name in _INTERVAL),
-    ),
-    "speculation": (
-        "workload",
-        "kind",
-        "temperature",
-        *(f"{key}.{name}" for key in ("plain_tokens_per_second", "ratio") for name in ("median", "low", "high")),
-        "proposed",
-        "accepted",
-        "acceptance",
-        "chance",
-        "proposed_per_step",
-        "accepted_per_step",
-        "tokens_per_step",
-        "sources",
-        "same_tokens",
-    ),
-}
 
 
 def markdown(document: Document) -> str:
     """Return tables and the circumstances, to paste into an issue."""
-    several = len(_engines(document)) > 1
-    together = any(entry.get("batch", 1) > 1 for entry in document["results"])
-    workloads = [entry for entry in document["results"] if entry.get("speculation")]
-    others = [entry for entry in document["results"] if not entry.get("speculation")]
-    energy = bool(energy_line(document))
-    tables = [
-        [_markdown_row(entry, several=several, together=together, energy=energy) for entry in others],
-        [_workload_row(entry, several=several) for entry in workloads],
-    ]
+    results = document["results"]
+    workloads = [entry for entry in results if entry.get("speculation")]
+    others = [entry for entry in results if not entry.get("speculation")]
     lines: list[str] = []
-    for rows in tables:
-        if rows:
-            lines += [*markdown_table(list(rows[0]), [list(row.values()) for row in rows]), ""]
+    if others:
+        test = ResultColumn(cell=label, markdown="test")
+        lines += [*_markdown_table(results, others, [test, *RESULT_COLUMNS]), ""]
+    if workloads:
+        lines += [*_markdown_table(results, workloads, WORKLOAD_COLUMNS), ""]
     return "\n".join([*lines, *(f"- {line}" for line in circumstances(document))])
+
+
+def _markdown_table(
+    results: Sequence[Document], shown: Sequence[Document], columns: Sequence[ResultColumn]
+) -> list[str]:
+    """Return the lines of a table of some of the results; engines are named if there are several."""
+    engines = {(entry["engine"], entry["model"]) for entry in results}
+    names = ("engine", "model") if len(engines) > 1 else ("model",)
+    columns = [*(ResultColumn(name, markdown=name) for name in names), *columns]
+    columns = [column for column in columns if column.is_in_markdown(results)]
+    rows = [[column.markdown_cell(entry) for column in columns] for entry in shown]
+    return markdown_table([str(column.markdown) for column in columns], rows)
 
 
 def circumstances(document: Document) -> list[str]:
@@ -204,13 +176,14 @@ def csv_text(document: Document) -> str:
 
     The columns are always the same; absent figures are empty cells.
     """
-    device = {f"device.{key}": document["device"][key] for key in ("name", "backend", "measured_peak_gb_s")}
-    skipped = ("repetitions", "samples", "notes")
+    shared = {
+        "created": document["created"],
+        **{f"device.{key}": document["device"][key] for key in ("name", "backend", "measured_peak_gb_s")},
+    }
     rows = [
         {
-            "created": document["created"],
-            **device,
-            **flat({k: _parts(k, v) for k, v in entry.items() if k not in skipped}),
+            **shared,
+            **{column.key: column.csv_cell(entry) for column in RESULT_COLUMNS if column.key},
             "samples": " ".join(f"{value:.6g}" for value in entry["samples"]),
         }
         for entry in document["results"]
@@ -227,74 +200,7 @@ def json_lines(document: Document) -> str:
     )
 
 
-def gain_interval(entry: Document) -> str:
-    """Format the interval of a workload's gain: `1.95–2.10`."""
-    return interval(entry["speculation"]["ratio"], decimals, "–")
-
-
-def _workload_row(entry: Document, *, several: bool) -> dict[str, str]:
-    found, speed = entry["speculation"], entry["tokens_per_second"]
-    return {
-        **({"engine": entry["engine"]} if several else {}),
-        "model": entry["model"],
-        "workload": label(entry),
-        "kind": found["kind"],
-        "tok/s": decimals(speed["median"]),
-        "without": decimals(found["plain_tokens_per_second"]["median"]),
-        "gain (95 %)": f"{found['ratio']['median']:.2f}x{bracketed(found['ratio'])}",
-        "accepted": percent(found["acceptance"]) or "–",
-        "accepted per step": decimals(found["accepted_per_step"]),
-        "tokens per step": decimals(found["tokens_per_step"]),
-        "same tokens": "yes" if found["same_tokens"] else "no",
-    }
-
-
-def _parts(key: str, value: Any) -> Any:
-    """Give a figure its parts, also where it is null."""
-    return dict.fromkeys(_NESTED[key]) if value is None and key in _NESTED else value
-
-
 def _digest(model: Document) -> str:
     """Return the hash of the model's file, or else of its headers."""
     whole = model.get("sha256")
     return f"{whole[:12]}" if whole else f"{str(model.get('headers_sha256'))[:12]} (headers)"
-
-
-def shown_mbu(entry: Document) -> float | None:
-    """Return MBU against the memory speed around each repetition, or else against the run's peak."""
-    paired: float | None = (entry["mbu_paired"] or {}).get("mean")
-    peak: float | None = entry["mbu"]
-    return peak if paired is None else paired
-
-
-def mbu_cell(entry: Document) -> str:
-    """Format `shown_mbu`: `83 %`, or `busy` if other programs slowed the test down."""
-    return "busy" if entry.get("busy") else percent(shown_mbu(entry))
-
-
-def label(entry: Document) -> str:
-    return str(entry["test"]) + (f" @ d{entry['depth']}" if entry["depth"] else "")
-
-
-def _engines(document: Document) -> set[tuple[str, str]]:
-    return {(entry["engine"], entry["model"]) for entry in document["results"]}
-
-
-def _markdown_row(entry: Document, *, several: bool, together: bool, energy: bool) -> dict[str, str]:
-    speed, itl = entry["tokens_per_second"], entry["itl_ms"]
-    name = {"engine": entry["engine"], "model": entry["model"]} if several else {"model": entry["model"]}
-    return {
-        **name,
-        "test": label(entry),
-        "tok/s": f"{speed['mean']:.2f}" + (f" ± {speed['sd']:.2f}" if spread(speed) is not None else ""),
-        "median (95 %)": f"{speed['median']:.2f}{bracketed(speed)}",
-        **({"tok/s each": decimals(entry["tokens_per_second_each"])} if together else {}),
-        "ITL p50 / p95 / p99 / max ms": " / ".join(decimals(itl[key]) for key in ("p50", "p95", "p99", "max")),
-        "TTFT ms": decimals((entry["ttft_ms"] or {}).get("median"), 1),
-        "GB/s": decimals(entry["achieved_bandwidth_gb_s"], 1),
-        "MBU": mbu_cell(entry),
-        "roofline tok/s": decimals(entry["roofline_tokens_per_second"], 0),
-        "FLOP/byte": decimals(entry["arithmetic_intensity"]),
-        **({"J/token": energy_cell(entry)} if energy else {}),
-        "peak memory": format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",
-    }

@@ -1,4 +1,4 @@
-"""Phrases that the views of a run share: intervals, energy, the parts of a step, means for the sentence."""
+"""Phrases that the views of a run share: tests' names, intervals, energy, parts of a step, means for the sentence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +40,11 @@ def bracketed(figure: Document, form: Callable[[float], str] = decimals) -> str:
     """Format a figure's interval to stand behind it: ` (1.25 to 1.36)`."""
     text = interval(figure, form)
     return f" ({text})" if text else ""
+
+
+def label(entry: Document) -> str:
+    """Return the name of a test with its depth: `tg128 @ d2048`."""
+    return str(entry["test"]) + (f" @ d{entry['depth']}" if entry["depth"] else "")
 
 
 def energy_line(document: Document) -> str:

@@ -6,13 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headrace.app.bench.show.formats import circumstances, label, mbu_cell
-from headrace.app.bench.show.phrases import energy_cell, interval, spread
+from headrace.app.bench.show.columns import RESULT_COLUMNS, ResultColumn, mbu_cell
+from headrace.app.bench.show.formats import circumstances
+from headrace.app.bench.show.phrases import energy_cell, label
 from headrace.app.output.document import Document
 from headrace.app.output.figures import speed_text
 from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
-from headrace.runtime.metrics.units import format_bytes
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fcfcfa; --card: #ffffff; --ink: #22252a; --faint: #c9ccd1; --soft: #6a7078;
@@ -137,34 +137,16 @@ def _tiles(document: Document) -> str:
 
 
 def _table(results: Sequence[Document]) -> str:
-    head = ("test", "engine", "tok/s", "each", "sd", "95 % interval", "p50 ms", "p95", "p99", "max", "TTFT ms", "GB/s",
-            "MBU", "roofline", "FLOP/byte", "memory")  # fmt: skip
-    titles = ("", "", *head[2:])  # labels of cells on narrow screens; the first two need none
-    rows = "".join(
-        f"<tr>{''.join(_cell(name, cell) for name, cell in zip(titles, _cells(entry), strict=True))}</tr>"
-        for entry in results
-    )
+    figures = [column for column in RESULT_COLUMNS if column.html is not None]
+    head = ["test", "engine", *(column.html for column in figures)]
+    rows = "".join(f"<tr>{''.join(_cells(entry, figures))}</tr>" for entry in results)
     return f'<table><tr class="head">{"".join(f"<th>{name}</th>" for name in head)}</tr>{rows}</table>'
 
 
-def _cell(name: str, text: str) -> str:
-    return f'<td data-name="{escape(name)}">{escape(text)}</td>' if name else f"<td>{escape(text)}</td>"
-
-
-def _cells(entry: Document) -> list[str]:
-    speed, itl = entry["tokens_per_second"], entry["itl_ms"]
+def _cells(entry: Document, figures: Sequence[ResultColumn]) -> list[str]:
+    """Return the cells of a row. On narrow screens figures are labelled; test and engine need no label."""
+    names = [label(entry), f"{entry['engine']} {entry['model']}"]
     return [
-        label(entry),
-        f"{entry['engine']} {entry['model']}",
-        speed_text(speed["median"]),
-        speed_text(entry.get("tokens_per_second_each")),
-        speed_text(spread(speed)),
-        interval(speed, speed_text),
-        *(speed_text(itl[key]) for key in ("p50", "p95", "p99", "max")),
-        speed_text((entry["ttft_ms"] or {}).get("median")),
-        speed_text(entry["achieved_bandwidth_gb_s"]),
-        mbu_cell(entry),
-        speed_text(entry["roofline_tokens_per_second"]),
-        speed_text(entry["arithmetic_intensity"]),
-        format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else "",
+        *(f"<td>{escape(name)}</td>" for name in names),
+        *(f'<td data-name="{escape(str(column.html))}">{escape(column.html_cell(entry))}</td>' for column in figures),
     ]

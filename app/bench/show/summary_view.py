@@ -15,14 +15,13 @@ from headrace.app.bench.show.formats import (
     explanation_line,
     identity_line,
     kv_ratio_line,
-    label,
     model_line,
     peak_line,
     ratio_line,
     scaling_line,
     step_cost_line,
 )
-from headrace.app.bench.show.phrases import above_one, below_one, energy_line, profile_rows
+from headrace.app.bench.show.phrases import above_one, below_one, energy_line, label, profile_rows
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.terminal import console
 

@@ -9,7 +9,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.result import Result, drift, result
 from headrace.app.bench.measure.sample import Repetition, Sample, typical_speed
 from headrace.app.bench.measure.setup import Setup
-from headrace.app.bench.show.formats import mbu_cell
+from headrace.app.bench.show.columns import mbu_cell
 from headrace.app.bench.show.phrases import energy_cell
 from headrace.app.predict.step_cost_fit import Point, fit_step_cost, points_of
 from headrace.runtime.machine.energy import EnergyUse

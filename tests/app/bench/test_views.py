@@ -26,6 +26,7 @@ from headrace.app.bench.show.formats import step_figures
 from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
 from headrace.app.bench.show.table import results_table
+from headrace.app.output.document import flat
 from headrace.app.output.figures import speed_text
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.energy import EnergyUse
@@ -171,6 +172,13 @@ def test_every_csv_column_is_filled_and_there_whatever_was_measured() -> None:
     assert float(whole[1]["mbu_paired.mean"]) > 0
     decode_only = formats.csv_text({**DOCUMENT, "results": [DOCUMENT["results"][1]]})
     assert decode_only.splitlines()[0].split(",") == list(whole[0])
+
+
+def test_csv_has_every_figure_of_a_result() -> None:
+    for entry in (*DOCUMENT["results"], workload()):
+        figures = {key: value for key, value in entry.items() if key not in ("repetitions", "notes")}
+        row = next(csv.DictReader(io.StringIO(formats.csv_text({**DOCUMENT, "results": [entry]}))))
+        assert not {key for key, value in flat(figures).items() if value is not None} - set(row)
 
 
 def test_json_lines_stand_alone() -> None:

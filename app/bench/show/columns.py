@@ -1,0 +1,242 @@
+"""Columns of a run's tests: one list for the terminal's table, Markdown, the HTML report and CSV.
+
+Each view names engine, model and test of a row in its own way; the figures after them are columns of `RESULT_COLUMNS`,
+or of `WORKLOAD_COLUMNS` for workloads with speculation.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from headrace.app.bench.show.phrases import above_one, below_one, bracketed, energy_cell, interval, label, spread
+from headrace.app.output.figures import decimals, percent, speed_text
+from headrace.runtime.metrics.units import format_bytes
+
+Entry = dict[str, Any]
+Cell = str | Text | float | None
+_BAR = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ResultColumn:
+    """A column of figures. A view without a heading for it leaves it out.
+
+    key: path of the figure in an entry of `results`, which is the heading in CSV; "": not in CSV.
+    cell: what the other views show; None: the figure at `key`. A view formats numbers itself.
+    leaves: order in which columns leave a narrow terminal, see `output.tables.Column`.
+    digits: decimals of a number in Markdown.
+    is_shown: whether Markdown has the column for these results; None: always.
+    """
+
+    key: str = ""
+    cell: Callable[[Entry], Cell] | None = None
+    terminal: str | None = None
+    leaves: int = 0
+    right: bool = True
+    markdown: str | None = None
+    digits: int = 2
+    is_shown: Callable[[Sequence[Entry]], bool] | None = None
+    html: str | None = None
+
+    def terminal_cell(self, entry: Entry) -> str | Text:
+        value = self._value(entry)
+        return value if isinstance(value, str | Text) else speed_text(value)
+
+    def is_in_markdown(self, results: Sequence[Entry]) -> bool:
+        return self.markdown is not None and (self.is_shown is None or self.is_shown(results))
+
+    def markdown_cell(self, entry: Entry) -> str:
+        value = self._value(entry)
+        return str(value) if isinstance(value, str | Text) else decimals(value, self.digits)
+
+    def html_cell(self, entry: Entry) -> str:
+        return str(self.terminal_cell(entry))
+
+    def csv_cell(self, entry: Entry) -> Any:
+        """Return the figure at `key`; None where it, or what it is a part of, is absent."""
+        value: Any = entry
+        for part in self.key.split("."):
+            value = value.get(part) if value is not None else None
+        return value
+
+    def _value(self, entry: Entry) -> Cell:
+        value: Cell = self.csv_cell(entry) if self.cell is None else self.cell(entry)
+        return value
+
+
+def mbu_cell(entry: Entry) -> str:
+    """Format MBU: `83 %`, or `busy` if other programs slowed the test down."""
+    return "busy" if entry.get("busy") else percent(_shown_mbu(entry))
+
+
+def _shown_mbu(entry: Entry) -> float | None:
+    """Return MBU against the memory speed around each repetition, or else against the run's peak."""
+    paired: float | None = (entry["mbu_paired"] or {}).get("mean")
+    peak: float | None = entry["mbu"]
+    return peak if paired is None else paired
+
+
+def _mbu_bar(entry: Entry) -> Text:
+    """Draw the share of memory bandwidth used. Red: very little, or more than the peak."""
+    value = _shown_mbu(entry)
+    if value is None:
+        return Text("")
+    filled = max(0, min(_BAR, round(value * _BAR)))
+    style = "red" if value > 1 or value < 0.25 else "yellow" if value < 0.5 else "green"
+    return Text.assemble(("━" * filled, style), ("─" * (_BAR - filled), "dim"))
+
+
+def _mean(entry: Entry) -> Text:
+    return Text(speed_text(entry["tokens_per_second"]["mean"]), style="bold")
+
+
+def _mean_and_sd(entry: Entry) -> str:
+    speed = entry["tokens_per_second"]
+    return f"{speed['mean']:.2f}" + (f" ± {speed['sd']:.2f}" if spread(speed) is not None else "")
+
+
+def _median_and_interval(entry: Entry) -> str:
+    speed = entry["tokens_per_second"]
+    return f"{speed['median']:.2f}{bracketed(speed)}"
+
+
+def _sd(entry: Entry) -> float | None:
+    return spread(entry["tokens_per_second"])
+
+
+def _is_batch(entry: Entry) -> bool:
+    """Return whether several sequences decode together."""
+    return bool(entry.get("batch", 1) > 1)
+
+
+def _each(entry: Entry) -> float | None:
+    """Return the speed per sequence, if several decode together."""
+    return entry.get("tokens_per_second_each") if _is_batch(entry) else None
+
+
+def _any_batch(results: Sequence[Entry]) -> bool:
+    return any(map(_is_batch, results))
+
+
+def _any_energy(results: Sequence[Entry]) -> bool:
+    return any(entry.get("energy_per_token") for entry in results)
+
+
+def _percentiles(entry: Entry) -> str:
+    return " / ".join(decimals(entry["itl_ms"][key]) for key in ("p50", "p95", "p99", "max"))
+
+
+def _memory(entry: Entry) -> str:
+    return format_bytes(entry["peak_memory_bytes"]) if entry["peak_memory_bytes"] else ""
+
+
+def _drift(entry: Entry) -> str:
+    return "" if entry["drift"] is None else f"{entry['drift']:+.0%}"
+
+
+def _csv_only(*keys: str, of: str = "") -> tuple[ResultColumn, ...]:
+    """Return columns of CSV alone. of: the figure that they are parts of."""
+    return tuple(ResultColumn(f"{of}.{key}" if of else key) for key in keys)
+
+
+RESULT_COLUMNS: Sequence[ResultColumn] = (
+    *_csv_only("test", "depth", "model", "engine", "threads", "threads_batch", "threads_told"),
+    *_csv_only("prompt_tokens", "generated_tokens", "batch"),
+    ResultColumn("tokens_per_second.mean", _mean, terminal="tok/s"),
+    ResultColumn(cell=_mean_and_sd, markdown="tok/s"),
+    ResultColumn("tokens_per_second.sd"),
+    ResultColumn("tokens_per_second.median", html="tok/s"),
+    ResultColumn(cell=_median_and_interval, markdown="median (95 %)"),
+    *_csv_only("low", "high", of="tokens_per_second"),
+    ResultColumn(cell=_each, terminal="each", leaves=2),
+    ResultColumn("tokens_per_second_each", markdown="tok/s each", is_shown=_any_batch, html="each"),
+    ResultColumn(cell=_sd, terminal="± sd", leaves=5, html="sd"),
+    ResultColumn(cell=lambda entry: interval(entry["tokens_per_second"], speed_text, "–"), terminal="95 %", leaves=6),
+    ResultColumn(cell=lambda entry: interval(entry["tokens_per_second"], speed_text), html="95 % interval"),
+    ResultColumn("itl_ms.p50", terminal="p50 ms", leaves=2, html="p50 ms"),
+    ResultColumn("itl_ms.p95", terminal="p95", leaves=8, html="p95"),
+    ResultColumn("itl_ms.p99", terminal="p99", leaves=3, html="p99"),
+    ResultColumn("itl_ms.max", terminal="max", leaves=10, html="max"),
+    ResultColumn(cell=_percentiles, markdown="ITL p50 / p95 / p99 / max ms"),
+    ResultColumn("ttft_ms.mean"),
+    ResultColumn("ttft_ms.median", terminal="TTFT ms", leaves=4, markdown="TTFT ms", digits=1, html="TTFT ms"),
+    *_csv_only("low", "high", of="ttft_ms"),
+    *_csv_only("itl_p95_before_ms", "itl_p95_ms", of="arrival"),
+    *_csv_only("mean", "low", "high", of="arrival.itl_p95_ratio"),
+    ResultColumn("arrival.ttft_alone_ms"),
+    *_csv_only("mean", "low", "high", of="arrival.of_speed_alone"),
+    *_csv_only("workload", "kind", "temperature", of="speculation"),
+    *_csv_only("median", "low", "high", of="speculation.plain_tokens_per_second"),
+    *_csv_only("median", "low", "high", of="speculation.ratio"),
+    *_csv_only("proposed", "accepted", "acceptance", "chance", of="speculation"),
+    *_csv_only("proposed_per_step", "accepted_per_step", "tokens_per_step", of="speculation"),
+    *_csv_only("sources", "same_tokens", of="speculation"),
+    *_csv_only("weight_bytes_per_step", "kv_bytes_per_step"),
+    ResultColumn("achieved_bandwidth_gb_s", terminal="GB/s", leaves=4, markdown="GB/s", digits=1, html="GB/s"),
+    ResultColumn("mbu", mbu_cell, terminal="MBU", leaves=1, markdown="MBU", html="MBU"),
+    ResultColumn(cell=_mbu_bar, terminal="", leaves=7),
+    ResultColumn("mbu_nominal"),
+    *_csv_only("mean", "low", "high", of="mbu_paired"),
+    ResultColumn(cell=energy_cell, terminal="energy", leaves=8),
+    ResultColumn(
+        "roofline_tokens_per_second",
+        terminal="roofline",
+        leaves=9,
+        markdown="roofline tok/s",
+        digits=0,
+        html="roofline",
+    ),
+    ResultColumn("busy"),
+    ResultColumn("arithmetic_intensity", terminal="FLOP/B", leaves=11, markdown="FLOP/byte", html="FLOP/byte"),
+    ResultColumn("achieved_gflop_s"),
+    ResultColumn(cell=energy_cell, markdown="J/token", is_shown=_any_energy),
+    *_csv_only("joules", "whole_joules", "watts", "idle_watts", "parts", of="energy_per_token"),
+    ResultColumn("peak_memory_bytes", _memory, terminal="memory", leaves=12, markdown="peak memory", html="memory"),
+    ResultColumn("drift", _drift, terminal="drift", leaves=13),
+)
+
+
+def _gain(entry: Entry) -> Text:
+    """Format the gain: green if significantly faster, red if slower."""
+    ratio = entry["speculation"]["ratio"]
+    style = "bold green" if above_one(ratio) else "bold red" if below_one(ratio) else "bold"
+    return Text(f"{ratio['median']:.2f}x", style=style)
+
+
+def _gain_and_interval(entry: Entry) -> str:
+    ratio = entry["speculation"]["ratio"]
+    return f"{ratio['median']:.2f}x{bracketed(ratio)}"
+
+
+def _per_step(name: str) -> Callable[[Entry], str]:
+    return lambda entry: decimals(entry["speculation"][f"{name}_per_step"])
+
+
+def _is_same(entry: Entry) -> bool:
+    return bool(entry["speculation"]["same_tokens"])
+
+
+WORKLOAD_COLUMNS: Sequence[ResultColumn] = (
+    ResultColumn(cell=label, terminal="workload", right=False, markdown="workload"),
+    ResultColumn("speculation.kind", terminal="kind", leaves=7, right=False, markdown="kind"),
+    ResultColumn("tokens_per_second.median", terminal="tok/s", markdown="tok/s"),
+    ResultColumn("speculation.plain_tokens_per_second.median", terminal="without", leaves=2, markdown="without"),
+    ResultColumn(cell=_gain, terminal="gain"),
+    ResultColumn(cell=lambda entry: interval(entry["speculation"]["ratio"], decimals, "–"), terminal="95 %", leaves=1),
+    ResultColumn(cell=_gain_and_interval, markdown="gain (95 %)"),
+    ResultColumn(
+        cell=lambda entry: percent(entry["speculation"]["acceptance"]) or "–",
+        terminal="accepted",
+        leaves=3,
+        markdown="accepted",
+    ),
+    ResultColumn(cell=_per_step("accepted"), markdown="accepted per step"),
+    ResultColumn(cell=_per_step("tokens"), terminal="tok/step", leaves=4, markdown="tokens per step"),
+    ResultColumn(cell=_per_step("proposed"), terminal="drafts/step", leaves=8),
+    ResultColumn("itl_ms.p50", terminal="p50 ms", leaves=9),
+    ResultColumn("achieved_bandwidth_gb_s", terminal="GB/s", leaves=10),
+    ResultColumn(cell=lambda entry: "✓" if _is_same(entry) else "✗", terminal="same", leaves=5),
+    ResultColumn(cell=lambda entry: "yes" if _is_same(entry) else "no", markdown="same tokens"),
+)
