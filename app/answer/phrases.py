@@ -19,16 +19,6 @@ _SOURCES: Mapping[SamplingSource, str] = {
 }
 
 
-def rate_digits(tokens_per_second: float | None) -> str:
-    """Return a decode speed in tok/s: `9.84`, `96.1`, `212`."""
-    return "–" if tokens_per_second is None else three_digits(tokens_per_second)
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration: `51.3 ms`, `1.20 s`."""
-    return "–" if seconds is None else format_seconds(seconds)
-
-
 def plain_phrases(tokens: int, tokens_per_second: float | None, ttft_s: float | None) -> list[str]:
     """Return token count, speed and time to first text in words for everybody."""
     parts = phrases(tokens, tokens_per_second, None, None)
@@ -49,9 +39,9 @@ def phrases(
     """
     parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]
     if tokens_per_second is not None:
-        parts.append(f"{rate_digits(tokens_per_second)} tok/s")
+        parts.append(f"{three_digits(tokens_per_second)} tok/s")
     if ttft_s is not None:
-        parts.append(f"TTFT {duration(ttft_s)}")
+        parts.append(f"TTFT {format_seconds(ttft_s)}")
     if busy or mbu is not None:
         parts.append(f"MBU {mbu_text(mbu, busy=busy)}")
     return parts

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
-from headrace.app.answer.phrases import rate_digits
 from headrace.app.output.redrawn_line import RedrawnLine
-from headrace.runtime.metrics.units import format_long
+from headrace.runtime.metrics.units import format_long, three_digits
 
 _EVERY_S = 0.2
 _AVERAGED_S = 5.0
@@ -73,7 +72,7 @@ def progress_text(counts: Counts, tokens_per_second: float | None, elapsed_s: fl
         parts.append(f"{counts.failed} failed")
     parts += [f"{counts.running} running", f"{counts.waiting} waiting"]
     if tokens_per_second is not None:
-        parts.append(f"{rate_digits(tokens_per_second)} tok/s")
+        parts.append(f"{three_digits(tokens_per_second)} tok/s")
     if counts.kv_share is not None:
         parts.append(f"K/V {counts.kv_share:.0%}")
     if counts.answered:

@@ -10,11 +10,12 @@ from typing import Any
 
 from headrace.app.answer.answer import sampling_document
 from headrace.app.answer.options import SamplingSource
-from headrace.app.answer.phrases import duration, rate_digits, sampling_phrase
+from headrace.app.answer.phrases import sampling_phrase
 from headrace.app.batch.run import Tally
 from headrace.app.output.sanitise import sanitise
 from headrace.app.output.tables import Column
 from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds
+from headrace.runtime.metrics.units import format_seconds, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
 
@@ -66,9 +67,9 @@ def sentences(report: BatchReport) -> list[str]:
     counts += [f"{count} {state}" for count, state in others if count]
     lines = [f"{tally.total} {'line' if tally.total == 1 else 'lines'}: {', '.join(counts)}"]
     if tally.answered:
-        speed = f"{rate_digits(tally.tokens_per_second)} tok/s in total, {report.parallel} at a time"
+        speed = f"{three_digits(tally.tokens_per_second)} tok/s in total, {report.parallel} at a time"
         tokens = f"{tally.prompt_tokens} prompt and {tally.completion_tokens} completion tokens"
-        lines.append(f"{tokens} in {duration(tally.wall_s)}: {speed}")
+        lines.append(f"{tokens} in {format_seconds(tally.wall_s)}: {speed}")
         lines.append(f"lines without their own sampling: {sampling_phrase(report.sampling, report.sampling_source)}")
     if tally.proposed_tokens:
         share = tally.accepted_tokens / tally.proposed_tokens
@@ -87,8 +88,8 @@ def waits_table(report: BatchReport) -> Sequence[Column]:
         return []
     return [
         Column("", list(rows), right=False),
-        Column("p50", [duration(waits.p50) for waits in rows.values()]),
-        Column("p95", [duration(waits.p95) for waits in rows.values()]),
+        Column("p50", [format_seconds(waits.p50) for waits in rows.values()]),
+        Column("p95", [format_seconds(waits.p95) for waits in rows.values()]),
     ]
 
 

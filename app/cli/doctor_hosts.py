@@ -42,7 +42,7 @@ def _show(document: dict[str, Any]) -> None:
         Column("headrace", [row["headrace"] or "–" for row in rows], right=False),
         Column("MLX", [row["mlx"] or "–" for row in rows], leaves=4, right=False),
         Column("device", [row["device"] or "–" for row in rows], leaves=6, right=False),
-        Column("for models", [_bytes(row["usable_memory_bytes"]) for row in rows], leaves=2),
+        Column("for models", [format_bytes(row["usable_memory_bytes"]) for row in rows], leaves=2),
         Column("model", [{True: "yes", False: "no", None: ""}[row["model"]] for row in rows], leaves=1),
         Column("latency", [_figure(row["latency_us"], "{:,.0f} us") for row in rows]),
         Column("bandwidth", [_figure(row["bandwidth_gb_s"], "{:.2f} GB/s") for row in rows]),
@@ -54,10 +54,6 @@ def _show(document: dict[str, Any]) -> None:
         draw_finding(finding) if may_style(sys.stdout) else click.echo(plain_finding(finding))
     if not found:
         click.echo("No problems found.")
-
-
-def _bytes(count: int | None) -> str:
-    return "–" if count is None else format_bytes(count)
 
 
 def _figure(value: float | None, form: str) -> str:

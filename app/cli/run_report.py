@@ -23,7 +23,7 @@ from headrace.app.output.trace_file import Span, TracedSequence, prefill_spans, 
 from headrace.runtime.machine.energy import TokenEnergy
 from headrace.runtime.machine.peaks import Peak, age_s
 from headrace.runtime.metrics.telemetry import Percentiles, Summary, in_milliseconds
-from headrace.runtime.metrics.units import format_bytes, format_joules
+from headrace.runtime.metrics.units import format_bytes, format_joules, report_rate, report_seconds
 
 _CUT_SHORT = {"max_tokens": "token limit", "context_limit": "context limit", "cancelled": "stopped"}
 
@@ -159,20 +159,20 @@ def table(report: RunReport) -> list[tuple[str, str]]:
         ("prompt", f"{summary.prompt_tokens} tokens" + (f", {cached} cached" if cached else "")),
         ("completion", f"{summary.completion_tokens} tokens in {summary.steps} steps"),
         ("load", f"{report.load_s:.3f} s"),
-        ("TTFT", _seconds(answer.ttft_s)),
-        ("  tokenize", _seconds(answer.prompt.tokenize_s)),
+        ("TTFT", report_seconds(answer.ttft_s)),
+        ("  tokenize", report_seconds(answer.prompt.tokenize_s)),
         ("  prefill", _prefill(report)),
-        ("  first step", _seconds(summary.first_step_s)),
-        ("decode", f"{_rate(summary.decode_tokens_per_second)}, TPOT {_seconds(summary.tpot_s)}"),
+        ("  first step", report_seconds(summary.first_step_s)),
+        ("decode", f"{report_rate(summary.decode_tokens_per_second, 'tok/s')}, TPOT {report_seconds(summary.tpot_s)}"),
         ("ITL", _itl(summary.itl)),
         *([("draft tokens", _drafts(summary))] if summary.proposed else []),
         ("weights per step", format_bytes(summary.weight_bytes_per_step)),
         ("KV cache", f"{_kv(report)}, {format_bytes(summary.kv_bytes_per_token)} per token"),
         ("peak memory", f"{format_bytes(summary.peak_memory_bytes)} (MLX)"),
-        ("achieved", f"{_gb_s(summary.achieved_gb_s)} (computed from shapes)"),
-        ("memory now", f"{_gb_s(report.memory_now.gb_s)}, read {_ago(report.memory_now)}"),
-        ("measured peak", f"{_gb_s(report.peak.gb_s)} ({report.peak.source}, {report.peak.measured_at})"),
-        ("nominal peak", _gb_s(report.nominal_peak_gb_s)),
+        ("achieved", f"{report_rate(summary.achieved_gb_s, 'GB/s')} (computed from shapes)"),
+        ("memory now", f"{report_rate(report.memory_now.gb_s, 'GB/s')}, read {_ago(report.memory_now)}"),
+        ("measured peak", f"{report_rate(report.peak.gb_s, 'GB/s')} ({report.peak.source}, {report.peak.measured_at})"),
+        ("nominal peak", report_rate(report.nominal_peak_gb_s, "GB/s")),
         ("MBU", _mbu(report)),
     ]
     roofline = report.roofline_tokens_per_second
@@ -195,7 +195,7 @@ def _energy(energy: TokenEnergy) -> str:
 def _prefill(report: RunReport) -> str:
     """Return the prefill's time and speed, and the bits of activations if they are not 16."""
     summary, bits = report.summary, report.model.activations
-    timed = f"{_seconds(summary.prefill_s)}, {_rate(summary.prefill_tokens_per_second)}"
+    timed = f"{report_seconds(summary.prefill_s)}, {report_rate(summary.prefill_tokens_per_second, 'tok/s')}"
     return timed if bits == 16 else f"{timed}, activations in {bits} bits"
 
 
@@ -231,15 +231,3 @@ def _drafts(summary: Summary) -> str:
     share = summary.accepted / summary.proposed
     per_step = summary.completion_tokens / summary.steps
     return f"{summary.accepted} of {summary.proposed} accepted ({share:.0%}), {per_step:.2f} tokens per step"
-
-
-def _seconds(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f} s" if value >= 0.1 else f"{value * 1e3:.2f} ms"
-
-
-def _rate(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} tok/s"
-
-
-def _gb_s(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} GB/s"

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from headrace.app.output.document import Document
-from headrace.app.output.figures import percent, speed_text
 from headrace.app.output.tables import Column, print_table
 from headrace.app.predict.document import ENGINE, described_model
 from headrace.app.predict.hosts import HostsPrediction, Way, allowed, best, predict_hosts
@@ -14,7 +13,7 @@ from headrace.app.predict.published import assumptions
 from headrace.app.predict.view import print_head, print_notes
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, percent, speed_text
 
 _FITS = {True: "yes", False: "no", None: "?"}
 

@@ -6,10 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace.app.output.document import Document
-from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table
 from headrace.app.output.terminal import console
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, speed_text
 
 _FITS = {True: "yes", False: "no", None: "?"}
 

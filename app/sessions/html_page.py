@@ -14,13 +14,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from headrace.app.answer.answer_steps import AnswerSteps, StepText
-from headrace.app.answer.phrases import duration
 from headrace.app.output.markdown_parser import parser
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Message, Session
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.metrics.telemetry import Percentiles
+from headrace.runtime.metrics.units import format_seconds
 
 _WIDTH, _HEIGHT = 720, 96  # of a chart, in its own units
 _HEADROOM = 1.25  # the chart reaches this far above p99
@@ -111,13 +111,13 @@ def step_chart(steps: AnswerSteps) -> Chart:
         height = max(1.0, min(1.0, latency / top) * _HEIGHT)
         width = _WIDTH / count
         style = _speed(latency, of.p50) + (" accepted" if text.accepted else "")
-        title = f"step {first + slowest}: {duration(latency)}{_drafted(text)} “{sanitise(text.text)}”"
+        title = f"step {first + slowest}: {format_seconds(latency)}{_drafted(text)} “{sanitise(text.text)}”"
         bars.append(Bar(place * width, _HEIGHT - height, max(0.5, width * 0.9), height, style, title))
     lines = [
-        (name, _HEIGHT - min(1.0, value / top) * _HEIGHT, duration(value))
+        (name, _HEIGHT - min(1.0, value / top) * _HEIGHT, format_seconds(value))
         for name, value in (("p50", of.p50), ("p95", of.p95))
     ]
-    return Chart(bars, lines, len(steps.latencies_s), duration(top))
+    return Chart(bars, lines, len(steps.latencies_s), format_seconds(top))
 
 
 def strip(steps: AnswerSteps) -> Iterator[Mark]:
@@ -126,7 +126,7 @@ def strip(steps: AnswerSteps) -> Iterator[Mark]:
     usual = median(each[1:] or each) if each else 0.0
     for place, (pieces, accepted, rejected) in enumerate(steps.texts):
         known = place < len(each)
-        title = f"step {place}" + (f", {duration(steps.latencies_s[place])}" if known else "")
+        title = f"step {place}" + (f", {format_seconds(steps.latencies_s[place])}" if known else "")
         for piece in pieces[:accepted]:
             yield Mark(sanitise(piece), "accepted", f"{title}, accepted draft token")
         for draft in rejected:

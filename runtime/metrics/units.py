@@ -1,12 +1,15 @@
-"""Formatting of sizes, rates and times.
+"""Formatting of sizes, rates, times and shares.
 
-Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s).
+Memory and files are binary (1 GiB = 2**30 bytes); bandwidth is decimal (1 GB/s = 1e9 bytes/s). An unknown figure, None,
+is `–` in a line of text, empty in a table of figures and `unknown` in a report.
 """
 
+_UNKNOWN = "–"
 
-def format_bytes(count: float) -> str:
+
+def format_bytes(count: float | None) -> str:
     """Format a memory or file size in binary units with three significant digits: `94.2 MiB`, `23.5 GiB`."""
-    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    return _UNKNOWN if count is None else _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def format_rate(bytes_per_second: float) -> str:
@@ -22,16 +25,20 @@ def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
     return f"{value:.0f} {unit}" if unit == units[0] else f"{three_digits(value)} {unit}"
 
 
-def format_seconds(seconds: float) -> str:
+def format_seconds(seconds: float | None) -> str:
     """Format a duration of up to minutes with two or three significant digits: `1.20 s`, `510 ms`, `51.3 ms`."""
+    if seconds is None:
+        return _UNKNOWN
     if seconds >= 0.9995:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.09995 else f"{seconds * 1e3:.1f} ms"
 
 
-def format_joules(joules: float) -> str:
-    """Format an energy with three significant digits: `1.20 J`, `96.1 mJ`."""
-    return f"{three_digits(joules)} J" if joules >= 0.9995 else f"{three_digits(joules * 1e3)} mJ"
+def format_milliseconds(seconds: float) -> str:
+    """Format a duration in milliseconds, without the unit, with three digits or fewer: `9.84`, `51.3`, `510`."""
+    if seconds < 0.00995:
+        return f"{seconds * 1e3:.2f}"
+    return f"{seconds * 1e3:.1f}" if seconds < 0.0995 else f"{seconds * 1e3:.0f}"
 
 
 def format_long(seconds: float) -> str:
@@ -43,7 +50,50 @@ def format_long(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def three_digits(value: float) -> str:
+def format_roughly(seconds: float, hour_digits: int = 0) -> str:
+    """Format an estimated duration in one unit: `40 s`, `3 min`, `2 h`; with one hour digit `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.{hour_digits}f} h"
+
+
+def format_joules(joules: float) -> str:
+    """Format an energy with three significant digits: `1.20 J`, `96.1 mJ`."""
+    return f"{three_digits(joules)} J" if joules >= 0.9995 else f"{three_digits(joules * 1e3)} mJ"
+
+
+def three_digits(value: float | None) -> str:
     """Format with three significant digits, at most two decimals and all whole digits: `9.84`, `96.1`, `2754`."""
-    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{decimals}f}"
+    return _UNKNOWN if value is None else f"{value:.{_decimals_of_three(value)}f}"
+
+
+def speed_text(value: float | None) -> str:
+    """Format a figure of a table like `three_digits`, with commas: `9.84`, `2,754`."""
+    return "" if value is None else f"{value:,.{_decimals_of_three(value)}f}"
+
+
+def _decimals_of_three(value: float) -> int:
+    """Return the decimals that make three significant digits, at most two."""
+    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+
+
+def decimals(value: float | None, digits: int = 2) -> str:
+    """Format a figure of a table with a fixed number of decimals."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """Format a share in a table: `83%`."""
+    return "" if value is None else f"{value:.0%}"
+
+
+def report_seconds(seconds: float | None) -> str:
+    """Format a duration for a report: `1.203 s`, `51.34 ms`."""
+    if seconds is None:
+        return "unknown"
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
+
+
+def report_rate(value: float | None, unit: str) -> str:
+    """Format a speed for a report: `96.1 tok/s`, `54.0 GB/s`."""
+    return "unknown" if value is None else f"{value:.1f} {unit}"

@@ -12,7 +12,7 @@ from textual.content import Content
 from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
-from headrace.app.tui.decode.latency import HEADROOM, LatencySection, colour, latency_chart, milliseconds
+from headrace.app.tui.decode.latency import HEADROOM, LatencySection, colour, latency_chart
 from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
@@ -22,6 +22,7 @@ from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.metrics.telemetry import Percentiles
+from headrace.runtime.metrics.units import format_milliseconds
 from tests.app.scripted_engine import CARD, COST, record, summary
 
 SPANS = st.tuples(st.floats(0, 1e6), st.floats(1e-6, 1e6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -157,7 +158,7 @@ def test_the_percentiles_are_those_of_the_steps_that_are_drawn(latencies: list[f
     assert window.latencies_s == latencies[-2 * cells :]
     assert Percentiles.of(window.latencies_s) == window.of
     (figures,) = [line for line in lines if line.startswith("p50 ") and "p95" in line]
-    assert figures.split()[:2] == ["p50", milliseconds(window.of.p50)]
+    assert figures.split()[:2] == ["p50", format_milliseconds(window.of.p50)]
     chart = [line for line in lines[1:] if line[7:8] in ("│", "┤", "┈")]
     high = min(window.of.p99 * HEADROOM, 3 * window.of.p50)
     top = even_ticks(high * 1e3, len(chart), 2)[0] / 1e3

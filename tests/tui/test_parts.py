@@ -10,7 +10,6 @@ from textual.content import Content
 from textual.highlight import HighlightTheme, highlight
 from textual.markup import parse_style
 
-from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.chat.attachments import take_attachments
 from headrace.app.chat.commands import COMMANDS, matching, parse_command
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
@@ -34,6 +33,7 @@ from headrace.app.tui.transcript.message_parts import code_blocks, web_addresses
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine.load import Load
+from headrace.runtime.metrics.units import format_seconds, three_digits
 from tests.app.scripted_engine import CARD, record, summary
 from tests.summaries import make_summary
 from tests.tui.conftest import Driver
@@ -342,11 +342,11 @@ def test_the_roofline_points_lie_under_the_roof() -> None:
 
 @pytest.mark.parametrize(("rate", "text"), [(None, "–"), (9.836, "9.84"), (96.1, "96.1"), (211.7, "212")])
 def test_rates_have_the_digits_that_mean_something(rate: float | None, text: str) -> None:
-    assert rate_digits(rate) == text
+    assert three_digits(rate) == text
 
 
 def test_times_have_a_suitable_unit() -> None:
-    assert [duration(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
+    assert [format_seconds(value) for value in (None, 0.0042, 0.42, 4.2)] == ["–", "4.2 ms", "420 ms", "4.20 s"]
 
 
 def test_phases_are_told_apart_without_colour() -> None:

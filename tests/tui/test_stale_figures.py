@@ -1,10 +1,10 @@
 """Figures on the screen are current, of this session, and the same everywhere."""
 
-from headrace.app.answer.phrases import rate_digits
 from headrace.app.engine.events import Abandoned, PrefixCached, PromptCounted
 from headrace.app.tui.decode.context import ContextSection
 from headrace.app.tui.metrics.feed import facts, feed
 from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.metrics.units import three_digits
 from tests.app.scripted_engine import CARD, LATENCY_S, Script, record, summary
 from tests.tui.conftest import Driver
 
@@ -92,7 +92,7 @@ def test_turns_and_speed_are_those_of_the_session(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("one")
         first = it.state.conversation.session
-        speed = f"{rate_digits(1 / LATENCY_S)} tok/s  ● idle"
+        speed = f"{three_digits(1 / LATENCY_S)} tok/s  ● idle"
         await it.until(lambda: len(it.state.metrics.turns) == 1 and speed in it.text())
         await it.write("/new")
         await it.until(lambda: it.state.metrics.turns == [])

@@ -13,8 +13,7 @@ from html import escape
 from typing import Any
 
 from headrace.app.bench.show.phrases import label
-from headrace.app.output.figures import speed_text
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, speed_text
 
 Entry = dict[str, Any]
 

@@ -11,8 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from headrace.app.bench.show.phrases import above_one, below_one, bracketed, energy_cell, interval, label, spread
-from headrace.app.output.figures import decimals, percent, speed_text
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import decimals, format_bytes, percent, speed_text
 
 Entry = dict[str, Any]
 Cell = str | Text | float | None

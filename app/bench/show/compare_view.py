@@ -6,9 +6,9 @@ from typing import Any
 from rich.text import Text
 
 from headrace.app.bench.show.phrases import label
-from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_table, table_lines
 from headrace.app.output.terminal import console
+from headrace.runtime.metrics.units import speed_text
 
 _STYLES = {"slower": "bold red", "faster": "bold green", "too few repetitions": "yellow", "no result": "yellow"}
 

@@ -8,8 +8,7 @@ from headrace.app.bench.measure.setup import setup_line
 from headrace.app.bench.show.columns import RESULT_COLUMNS, WORKLOAD_COLUMNS, ResultColumn
 from headrace.app.bench.show.phrases import bracketed, energy_line, label, profile_lines, step_figures
 from headrace.app.output.document import Document, csv_table, markdown_table
-from headrace.app.output.figures import percent
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, percent
 
 _SHOWN_DRAFTS = (1, 2, 4, 7, 15)
 

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from headrace.app.bench.compare.history import History
 from headrace.app.bench.show.phrases import label
-from headrace.app.output.figures import speed_text
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import console, table_width
+from headrace.runtime.metrics.units import speed_text
 
 Runs = list[tuple[int, dict[str, Any]]]
 

@@ -7,8 +7,7 @@ from rich.text import Text
 
 from headrace.app.answer.sentence import StepFigures
 from headrace.app.output.document import Document
-from headrace.app.output.figures import decimals
-from headrace.runtime.metrics.units import format_joules
+from headrace.runtime.metrics.units import decimals, format_joules
 
 _BAR = 24
 _BARS_FROM = 76  # columns

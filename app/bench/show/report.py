@@ -10,9 +10,9 @@ from headrace.app.bench.show.columns import RESULT_COLUMNS, ResultColumn, mbu_ce
 from headrace.app.bench.show.formats import circumstances
 from headrace.app.bench.show.phrases import energy_cell, label
 from headrace.app.output.document import Document
-from headrace.app.output.figures import speed_text
 from headrace.app.output.output_file import check_output
 from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.units import speed_text
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #fcfcfa; --card: #ffffff; --ink: #22252a; --faint: #c9ccd1; --soft: #6a7078;

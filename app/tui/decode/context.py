@@ -12,7 +12,7 @@ from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting, spread
 from headrace.models.text.prefix_difference import PrefixDifference
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_roughly
 
 _NOT_FED = 8  # tokens at the end of a conversation that are fed with the next question
 _LOOKS = {  # character and style of each part
@@ -177,7 +177,9 @@ def _until_full(metrics: LiveMetrics, width: int) -> Content:
         return Content.styled("the context is full" if metrics.model.context_limit else "", "bold $text-warning")
     tokens = Content.assemble((f"{left:,}", "bold"), (" more until full", "$quiet"))
     seconds = seconds_until_full(metrics)
-    time = Content.styled(f"{_roughly(seconds)} of decoding" if seconds is not None else "", "$quiet")
+    time = Content.styled(
+        f"{format_roughly(seconds, hour_digits=1)} of decoding" if seconds is not None else "", "$quiet"
+    )
     return spread(tokens, time, width)
 
 
@@ -189,10 +191,3 @@ def seconds_until_full(metrics: LiveMetrics) -> float | None:
     here, limit = metrics.context, metrics.model.context_limit
     mean = (cost.step_bytes(here) + cost.step_bytes(max(here, limit - 1))) / 2  # bytes grow evenly, or hardly at all
     return max(0, limit - here) * mean / (achieved * 1e9)
-
-
-def _roughly(seconds: float) -> str:
-    """`40 s`, `3 min`, `2.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

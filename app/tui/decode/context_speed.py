@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import rate_digits
 from headrace.app.tui.decode.drawing import Canvas, even_ticks, labels, layered, marked, ticks
 from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.units import three_digits
 
 _STEPS = 64  # of the measured bandwidth, of which one can be seen
 _FULL = 1.05  # the chart reaches this far above its highest value
@@ -114,10 +114,10 @@ def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width:
 
 def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, width: int) -> Content:
     """Return the values of both curves at the right end: the second one is the roofline of one token a step."""
-    roofline = rate_digits(expected_rate(cost, peak, span))
+    roofline = three_digits(expected_rate(cost, peak, span))
     pieces = [Content.assemble(("┈ ", "$text-warning"), (f"{roofline} one token a step", "$quiet"))]
     if achieved is not None:
-        rate = rate_digits(expected_rate(cost, achieved, span))
+        rate = three_digits(expected_rate(cost, achieved, span))
         pieces.insert(0, Content.assemble(("─ ", "$primary"), (rate, "bold"), (" expected", "$quiet")))
         pieces.append(Content.assemble(("• ", "bold $text-accent"), ("measured", "$quiet")))
     return fitting(pieces, width)

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from textual import events
 from textual.content import Content
 
-from headrace.app.answer.phrases import duration
 from headrace.app.tui.decode.drawing import bars, dots_of, dotted, even_ticks, labels, marked, ticks
 from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds
 
 HEADROOM = 1.25  # the chart reaches this far above p99, at most up to stalls
 _LEAST = 12  # cells that a chart can be read in
@@ -196,13 +195,8 @@ def _percentiles(window: LatencyWindow, width: int) -> Content:
     gap, of = "  " if width >= 44 else " ", window.of
     pieces: list[tuple[str, str]] = []
     for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
-        pieces += [(f"{name} ", "$quiet"), (f"{milliseconds(value)}{gap}", "bold")]
+        pieces += [(f"{name} ", "$quiet"), (f"{format_milliseconds(value)}{gap}", "bold")]
     return fitting([Content.assemble(*pieces), Content.styled(f"of {len(window.steps)} steps", "$quiet")], width)
-
-
-def milliseconds(value: float) -> str:
-    """Return seconds as milliseconds with three digits or fewer."""
-    return f"{value * 1e3:.2f}" if value < 0.00995 else f"{value * 1e3:.1f}" if value < 0.0995 else f"{value * 1e3:.0f}"
 
 
 def _step_lines(step: StepRecord, width: int) -> list[Content]:
@@ -212,7 +206,7 @@ def _step_lines(step: StepRecord, width: int) -> list[Content]:
         ("  context ", "$quiet"),
         f"{step.context}",
         ("  latency ", "$quiet"),
-        (duration(step.latency_s), "bold"),
+        (format_seconds(step.latency_s), "bold"),
     )
     second = Content.assemble(
         f"{step.achieved_gb_s:.1f} GB/s",

@@ -6,12 +6,11 @@ from math import ceil
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import duration, rate_digits
 from headrace.app.answer.sentence import sentence
 from headrace.app.tui.metrics.facts import FirstToken
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines, fitting
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
 _USUAL = 145  # characters of a sentence
 _SMALL = 0.01  # smaller parts of the time to first token are left out
@@ -57,7 +56,7 @@ def state(metrics: LiveMetrics, width: int) -> Content:
             width
         )
     rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
-    speed = Content.assemble((rate_digits(rate), "bold $text-primary"), (" tok/s", "bold"))
+    speed = Content.assemble((three_digits(rate), "bold $text-primary"), (" tok/s", "bold"))
     mark, style = ("●", "$text-success") if metrics.phase in ("idle", "start") else ("◌", "$text-accent")
     phase = Content.styled(f"{mark} {metrics.phase}", f"bold {style}")
     pieces = [speed, phase] if rate is not None else [phase]
@@ -75,7 +74,7 @@ def _details(metrics: LiveMetrics) -> list[str]:
         return [loaded, format_bytes(model.weight_bytes)] if model.weight_bytes else [loaded]
     if (batch := metrics.batch) is not None:
         running = f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers"
-        each = [f"{rate_digits(batch.rate_each)} tok/s each"] if batch.rate_each is not None else []
+        each = [f"{three_digits(batch.rate_each)} tok/s each"] if batch.rate_each is not None else []
         return [running, *each, f"{batch.tokens:,} tokens"]
     if metrics.phase == "prefill" and metrics.prefill_total:
         return [f"{metrics.prefill_done:,} of {metrics.prefill_total:,} prompt tokens"]
@@ -86,5 +85,5 @@ def _first_token(first: FirstToken, metrics: LiveMetrics) -> list[str]:
     """Return the time to first token, the prompt's tokens, and the time's longest parts."""
     cached = f"{metrics.reused:,} prompt tokens cached" if metrics.reused else ""
     computed = f"{metrics.prefill_total:,} computed" if metrics.prefill_total else ""
-    parts = [f"{name} {duration(seconds)}" for name, seconds in first.parts() if seconds >= _SMALL * first.ttft_s]
-    return [text for text in (f"first token {duration(first.ttft_s)}", cached, computed, *parts) if text]
+    parts = [f"{name} {format_seconds(seconds)}" for name, seconds in first.parts() if seconds >= _SMALL * first.ttft_s]
+    return [text for text in (f"first token {format_seconds(first.ttft_s)}", cached, computed, *parts) if text]

@@ -12,12 +12,11 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from headrace.app.answer.answer_steps import StepText
-from headrace.app.answer.phrases import duration
 from headrace.app.output.sanitise import Sanitiser, sanitise
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.telemetry import StepRecord
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_seconds
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _USUAL = 4  # levels of the median
@@ -139,7 +138,7 @@ class _ShownSteps:
         """Return the record of the step in focus as a line."""
         record, text = self._steps[self.focus], self._text(self.focus).text
         facts = [
-            ("", duration(record.latency_s)),
+            ("", format_seconds(record.latency_s)),
             ("context ", f"{record.context:,}"),
             ("", f"{record.achieved_gb_s:.1f} GB/s"),
             ("K/V ", f"{format_bytes(record.kv_bytes_read)} of {format_bytes(record.step_bytes)}"),

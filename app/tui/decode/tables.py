@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import duration, mbu_text, rate_digits
+from headrace.app.answer.phrases import mbu_text
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.batch import OVER, BatchMetrics, Row, RowPhase
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
 _SEQUENCES = (("", 3), ("state", 10), ("tokens", 7), ("tok/s", 7), ("cached", 7))
 _TURNS = (
@@ -61,7 +61,7 @@ class SequencesSection(Section):
 def _sequence(row: Row, columns: Sequence[tuple[str, int]], words: int) -> Content:
     read = f"{row.prefill_done / row.prefill_total:.0%}" if row.prefill_total else ""
     count = read if row.phase == "prefill" else f"{row.tokens:,}"
-    cells = [f"{row.number}", _WORDS[row.phase], count, rate_digits(row.tokens_per_second), f"{row.reused:,}"]
+    cells = [f"{row.number}", _WORDS[row.phase], count, three_digits(row.tokens_per_second), f"{row.reused:,}"]
     text = "".join(
         f"{cell:<{room}}" if n < 2 else f"{cell:>{room}}"
         for n, (cell, (_, room)) in enumerate(zip(cells, columns, strict=False))
@@ -122,8 +122,8 @@ def _cells(turn: Turn) -> tuple[str, ...]:
         str(turn.number),
         str(turn.prompt_tokens),
         str(turn.reused_tokens),
-        duration(turn.ttft_s),
-        rate_digits(turn.tokens_per_second),
+        format_seconds(turn.ttft_s),
+        three_digits(turn.tokens_per_second),
         mbu_text(turn.mbu, busy=turn.busy),
         str(turn.completion_tokens),
         turn.finish_reason,

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widgets import Static
 
-from headrace.app.answer.phrases import rate_digits
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.screens.answer_pane import AnswerPane
@@ -23,6 +22,7 @@ from headrace.app.tui.screens.copy_actions import copy_selection
 from headrace.app.tui.screens.notices import Notice
 from headrace.app.tui.screens.parallel_screen import ParallelScreen
 from headrace.app.tui.widgets.key_bar import KeyBar
+from headrace.runtime.metrics.units import three_digits
 
 if TYPE_CHECKING:
     from headrace.app.chat.candidates import Candidates
@@ -86,7 +86,7 @@ class AgainScreen(ParallelScreen):
         candidates, count, batch = self.candidates, len(self.panes), self.state.metrics.batch
         parts = ["▚ again", f"{candidates.growing} of {count} running" if candidates.growing else f"{count} answers"]
         if batch is not None and batch.rate_average is not None:
-            parts.append(f"{rate_digits(batch.rate_average)} tok/s total")
+            parts.append(f"{three_digits(batch.rate_average)} tok/s total")
         if (hidden := sum(not pane.display for pane in self.panes)) > 0:
             parts.append(f"{hidden} more: → and ←")
         parts.append(" ".join(sanitise(candidates.question.content).split()))

@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 
-from headrace.app.answer.phrases import mbu_text, rate_digits
+from headrace.app.answer.phrases import mbu_text
 from headrace.app.chat.parallel_answer import ParallelAnswer
 from headrace.app.engine.events import Event
 from headrace.app.output.sanitise import sanitise
@@ -18,6 +18,7 @@ from headrace.app.tui.metrics.rates import totals_of
 from headrace.app.tui.transcript.entry import MessageState
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.lines import Lines, bar, spread
+from headrace.runtime.metrics.units import three_digits
 
 _BAR = 10  # cells
 _BAR_FROM = 68  # cells of width from which a bar fits beside any figures, so that both panes have one or none
@@ -64,7 +65,7 @@ class FigureLines(Lines):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         figures, (tokens, limit) = self._figures, self._fill
-        rate = Content.assemble((f"{rate_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
+        rate = Content.assemble((f"{three_digits(figures.rate)}", "bold"), (" tok/s", "$quiet"))
         named = " token" if figures.tokens == 1 else " tokens"
         output = Content.assemble(f"{figures.tokens:,}", (named, "$quiet"))
         if (stats := totals_of(metrics.steps)).proposed:

@@ -220,7 +220,7 @@ def _line(row: ModelRow, current: bool, name_cells: int, shown: int) -> Content:
     )
     facts: list[str | Content] = [
         format_bytes(row.bytes),
-        format_bytes(row.memory_bytes) if row.memory_bytes is not None else "–",
+        format_bytes(row.memory_bytes),
         Content.styled(*fits),
         f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "–",
         f"{row.context:,}" if row.context else "–",

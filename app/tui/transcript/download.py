@@ -8,7 +8,7 @@ from textual.content import Content
 
 from headrace.app.engine.events import LoadProgress
 from headrace.app.output.sanitise import sanitise
-from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.metrics.units import format_bytes, format_roughly
 
 if TYPE_CHECKING:
     from headrace.app.chat.download_plan import (
@@ -79,11 +79,11 @@ class DownloadProgress:
         elif self._now.done:
             parts.append(format_bytes(self._now.done))
         if self.silent_s is not None:
-            parts.append(f"no data for {_span(self.silent_s)}")
+            parts.append(f"no data for {format_roughly(self.silent_s)}")
         elif speed := self.bytes_per_second:
             parts.append(f"{format_bytes(round(speed))}/s")
             if self._now.total:
-                parts.append(f"about {_span((self._now.total - self._now.done) / speed)} left")
+                parts.append(f"about {format_roughly((self._now.total - self._now.done) / speed)} left")
         return " · ".join(parts)
 
     def lines(self, name: str) -> list[Content]:
@@ -133,10 +133,3 @@ def failure_lines(name: str, why: str) -> list[Content]:
         ("Ctrl+Q", "quits; `headrace -m FILE.gguf` needs no hub"),
     )
     return lines + [Content.assemble((f"{key:>6}", "bold $text-accent"), (f" {text}", "$quiet")) for key, text in ways]
-
-
-def _span(seconds: float) -> str:
-    """Format seconds as `12 s`, `3 min`, `2 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

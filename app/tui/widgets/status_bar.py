@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from headrace.app.answer.phrases import mbu_text, rate_digits
+from headrace.app.answer.phrases import mbu_text
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Lines
+from headrace.runtime.metrics.units import three_digits
 
 _METER = 10
 _NEARLY_FULL = 0.85
@@ -47,7 +48,7 @@ class StatusBar(Lines):
         return (
             self._status,
             self._with_speed,
-            rate_digits(metrics.rate_average),
+            three_digits(metrics.rate_average),
             metrics.phase,
             metrics.machine,
             metrics.busy,
@@ -83,7 +84,7 @@ class StatusBar(Lines):
         if (self.metrics.steps or self.metrics.batch) and self._with_speed:
             average, busy = self.metrics.mbu_average, self.metrics.busy
             share = f" MBU {mbu_text(average, busy=busy)}" if busy or average is not None else ""
-            rate = rate_digits(self.metrics.rate_average)
+            rate = three_digits(self.metrics.rate_average)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")
         meter = context_meter(self._status.tokens, self._status.limit)
         return Content.assemble(speed, meter) if width >= 70 else meter

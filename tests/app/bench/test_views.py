@@ -27,9 +27,9 @@ from headrace.app.bench.show.history_view import blocks
 from headrace.app.bench.show.report import html
 from headrace.app.bench.show.table import results_table
 from headrace.app.output.document import flat
-from headrace.app.output.figures import speed_text
 from headrace.runtime.errors import HeadraceError, UsageError
 from headrace.runtime.machine.energy import EnergyUse
+from headrace.runtime.metrics.units import speed_text
 
 KEYS = {
     "test", "depth", "tokens_per_second", "itl_ms", "weight_bytes_per_step", "kv_bytes_per_step",
