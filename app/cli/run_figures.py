@@ -14,7 +14,7 @@ from headrace.runtime.machine.bandwidth import read_hourly
 from headrace.runtime.machine.energy import TokenEnergy, idle_watts, per_token
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
-from headrace.runtime.metrics.telemetry import Summary, mbu, mbu_base
+from headrace.runtime.metrics.telemetry import MBU, Summary, mbu
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class RunReport:
             tokens=summary.step_s / summary.tpot_s if summary.step_s and summary.tpot_s else 1.0,
             proposed=summary.proposed if known else 0,
             accepted=summary.accepted if known else 0,
-            memory_gb_s=self.mbu_base_gb_s,
-            measured_beside=self.mbu_base_gb_s == self.memory_now.gb_s,
+            memory_gb_s=self.mbu.base_gb_s,
+            measured_beside=self.mbu.measured_beside,
             slowed_by=slowed_by,
             ranks=len(self.model.ranks) or 1,
         )
@@ -100,14 +100,9 @@ class RunReport:
         return self.answer.busy or (self.answer.cpu_use is None and self.memory_now.busy)
 
     @property
-    def mbu_base_gb_s(self) -> float:
-        """The bandwidth that MBU compares with."""
-        return mbu_base(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s) or self.memory_now.gb_s
-
-    @property
-    def mbu(self) -> float | None:
-        """MBU, paired with the newest reading of bandwidth; None if busy."""
-        return None if self.busy else mbu(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s)
+    def mbu(self) -> MBU:
+        """MBU, paired with the newest reading of bandwidth."""
+        return mbu(self.summary.achieved_gb_s, self.memory_now.gb_s, self.peak.gb_s, busy=self.busy)
 
 
 def make_report(answerer: Answerer, answer: Answer, session: RunSession, load_s: float) -> RunReport:

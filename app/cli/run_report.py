@@ -55,7 +55,7 @@ def run_trace(report: RunReport) -> dict[str, Any]:
     chunks = [(min(start, max(admitted, end)), done) for end, done in answer.chunks]
     spans = [span for span in [*before, *prefill_spans(admitted, chunks)] if span.end_s > span.start_s]
     about = {"model": report.model.name, "device": report.machine.device_name, **report.versions}
-    return trace([TracedSequence("answer", spans, start, answer.records)], report.mbu_base_gb_s, about)
+    return trace([TracedSequence("answer", spans, start, answer.records)], report.mbu.base_gb_s, about)
 
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "measured_peak_gb_s": report.peak.gb_s,
         "measured_peak": asdict(report.peak),
         "nominal_peak_gb_s": report.nominal_peak_gb_s,
-        "mbu": report.mbu,
+        "mbu": report.mbu.share,
         "busy": report.busy,
         "other_cpus": report.answer.cpu_use.other_cpus if report.answer.cpu_use else None,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
@@ -131,14 +131,14 @@ def _device(report: RunReport) -> dict[str, Any]:
 def summary_line(report: RunReport) -> str:
     """Return the closing line of an answer on a terminal, within 80 columns."""
     summary = report.summary
-    shown = None if report.without_kernels else report.mbu
+    shown = None if report.without_kernels else report.mbu.share
     busy = report.busy and not report.without_kernels
     rate = summary.decode_tokens_per_second
     parts = phrases(summary.completion_tokens, rate, report.answer.ttft_s, shown, busy=busy)
     if summary.accepted:
         parts.insert(2, f"{summary.completion_tokens / summary.steps:.2f} tok/step")
     elif shown is not None:  # there is no room for both
-        parts[-1] += f" of {report.mbu_base_gb_s:.0f} GB/s"
+        parts[-1] += f" of {report.mbu.base_gb_s:.0f} GB/s"
     if report.without_kernels:
         parts.append("slow: see doctor")
     parts.append(sampling_text(asdict(report.answer.request.sampling), short=True))
@@ -215,10 +215,10 @@ def _mbu(report: RunReport) -> str:
     use = report.answer.cpu_use
     if report.busy:
         return f"busy: {OTHERS if use is None else cpu_phrase(use, 'used') + ' during the answer'}"
-    if report.mbu is None:
+    found = report.mbu
+    if found.share is None:
         return "unknown"
-    paired = report.mbu_base_gb_s == report.memory_now.gb_s
-    return f"{report.mbu:.1%} of {'memory now' if paired else 'the measured peak'}"
+    return f"{found.share:.1%} of {'memory now' if found.measured_beside else 'the measured peak'}"
 
 
 def _itl(itl: Percentiles | None) -> str:

@@ -223,16 +223,28 @@ class PoolStats:
         return self.used + self.cached + self.free
 
 
-def mbu(achieved_gb_s: float | None, memory_gb_s: float | None, peak_gb_s: float | None) -> float | None:
-    """Return the model bandwidth utilisation, a fraction; None if unknown. See `mbu_base` for the bandwidths."""
-    base = mbu_base(achieved_gb_s, memory_gb_s, peak_gb_s)
-    return achieved_gb_s / base if achieved_gb_s is not None and base else None
+@dataclass(frozen=True, slots=True)
+class MBU:
+    """Model bandwidth utilisation of decode steps.
+
+    share: achieved bandwidth over `base_gb_s`; None if unknown, or if other programs slowed the steps down.
+    base_gb_s: the memory bandwidth that the steps are compared with; None if unknown.
+    measured_beside: `base_gb_s` was read beside the steps, else it is the measured peak.
+    """
+
+    share: float | None
+    base_gb_s: float | None
+    measured_beside: bool
 
 
-def mbu_base(achieved_gb_s: float | None, memory_gb_s: float | None, peak_gb_s: float | None) -> float | None:
-    """Return the memory bandwidth that MBU compares with: the one read beside the steps, or else the measured peak.
+def mbu(achieved_gb_s: float | None, memory_gb_s: float | None, peak_gb_s: float | None, *, busy: bool = False) -> MBU:
+    """Return the MBU of steps.
 
-    A reading below `achieved_gb_s` was slowed down, so the peak is used.
+    memory_gb_s: the bandwidth read beside them. If it is below `achieved_gb_s`, the reading was slowed down and the
+    measured peak is used.
+    busy: other programs slowed the steps down.
     """
     slowed = memory_gb_s is None or memory_gb_s < (achieved_gb_s or 0.0)
-    return peak_gb_s or memory_gb_s if slowed else memory_gb_s
+    base = peak_gb_s or memory_gb_s if slowed else memory_gb_s
+    share = achieved_gb_s / base if achieved_gb_s is not None and base and not busy else None
+    return MBU(share, base, base == memory_gb_s)

@@ -138,7 +138,7 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
     paired = [
         share
         for each, repetition in zip(achieved_each, repetitions, strict=True)
-        if repetition.memory_gb_s and (share := mbu(each, repetition.memory_gb_s, peak)) is not None
+        if repetition.memory_gb_s and (share := mbu(each, repetition.memory_gb_s, peak).share) is not None
     ]
     low, high = bootstrap(paired) if paired else (None, None)
     slowed = busy(repetitions)
@@ -147,8 +147,8 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         "weight_bytes_per_step": first.weight_bytes,
         "kv_bytes_per_step": first.kv_bytes,
         "achieved_bandwidth_gb_s": achieved,
-        "mbu": None if slowed else fmean(paired) if paired else mbu(achieved, None, peak),
-        "mbu_nominal": mbu(achieved, None, nominal),
+        "mbu": fmean(paired) if paired and not slowed else mbu(achieved, None, peak, busy=slowed).share,
+        "mbu_nominal": mbu(achieved, None, nominal).share,
         "mbu_paired": {"mean": fmean(paired), "low": low, "high": high} if paired and not slowed else None,
         "roofline_tokens_per_second": tokens * test.batch * peak * 1e9 / per_step if peak else None,
     }

@@ -67,19 +67,12 @@ class ResultColumn:
 
 def mbu_cell(entry: Entry) -> str:
     """Format MBU: `83 %`, or `busy` if other programs slowed the test down."""
-    return "busy" if entry.get("busy") else percent(_shown_mbu(entry))
-
-
-def _shown_mbu(entry: Entry) -> float | None:
-    """Return MBU against the memory speed around each repetition, or else against the run's peak."""
-    paired: float | None = (entry["mbu_paired"] or {}).get("mean")
-    peak: float | None = entry["mbu"]
-    return peak if paired is None else paired
+    return "busy" if entry.get("busy") else percent(entry["mbu"])
 
 
 def _mbu_bar(entry: Entry) -> Text:
     """Draw the share of memory bandwidth used. Red: very little, or more than the peak."""
-    value = _shown_mbu(entry)
+    value = entry["mbu"]
     if value is None:
         return Text("")
     filled = max(0, min(_BAR, round(value * _BAR)))

@@ -21,7 +21,7 @@ from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu, mbu_base
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
@@ -281,7 +281,7 @@ class LiveMetrics:
         return self._final.busy if self._final is not None else self.contention is not None
 
     def _share(self, achieved_gb_s: float | None) -> float | None:
-        return None if self.busy else mbu(achieved_gb_s, self.machine.memory_gb_s, self.machine.measured_gb_s)
+        return mbu(achieved_gb_s, self.machine.memory_gb_s, self.machine.measured_gb_s, busy=self.busy).share
 
     @property
     def achieved_gb_s(self) -> float | None:
@@ -308,18 +308,18 @@ class LiveMetrics:
         limits: dict[str, Any] = {"compute_flops": machine.compute_flops, "slowed_by": self._slowed_by}
         limits["ranks"] = len(self.model.ranks) or 1
         if not totals.steps:
-            peak = mbu_base(None, machine.memory_gb_s, machine.measured_gb_s)
+            found = mbu(None, machine.memory_gb_s, machine.measured_gb_s)
             return StepFigures(
                 step_bytes=cost.step_bytes(self.context) if cost else 0,
-                memory_gb_s=peak,
-                measured_beside=peak == machine.memory_gb_s,
+                memory_gb_s=found.base_gb_s,
+                measured_beside=found.measured_beside,
                 **limits,
             )
         rate = self.rate_now or self.rate_average
         tokens = totals.tokens / totals.steps
         step_s = tokens / rate if rate else None
         step_bytes = totals.nbytes / totals.steps
-        base = mbu_base(step_bytes / step_s / 1e9 if step_s else None, machine.memory_gb_s, machine.measured_gb_s)
+        found = mbu(step_bytes / step_s / 1e9 if step_s else None, machine.memory_gb_s, machine.measured_gb_s)
         return StepFigures(
             step_bytes=step_bytes,
             step_s=step_s,
@@ -327,8 +327,8 @@ class LiveMetrics:
             sequences=totals.rows / totals.steps,
             proposed=totals.proposed,
             accepted=totals.accepted,
-            memory_gb_s=base,
-            measured_beside=base == machine.memory_gb_s,
+            memory_gb_s=found.base_gb_s,
+            measured_beside=found.measured_beside,
             step_flops=totals.flops / totals.steps,
             **limits,
         )

@@ -122,8 +122,8 @@ def test_mbu_is_of_the_memory_beside_the_answer_or_of_the_peak() -> None:
     assert achieved is not None
     peak = replace(found.peak, bytes_per_second=achieved * 4e9)
     slow, fast = (replace(found.peak, bytes_per_second=achieved * factor * 1e9) for factor in (0.5, 2.0))
-    assert replace(found, peak=peak, memory_now=fast).mbu == pytest.approx(0.5)
-    assert replace(found, peak=peak, memory_now=slow).mbu == pytest.approx(0.25)
+    assert replace(found, peak=peak, memory_now=fast).mbu.share == pytest.approx(0.5)
+    assert replace(found, peak=peak, memory_now=slow).mbu.share == pytest.approx(0.25)
 
 
 def test_the_sentence_has_the_figures_of_the_steps() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.runtime.engine.timeline import Timeline
 from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.metrics.cost import LayerKV, StepCost
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
+from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, mbu
 
 COST = StepCost(weight_bytes=1_000_000, weight_flops=0, kv=[LayerKV(4, 100), LayerKV(2, 100, window=10)])
 PROMPT = 8
@@ -153,6 +153,8 @@ def test_no_percentiles_of_nothing() -> None:
 
 
 def test_mbu_needs_both_sides() -> None:
-    assert mbu(27.0, None, 54.0) == mbu(27.0, 54.0, 90.0) == 0.5
-    assert mbu(27.0, 20.0, 54.0) == 0.5  # a reading slower than the steps
-    assert mbu(None, None, 54.0) is mbu(27.0, None, None) is mbu(27.0, None, 0.0) is None
+    assert mbu(27.0, None, 54.0) == MBU(0.5, 54.0, measured_beside=False)
+    assert mbu(27.0, 54.0, 90.0) == MBU(0.5, 54.0, measured_beside=True)
+    assert mbu(27.0, 20.0, 54.0) == MBU(0.5, 54.0, measured_beside=False)  # a reading slower than the steps
+    unknown = mbu(None, None, 54.0), mbu(27.0, None, None), mbu(27.0, None, 0.0), mbu(27.0, 54.0, 90.0, busy=True)
+    assert [found.share for found in unknown] == [None] * 4
