@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.machine.load import CPUUse, Load
+from headrace.runtime.metrics.telemetry import MBU, mbu
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
 _NAME = 24  # characters of another program's name
@@ -17,10 +18,16 @@ _ALL = 0.995  # share of a step from which all of it counts as reading
 class StepFigures:
     """Means over decode steps, and limits of the machine; None if unknown.
 
-    step_bytes: read and written by a step. step_s: its latency. tokens: output tokens of a step, all sequences.
-    sequences: in a step. proposed, accepted: draft tokens of all steps. memory_gb_s: the bandwidth MBU compares with;
-    measured_beside: it was read beside the steps, else it is the measured peak. step_flops, compute_flops: FLOPs of a
-    step, and the measured FLOP/s. slowed_by: a cause of slowness, as the end of a sentence; "" if there is none.
+    step_bytes: read and written by a step.
+    step_s: latency of a step.
+    tokens: output tokens of a step, all sequences.
+    sequences: sequences in a step.
+    proposed, accepted: draft tokens of all steps.
+    memory_gb_s: memory bandwidth read beside the steps.
+    peak_gb_s: measured peak of the memory bandwidth.
+    step_flops: FLOPs of a step.
+    compute_flops: measured FLOP/s.
+    slowed_by: a cause of slowness, as the end of a sentence; "" if there is none.
     ranks: machines that share the model; bytes and FLOPs are those of rank 0.
     """
 
@@ -31,11 +38,17 @@ class StepFigures:
     proposed: int = 0
     accepted: int = 0
     memory_gb_s: float | None = None
-    measured_beside: bool = False
+    peak_gb_s: float | None = None
     step_flops: float = 0.0
     compute_flops: float | None = None
     slowed_by: str = ""
     ranks: int = 1
+
+    @property
+    def mbu(self) -> MBU:
+        """MBU of the steps, also of slowed ones."""
+        achieved = self.step_bytes / self.step_s / 1e9 if self.step_s else None
+        return mbu(achieved, self.memory_gb_s, self.peak_gb_s)
 
     @property
     def rate(self) -> float | None:
@@ -45,7 +58,8 @@ class StepFigures:
     @property
     def reading_s(self) -> float | None:
         """Least seconds to read and write a step's bytes."""
-        return self.step_bytes / (self.memory_gb_s * 1e9) if self.memory_gb_s and self.memory_gb_s > 0 else None
+        base = self.mbu.base_gb_s
+        return self.step_bytes / (base * 1e9) if base and base > 0 else None
 
     @property
     def computing_s(self) -> float:
@@ -105,14 +119,15 @@ def _bytes(of: StepFigures) -> str:
 
 def _limit(of: StepFigures) -> str:
     most = of.roofline_rate
-    if of.memory_gb_s is None or most is None:
+    base = of.mbu.base_gb_s
+    if base is None or most is None:
         return "This machine's memory bandwidth is not measured yet."
     if of.compute_bound:
         flops, speed = three_digits(of.step_flops / 1e9), three_digits((of.compute_flops or 0.0) / 1e9)
         computes = f"Its {flops} GFLOP take longer than its bytes, at {speed} GFLOP/s"
         return f"{computes}, so at most {three_digits(most)} tok/s."
-    reads = "now reads" if of.measured_beside else "reads up to"
-    return f"This machine {reads} {three_digits(of.memory_gb_s)} GB/s, so at most {three_digits(most)} tok/s."
+    reads = "now reads" if of.mbu.measured_beside else "reads up to"
+    return f"This machine {reads} {three_digits(base)} GB/s, so at most {three_digits(most)} tok/s."
 
 
 def _speed(of: StepFigures) -> str:

@@ -78,8 +78,8 @@ class RunReport:
             tokens=summary.step_s / summary.tpot_s if summary.step_s and summary.tpot_s else 1.0,
             proposed=summary.proposed if known else 0,
             accepted=summary.accepted if known else 0,
-            memory_gb_s=self.mbu.base_gb_s,
-            measured_beside=self.mbu.measured_beside,
+            memory_gb_s=self.memory_now.gb_s,
+            peak_gb_s=self.peak.gb_s,
             slowed_by=slowed_by,
             ranks=len(self.model.ranks) or 1,
         )

@@ -305,32 +305,27 @@ class LiveMetrics:
 
     def _means(self) -> StepFigures:
         totals, machine, cost = self.totals, self.machine, self.model.cost
-        limits: dict[str, Any] = {"compute_flops": machine.compute_flops, "slowed_by": self._slowed_by}
-        limits["ranks"] = len(self.model.ranks) or 1
+        figures = StepFigures(
+            step_bytes=cost.step_bytes(self.context) if cost else 0,
+            memory_gb_s=machine.memory_gb_s,
+            peak_gb_s=machine.measured_gb_s,
+            compute_flops=machine.compute_flops,
+            slowed_by=self._slowed_by,
+            ranks=len(self.model.ranks) or 1,
+        )
         if not totals.steps:
-            found = mbu(None, machine.memory_gb_s, machine.measured_gb_s)
-            return StepFigures(
-                step_bytes=cost.step_bytes(self.context) if cost else 0,
-                memory_gb_s=found.base_gb_s,
-                measured_beside=found.measured_beside,
-                **limits,
-            )
+            return figures
         rate = self.rate_now or self.rate_average
         tokens = totals.tokens / totals.steps
-        step_s = tokens / rate if rate else None
-        step_bytes = totals.nbytes / totals.steps
-        found = mbu(step_bytes / step_s / 1e9 if step_s else None, machine.memory_gb_s, machine.measured_gb_s)
-        return StepFigures(
-            step_bytes=step_bytes,
-            step_s=step_s,
+        return replace(
+            figures,
+            step_bytes=totals.nbytes / totals.steps,
+            step_s=tokens / rate if rate else None,
             tokens=tokens,
             sequences=totals.rows / totals.steps,
             proposed=totals.proposed,
             accepted=totals.accepted,
-            memory_gb_s=found.base_gb_s,
-            measured_beside=found.measured_beside,
             step_flops=totals.flops / totals.steps,
-            **limits,
         )
 
     @property

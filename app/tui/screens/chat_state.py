@@ -246,7 +246,7 @@ class ChatState:
             self.notify("no steps yet: nothing to trace", problem=True)
             return
         about = {"model": metrics.model.name, "device": metrics.machine.name}
-        self._export("trace", json.dumps(trace(sequences, metrics.figures.memory_gb_s, about)))
+        self._export("trace", json.dumps(trace(sequences, metrics.figures.mbu.base_gb_s, about)))
 
     def _export(self, kind: str, text: str) -> None:
         path = data_dir() / "exports" / time.strftime(f"{kind}-%Y%m%d-%H%M%S.json")

@@ -14,12 +14,12 @@ MIB = 1 << 20
 
 
 def test_bytes_limit_speed_and_rest() -> None:
-    of = StepFigures(step_bytes=97 * MIB, step_s=2.04e-3, memory_gb_s=60.0, measured_beside=True)
+    of = StepFigures(step_bytes=97 * MIB, step_s=2.04e-3, memory_gb_s=60.0)
     assert sentence(of) == (
         "Each token reads 97.0 MiB. This machine now reads 60.0 GB/s, so at most 590 tok/s. "
         "You get 490: 0.3 ms of each 2.0 ms step is not reading."
     )
-    assert "reads up to 60.0" in sentence(StepFigures(step_bytes=97 * MIB, step_s=2.04e-3, memory_gb_s=60.0))
+    assert "reads up to 60.0" in sentence(StepFigures(step_bytes=97 * MIB, step_s=2.04e-3, peak_gb_s=60.0))
 
 
 def test_draft_tokens_and_sequences_are_said() -> None:
@@ -78,7 +78,7 @@ POSITIVE = st.floats(1e-9, 1e9)
         proposed=st.just(0) | st.integers(5, 9),
         accepted=st.integers(0, 5),
         memory_gb_s=st.none() | st.floats(1e-3, 1e5),
-        measured_beside=st.booleans(),
+        peak_gb_s=st.none() | st.floats(1e-3, 1e5),
         step_flops=st.floats(0, 1e15),
         compute_flops=st.none() | st.floats(1e6, 1e16),
         slowed_by=st.sampled_from(["", "pip runs"]),
