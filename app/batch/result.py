@@ -9,6 +9,7 @@ from typing import Any
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
 from headrace.app.answer.token_reports import chat_logprobs, token_reports
+from headrace.app.answer.usage import openai_usage, token_counts
 from headrace.app.batch.line import BadLine, Line
 from headrace.app.batch.openai_form import PREFIX, response
 from headrace.models.loading.load import LoadedModel
@@ -26,11 +27,6 @@ _BEGINNINGS = (b'{"line": ', f'{{"id": "{PREFIX}'.encode())  # of a written resu
 def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     """Return the result of an answered request."""
     summary = answer.end.summary
-    usage = {
-        "prompt_tokens": summary.prompt_tokens,
-        "completion_tokens": summary.completion_tokens,
-        "total_tokens": summary.prompt_tokens + summary.completion_tokens,
-    }
     details: dict[str, Any] = {"ended_by": answer.ended_by, "seed": answer.seed, "sampling": answer.sampling()}
     details["timing"] = answer.timing()
     details |= {"unchecked_tools": answer.unchecked_tools} if answer.unchecked_tools else {}
@@ -38,7 +34,8 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
     calls = [tool_call(f"call_{line.digest[:16]}_{n}", one.name, one.arguments) for n, one in enumerate(answer.calls)]
     if line.form == "plain":
         request = {"line": line.number, "id": line.name, "request": line.digest, "model": model.name}
-        usage |= {"cached_tokens": summary.reused_tokens}
+        counts = token_counts(summary.prompt_tokens, summary.completion_tokens)
+        usage = {**counts, "cached_tokens": summary.reused_tokens}
         own = {"tool_calls": calls} if line.asked.tools is not None else {}
         text = {"text": answer.text, **own, "finish_reason": reason}
         return {**request, **text, "usage": usage, **details, "error": None}
@@ -56,7 +53,7 @@ def result(line: Line, answer: Answer, model: LoadedModel) -> dict[str, Any]:
         "choices": [
             {"index": 0, **content, "logprobs": chat_logprobs(reports) if reports else None, "finish_reason": reason}
         ],
-        "usage": {**usage, "prompt_tokens_details": {"cached_tokens": summary.reused_tokens}},
+        "usage": openai_usage(summary.prompt_tokens, summary.completion_tokens, summary.reused_tokens),
         **details,
     }
     return response(line.digest, line.name, 200, body, None)

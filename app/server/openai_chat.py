@@ -30,7 +30,7 @@ from headrace.app.server.form import COMMENT, data
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import format_options
 from headrace.app.server.tools import chat_tools, custom_input, custom_names
-from headrace.app.server.usage import openai_usage
+from headrace.app.server.usage import request_usage
 
 _RENAMED = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
@@ -176,7 +176,7 @@ class ChatForm:
 
     def _usage(self) -> dict[str, Any]:
         ends = [answer.done for answer in self._answers if answer.done is not None]
-        return openai_usage([done.summary for done in ends], sum(done.thinking_tokens for done in ends))
+        return request_usage([done.summary for done in ends], sum(done.thinking_tokens for done in ends))
 
 
 def _choice(answer: AnswerParts, index: int, custom: frozenset[str], *, with_logprobs: bool) -> dict[str, Any]:

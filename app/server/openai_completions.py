@@ -17,8 +17,7 @@ from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, 
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
 from headrace.app.server.structure import format_options
-from headrace.app.server.usage import openai_usage
-from headrace.runtime.metrics.telemetry import Summary
+from headrace.app.server.usage import request_usage
 
 MAX_LOGPROBS = 5
 
@@ -117,13 +116,9 @@ class CompletionForm:
         return {**self._head, "choices": [choice]}
 
     def _usage(self) -> dict[str, Any]:
-        firsts = [self._done[index].summary for index in sorted(self._done)]
-        usage = openai_usage(firsts)
-        usage["prompt_tokens"] = sum(summary.prompt_tokens for summary in self._of_each_prompt(firsts))
-        return usage | {"total_tokens": usage["prompt_tokens"] + usage["completion_tokens"]}
-
-    def _of_each_prompt(self, summaries: list[Summary]) -> list[Summary]:
-        return summaries[:: self._call.count]
+        summaries = [self._done[index].summary for index in sorted(self._done)]
+        of_each_prompt = summaries[:: self._call.count]
+        return request_usage(summaries, prompt_tokens=sum(summary.prompt_tokens for summary in of_each_prompt))
 
 
 def _reports(tokens: "list[TokenReport] | Any", position: int) -> dict[str, Any]:

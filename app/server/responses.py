@@ -33,7 +33,7 @@ from headrace.app.server.tools import (
     namespaces,
     response_tools,
 )
-from headrace.app.server.usage import openai_usage
+from headrace.app.server.usage import request_usage
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
 _ECHOED: dict[str, Any] = {
@@ -301,7 +301,7 @@ class ResponseForm:
 
 
 def _usage(done: Done) -> dict[str, Any]:
-    usage = openai_usage([done.summary], done.thinking_tokens)
+    usage = request_usage([done.summary], done.thinking_tokens)
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],

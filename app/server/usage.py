@@ -3,28 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.app.answer.usage import openai_usage
 from headrace.runtime.metrics.telemetry import Summary, in_milliseconds
 
 
-def openai_usage(summaries: Sequence[Summary], thinking_tokens: int = 0) -> dict[str, Any]:
-    """Return the `usage` of all choices of one request. The prompt of several choices counts once."""
-    prompt = max((summary.prompt_tokens for summary in summaries), default=0)
+def request_usage(
+    summaries: Sequence[Summary], thinking_tokens: int = 0, prompt_tokens: int | None = None
+) -> dict[str, Any]:
+    """Return the `usage` of all choices of one request, with the `timings` of the first.
+
+    prompt_tokens: of all prompts; None: the choices have one prompt, which counts once.
+    """
+    if prompt_tokens is None:
+        prompt_tokens = max((summary.prompt_tokens for summary in summaries), default=0)
     completion = sum(summary.completion_tokens for summary in summaries)
-    usage: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens(summaries)},
+    cached = summaries[0].reused_tokens if summaries else 0
+    return {
+        **openai_usage(prompt_tokens, completion, cached),
         "completion_tokens_details": {"reasoning_tokens": thinking_tokens},
+        **({"timings": timings(summaries[0])} if summaries else {}),
     }
-    if summaries:
-        usage["timings"] = timings(summaries[0])
-    return usage
-
-
-def cached_tokens(summaries: Sequence[Summary]) -> int:
-    """Return the prompt tokens of the first choice that were in the cache."""
-    return summaries[0].reused_tokens if summaries else 0
 
 
 def timings(summary: Summary) -> dict[str, Any]:
