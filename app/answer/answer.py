@@ -33,7 +33,7 @@ class Prompt:
     opening: text of the answer that the chat template wrote. thinking: the prompt ends within a thinking section.
     chat: it was made by the chat template. tools: those that the model may call. begun: text of the answer that the
     prompt ends with, behind any thinking.
-    started: `time.perf_counter()` before the encoding.
+    started: when the request was submitted, on the monotonic clock; by default when the prompt is made.
     """
 
     ids: Sequence[int]
@@ -42,14 +42,15 @@ class Prompt:
     chat: bool = False
     begun: str = ""
     tools: ToolUse | None = None
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.monotonic)
     tokenize_s: float = 0.0
 
 
 class Answer:
-    """An answer being generated. Times count from the start of its prompt's encoding.
+    """An answer being generated. Times count from `Prompt.started`.
 
     steps: those so far. finished: its end, once there. ttft_s: seconds to the first text; None until there is some.
+    first_output_s: seconds to the first text or tool call, the TTFT of the chat and the server; None until then.
     cpu_use: of the machine from the first step to the end, from the prefill on if that is too short; None if unknown.
     energy: of the machine from the first step to the end, if `sensors` were set before it; None if unknown.
     """
@@ -71,6 +72,7 @@ class Answer:
         """Prefill chunks: end in seconds from the start, prompt tokens computed by then."""
         self.finished: Finished | None = None
         self.ttft_s: float | None = None
+        self.first_output_s: float | None = None
         self.e2e_s = 0.0
         self.cpu_use: CPUUse | None = None
         self.energy: EnergyUse | None = None
@@ -96,13 +98,12 @@ class Answer:
             if self.sensors is not None and isinstance(part, TextChunk):
                 self._energy_meter = EnergyMeter(self.sensors)
         if isinstance(part, PrefillProgress):
-            self.chunks.append((time.perf_counter() - self.prompt.started, part.done))
+            self.chunks.append((self._elapsed_s(), part.done))
         if isinstance(part, TextChunk | Completed):
+            self._time_first_output(part)
             self.calls += part.calls
             if part.text:
                 self._pieces.append(part.text)
-                if self.ttft_s is None:
-                    self.ttft_s = time.perf_counter() - self.prompt.started
             if isinstance(part, TextChunk):
                 self.steps.append(part.step)
                 self._repetition.add(part.step.tokens)
@@ -110,11 +111,21 @@ class Answer:
             else:
                 self._thinking.finish()
                 self.finished = part.finished
-                self.e2e_s = time.perf_counter() - self.prompt.started
+                self.e2e_s = self._elapsed_s()
                 uses = (meter.use() for meter in reversed(self._meters))
                 self.cpu_use = next((use for use in uses if use is not None), None)
                 self.energy = self._energy_meter.use() if self._energy_meter is not None else None
         return part
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self.prompt.started
+
+    def _time_first_output(self, part: TextChunk | Completed) -> None:
+        has_output = part.text or part.calls or part.call_deltas
+        if has_output and self.first_output_s is None:
+            self.first_output_s = self._elapsed_s()
+        if part.text and self.ttft_s is None:
+            self.ttft_s = self._elapsed_s()
 
     @property
     def text(self) -> str:

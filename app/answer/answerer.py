@@ -83,13 +83,13 @@ class Answerer:
         variables: of the chat template. tools: see `app.answer.tools`. Raises UsageError, ContextLimitError and
         CheckpointError.
         """
-        started = time.perf_counter()
+        started = time.monotonic()
         if isinstance(prompt, str):
             ids, opening = self.chat_prompt.continued(prompt), ""
         else:
             ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
             opening = self.chat_prompt.opening(ids)
-        seconds = time.perf_counter() - started
+        seconds = time.monotonic() - started
         chat = not isinstance(prompt, str)
         return Prompt(
             ids, opening, bool(opening), chat, tools=tools if chat else None, started=started, tokenize_s=seconds

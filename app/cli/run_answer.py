@@ -157,7 +157,7 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
     tells = sys.stderr.isatty() and not quiet
     for part in parts:
         if isinstance(part, PrefillProgress):
-            if time.perf_counter() - answer.prompt.started > _PATIENCE_S:
+            if time.monotonic() - answer.prompt.started > _PATIENCE_S:
                 progress.draw(f"prefill {part.done} of {part.total} tokens")
             continue
         progress.clear()

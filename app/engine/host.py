@@ -64,7 +64,6 @@ class _Running:
     outbox: Outbox
     sequence: Sequence
     waited_s: float
-    tokenize_s: float
     repeats: bool = False
     explained: bool = False
 
@@ -184,14 +183,23 @@ class EngineHost:
         opening = "" if given else self._answerer.chat_prompt.opening(ids)
         so_far = split_thinking(command.continue_text)
         thinking, chat = bool(opening) or so_far.is_open, command.prompt is None
-        prompt = Prompt(ids, opening, thinking, chat=chat, tools=command.tools, begun=so_far.answer)
+        prompt = Prompt(
+            ids,
+            opening,
+            thinking,
+            chat=chat,
+            tools=command.tools,
+            begun=so_far.answer,
+            started=command.submitted,
+            tokenize_s=tokenized - began,
+        )
         answer = self._answerer.prepare(prompt, command.options, logprobs=command.logprobs, cancel=cancel)
-        outbox = Outbox(command, send, opening, self._text_s)
+        outbox = Outbox(command.id, answer, send, opening, self._text_s)
 
         def start() -> None:
             self._disk_cache.load(ids)
             sequence = self._answerer.submit(answer)
-            self._running[answer] = _Running(command, outbox, sequence, began - command.submitted, tokenized - began)
+            self._running[answer] = _Running(command, outbox, sequence, began - command.submitted)
             self._batch.started(len(self._running))
             self.idle.busy()
 
@@ -229,7 +237,7 @@ class EngineHost:
                     error = expected(event.error)
                     send(Failed(running.id, str(error), error.hint, type(error).__name__))
                 case _:
-                    times = running.waited_s, running.tokenize_s
+                    times = running.waited_s, answer.prompt.tokenize_s
                     reuse, prompt = None, list[tuple[str, bool]]()
                     if not running.explained:
                         reuse = self._reuse.explain(answer.prompt.ids, event.reused)
@@ -292,9 +300,9 @@ class EngineHost:
         context_full = finished.reason == "length" and entries >= self._loaded.context_limit
         summary = replace(
             summary,
-            ttft_s=running.outbox.ttft_s,
+            ttft_s=answer.first_output_s,
             queue_s=running.waited_s + summary.queue_s,
-            tokenize_s=running.tokenize_s,
+            tokenize_s=answer.prompt.tokenize_s,
             mbu=self.idle.mbu(summary, busy=answer.busy),
             busy=answer.busy,
         )

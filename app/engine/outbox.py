@@ -6,9 +6,9 @@ Sending costs CPU time that decoding needs.
 import time
 from collections.abc import Callable, Sequence
 
+from headrace.app.answer.answer import Answer
 from headrace.app.answer.answer_steps import StepText
 from headrace.app.answer.token_reports import TokenReport
-from headrace.app.engine.commands import Generate
 from headrace.app.engine.events import Delta, Event
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.runtime.metrics.telemetry import StepRecord
@@ -29,14 +29,15 @@ def joined(deltas: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
 
 
 class Outbox:
-    """ttft_s: seconds from the request to its first text; None before that. watched: steps are sent, not text alone."""
+    """watched: steps are sent, not text alone."""
 
-    def __init__(self, command: Generate, send: Send, opening: str, text_s: float = TEXT_S) -> None:
-        """opening: text of the answer that the template wrote; sent with the model's first text.
+    def __init__(self, generation: int, answer: Answer, send: Send, opening: str, text_s: float = TEXT_S) -> None:
+        """generation: id of the request. opening: text of the answer that the template wrote; sent with the first text.
 
         text_s: seconds between two deltas.
         """
-        self._command = command
+        self._id = generation
+        self._answer = answer
         self.text_s = text_s
         self.watched = True
         self._tokens: list[TokenReport] = []
@@ -48,7 +49,7 @@ class Outbox:
         self._steps: list[StepText] = []
         self._records: list[StepRecord] = []
         self._sent = self._records_sent = float("-inf")
-        self.ttft_s: float | None = None
+        self._has_output = False
 
     def add(
         self,
@@ -69,8 +70,8 @@ class Outbox:
         if text:
             self._text.append(self._opening + text)
             self._opening = ""
-        if (text or calls or call_deltas) and self.ttft_s is None:
-            self.ttft_s = now - self._command.submitted
+        if (text or calls or call_deltas) and not self._has_output:  # the first output leaves at once
+            self._has_output = True
             self._sent = float("-inf")
         if calls:  # behind the text so far, and before what follows
             self._calls = calls
@@ -91,7 +92,7 @@ class Outbox:
             calls = self._calls, joined(self._call_deltas)
             itl_s = tuple(latency for record in records for latency in record.itl_s)
             sent = tuple(records) if self.watched else ()
-            self._send(Delta(self._command.id, text, sent, self.ttft_s, steps, tokens, *calls, itl_s))
+            self._send(Delta(self._id, text, sent, self._answer.first_output_s, steps, tokens, *calls, itl_s))
             self._text, self._steps, self._tokens, self._calls, self._call_deltas = [], [], [], (), []
         self._sent = time.monotonic()
         if records:

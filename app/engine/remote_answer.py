@@ -16,9 +16,11 @@ class RemoteAnswer:
     """Chunks in, events out. thinks: thinking becomes a <think> section of the text. own: the server reports steps."""
 
     def __init__(self, command: Generate, *, thinks: bool, own: bool) -> None:
-        self._id, self._submitted, self._thinks, self._own_server = command.id, command.submitted, thinks, own
-        self._began: float | None = None
-        self._last = 0.0
+        self._id = command.id
+        self._thinks = thinks
+        self._own_server = own
+        self._ttft_s: float | None = None
+        self._last = command.submitted  # when the latest text came
         self._latencies: list[float] = []
         self._pieces = 0
         self._thinking = False
@@ -66,15 +68,15 @@ class RemoteAnswer:
 
     def _delta(self, text: str) -> Delta:
         now = time.monotonic()
-        first = self._began is None
-        if self._began is None:
-            self._began = now
+        latency = now - self._last
+        self._last = now
+        if self._ttft_s is None:
+            self._ttft_s = latency
         else:
-            self._latencies.append(now - self._last)
-        latency, self._last = now - (self._submitted if first else self._last), now
+            self._latencies.append(latency)
         record = StepRecord(self._pieces, 0, latency, 0, 0, 0, 0, 0, 0, 0)
         self._pieces += 1
-        return Delta(self._id, text, () if self._own_server else (record,), self._began - self._submitted)
+        return Delta(self._id, text, () if self._own_server else (record,), self._ttft_s)
 
     def _summary(self) -> Summary:
         tokens = int(self._usage.get("completion_tokens") or self._pieces)
@@ -89,7 +91,7 @@ class RemoteAnswer:
             steps=self._pieces,
             prefill_s=0.0,
             first_step_s=None,
-            ttft_s=None if self._began is None else self._began - self._submitted,
+            ttft_s=self._ttft_s,
             step_latency=Percentiles.of(self._latencies),
             step_s=decoding / len(self._latencies) if self._latencies else None,
             itl=Percentiles.of(self._latencies),

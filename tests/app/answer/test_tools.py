@@ -66,6 +66,9 @@ def test_a_forced_call_has_arguments_of_the_schema(answerer: Answerer, options: 
         answer, text = _answer(answerer, ToolUse([WEATHER, CLOCK], choice, parallel=False), **options)
         [call] = answer.calls
         assert text == answer.text == ""
+        assert answer.ttft_s is None
+        assert answer.first_output_s is not None
+        assert 0 < answer.first_output_s <= answer.e2e_s
         assert call.name in ("get_weather", "time")
         if choice != "required" or call.name == "get_weather":
             assert call.name == "get_weather"
