@@ -14,7 +14,7 @@ from headrace.app.bench.measure.setup import Setup
 from headrace.app.bench.measure.speculation import speculation_of
 from headrace.app.bench.stats import bootstrap, fmean, geometric_ratio, median, sd
 from headrace.runtime.machine.energy import per_token
-from headrace.runtime.metrics.telemetry import Percentiles, mbu, quantile
+from headrace.runtime.metrics.telemetry import Percentiles, in_milliseconds, mbu, quantile
 
 Result = dict[str, Any]
 DRIFT = 0.05  # as a fraction; larger drift is reported
@@ -85,10 +85,7 @@ def drift(speeds: Sequence[float]) -> float | None:
 def _itl(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None]:
     """Return percentiles over all steps of all repetitions."""
     pooled = [latency for repetition in repetitions for latency in repetition.sample.latencies_s]
-    found = Percentiles.of(pooled) if test.generate else None
-    if found is None:
-        return dict.fromkeys(("p50", "p95", "p99", "max"))
-    return {name: seconds * 1e3 for name, seconds in asdict(found).items()}
+    return in_milliseconds(Percentiles.of(pooled) if test.generate else None)
 
 
 def _ttft(test: Test, repetitions: Sequence[Repetition]) -> dict[str, float | None] | None:

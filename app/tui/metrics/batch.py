@@ -23,7 +23,7 @@ from headrace.app.engine.events import (
 )
 from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.cost import StepCost
-from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord
+from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, StepRecord, in_milliseconds
 
 RowPhase = Literal["waiting", "prefill", "decode", "preempted", "done", "stopped", "failed"]
 
@@ -220,7 +220,7 @@ class BatchMetrics:
                     "prompt_tokens_reused": row.reused,
                     "completion_tokens": row.tokens,
                     "decode_tokens_per_second": row.tokens_per_second,
-                    "itl_ms": {name: value * 1e3 for name, value in asdict(itl).items()} if (itl := row.itl) else None,
+                    "itl_ms": in_milliseconds(itl) if (itl := row.itl) else None,
                 }
                 for row in self._rows.values()
             ],

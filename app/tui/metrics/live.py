@@ -21,7 +21,7 @@ from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
 from headrace.runtime.machine.load import Load
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, mbu
+from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
@@ -403,7 +403,7 @@ class LiveMetrics:
             "model": asdict(self.model),
             "machine": asdict(self.machine),
             "decode_tokens_per_second": self.rate_average,
-            "itl_ms": {name: value * 1e3 for name, value in asdict(itl).items()} if itl else None,
+            "itl_ms": in_milliseconds(itl) if itl else None,
             "achieved_bandwidth_gb_s": self.achieved_gb_s,
             "mbu": self.mbu,
             "busy": self.busy,
