@@ -104,7 +104,13 @@ def cpu_phrase(use: CPUUse, verb: str = "use") -> str:
     """Return `other programs use 1.7 of 2 cores (mostly pip)`."""
     busiest = sanitise(use.busiest)[:_NAME] if isinstance(use, Load) else ""
     mostly = f" (mostly {busiest})" if busiest else ""
-    return f"other programs {verb} {use.other_cpus:.1f} of {use.cpus} cores{mostly}"
+    return f"{other_cores(use.other_cpus, use.cpus, verb)}{mostly}"
+
+
+def other_cores(other_cpus: float, cores: int | None, verb: str) -> str:
+    """Return `other programs used 1.7 of 2 cores`. cores: of the machine; None if unknown."""
+    total = f" of {cores}" if cores else ""
+    return f"other programs {verb} {other_cpus:.1f}{total} cores"
 
 
 def _bytes(of: StepFigures) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from headrace.app.answer.sentence import StepFigures
+from headrace.app.answer.sentence import StepFigures, other_cores
 from headrace.app.output.document import Document
 from headrace.runtime.metrics.units import decimals, format_joules
 
@@ -100,8 +100,7 @@ def step_figures(document: Document, entry: Document) -> StepFigures:
     others = [rep["other_cpus"] for rep in entry["repetitions"] if rep.get("other_cpus") is not None]
     slowed_by = ""
     if entry.get("busy") and others:
-        cores = f" of {device['cores']}" if device.get("cores") else ""
-        slowed_by = f"other programs used {sum(others) / len(others):.1f}{cores} cores"
+        slowed_by = other_cores(sum(others) / len(others), device.get("cores"), "used")
     return StepFigures(
         step_bytes=step_bytes,
         step_s=batch / speed if speed > 0 else None,
