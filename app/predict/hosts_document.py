@@ -13,7 +13,7 @@ from headrace.app.predict.published import assumptions
 from headrace.app.predict.view import print_head, print_notes
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
-from headrace.runtime.metrics.units import format_bytes, percent, speed_text
+from headrace.runtime.metrics.units import format_bytes, format_link, percent, speed_text
 
 _FITS = {True: "yes", False: "no", None: "?"}
 
@@ -62,7 +62,7 @@ def hosts_prediction(
             *summarise_assumptions(targets, assumed, shape.kv_format),
             "tensor: heads in proportion to bandwidth, two all_sums a layer; pipeline: layers in proportion to it",
             *(
-                f"{link.name}: {link.latency * 1e6:,.0f} us, {link.bandwidth / 1e9:.1f} GB/s; {link.source}"
+                f"{link.name}: {format_link(link.latency * 1e6, link.bandwidth / 1e9, digits=1)}; {link.source}"
                 for link in over
             ),
             f"sizes from {shape.source}",

@@ -17,6 +17,11 @@ def format_rate(bytes_per_second: float) -> str:
     return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
+def format_link(latency_us: float, gb_s: float, digits: int = 2) -> str:
+    """Format latency and bandwidth of a network link: `1,200 us, 1.17 GB/s`. digits: decimals of the bandwidth."""
+    return f"{latency_us:,.0f} us, {gb_s:.{digits}f} GB/s"
+
+
 def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:

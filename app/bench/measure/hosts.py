@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.app.bench.measure.result import Result
 from headrace.app.output.document import Document
 from headrace.runtime.metrics.telemetry import RankTimes
+from headrace.runtime.metrics.units import format_link
 
 if TYPE_CHECKING:
     from headrace.app.hosts.start import Ranks
@@ -46,7 +47,7 @@ def hosts_notes(account: Document | None) -> list[str]:
     if account is None:
         return []
     shares = ", ".join(f"{name} {share:.0%}" for name, share in zip(account["ranks"], account["shares"], strict=True))
-    link = f"link {account['latency_us']:,.0f} us, {account['bandwidth_gb_s']:.2f} GB/s over TCP"
+    link = f"link {format_link(account['latency_us'], account['bandwidth_gb_s'])} over TCP"
     lost = f"; about {account['link_share']:.0%} of a step on it, computed" if account["link_share"] is not None else ""
     by_rank = "; ".join(
         f"{name} {each['compute_s'] * 1e3:.1f} ms computing, {each['wait_s'] * 1e3:.1f} waiting for ranks, "
