@@ -24,9 +24,13 @@ class ResultColumn:
 
     key: path of the figure in an entry of `results`, which is the heading in CSV; "": not in CSV.
     cell: what the other views show; None: the figure at `key`. A view formats numbers itself.
+    terminal: heading in the terminal's table.
     leaves: order in which columns leave a narrow terminal, see `output.tables.Column`.
+    right: aligned right in the terminal's table.
+    markdown: heading in Markdown.
     digits: decimals of a number in Markdown.
     is_shown: whether Markdown has the column for these results; None: always.
+    html: heading in the report.
     """
 
     key: str = ""
@@ -66,7 +70,7 @@ class ResultColumn:
 
 
 def mbu_cell(entry: Entry) -> str:
-    """Format MBU: `83 %`, or `busy` if other programs slowed the test down."""
+    """Format MBU: `83%`, or `busy` if other programs slowed the test down."""
     return "busy" if entry.get("busy") else percent(entry["mbu"])
 
 
@@ -133,6 +137,7 @@ def _csv_only(*keys: str, of: str = "") -> tuple[ResultColumn, ...]:
     return tuple(ResultColumn(f"{of}.{key}" if of else key) for key in keys)
 
 
+# In the order of the keys in a document, which is that of the columns in CSV.
 RESULT_COLUMNS: Sequence[ResultColumn] = (
     *_csv_only("test", "depth", "model", "engine", "threads", "threads_batch", "threads_told"),
     *_csv_only("prompt_tokens", "generated_tokens", "batch"),
@@ -171,7 +176,7 @@ RESULT_COLUMNS: Sequence[ResultColumn] = (
     ResultColumn(cell=_mbu_bar, terminal="", leaves=7),
     ResultColumn("mbu_nominal"),
     *_csv_only("mean", "low", "high", of="mbu_paired"),
-    ResultColumn(cell=energy_cell, terminal="energy", leaves=8),
+    ResultColumn(cell=energy_cell, terminal="energy", leaves=8),  # next to MBU; Markdown has it further back
     ResultColumn(
         "roofline_tokens_per_second",
         terminal="roofline",
