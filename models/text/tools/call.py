@@ -1,9 +1,13 @@
 """Tool calls, and the values of their arguments as JSON text."""
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_LONGEST_LITERAL = 1 << 20  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,70 @@ class Tool:
         shared = {key: self.parameters[key] for key in ("$defs", "definitions") if key in self.parameters}
         return {**(schema if isinstance(schema, Mapping) else {}), **shared}
 
+    def kinds(self, parameter: str) -> frozenset[str]:
+        """Return the types that a parameter's value may have; all of them if its schema tells none."""
+        return kinds_of(self.properties.get(parameter), self.parameters)
+
     def is_text(self, parameter: str) -> bool:
-        """Return whether a parameter is a text, or is not described."""
-        schema = self.properties.get(parameter)
-        kind = schema.get("type") if isinstance(schema, Mapping) else None
-        return kind == "string" or (kind is None and not isinstance(schema, Mapping))
+        """Return whether a parameter's value is always a text."""
+        return self.kinds(parameter) == {"string"}
+
+
+KINDS = frozenset(["string", "number", "boolean", "null", "array", "object"])
+"""Types of JSON values. An integer is a number."""
+_MAX_REFERENCES = 20  # from schema to schema
+
+
+def kinds_of(schema: object, document: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the types that a value of a schema may have. document: the schema that references point into."""
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        return KINDS
+    kinds = KINDS
+    named = schema.get("type")
+    names = [named] if isinstance(named, str) else named
+    if isinstance(names, list):
+        kinds &= {"number" if name == "integer" else name for name in names}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        kinds &= set(map(kind_of, values))
+    for key in ("anyOf", "oneOf"):
+        choices = schema.get(key)
+        if isinstance(choices, list) and choices:
+            kinds &= frozenset[str]().union(*(kinds_of(choice, document, depth + 1) for choice in choices))
+    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        kinds &= kinds_of(part, document, depth + 1)
+    if isinstance(reference := schema.get("$ref"), str):
+        kinds &= kinds_of(_referenced(reference, document), document, depth + 1)
+    if kinds == KINDS and "properties" in schema:
+        return frozenset(["object"])
+    if kinds == KINDS and "items" in schema:
+        return frozenset(["array"])
+    return kinds or KINDS
+
+
+def _referenced(reference: str, document: Mapping[str, Any]) -> object:
+    """Return the schema that a reference names; None if the document has none there."""
+    found: object = document
+    for key in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a JSON value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +167,42 @@ def calls_of(value: object) -> tuple[ToolCall, ...]:
     return tuple(call for call in calls if call is not None) if all(calls) else ()
 
 
+def may_be_text(tool: Tool | None, parameter: str) -> bool:
+    """Return whether a text may be the value of a parameter; True for one without a schema."""
+    return tool is None or parameter not in tool.properties or "string" in tool.kinds(parameter)
+
+
 def typed_value(tool: Tool | None, parameter: str, text: str) -> Any:
-    """Return the value of a parameter that is written as plain text: JSON unless the schema has a text there."""
-    if tool is not None and tool.is_text(parameter) and parameter in tool.properties:
+    """Return the value of a parameter that is written as plain text.
+
+    It is JSON, or a literal of Python's, if the schema allows a value of that type there; else it is the text itself.
+    """
+    is_known = tool is not None and parameter in tool.properties
+    kinds = tool.kinds(parameter) if tool is not None and is_known else KINDS
+    if kinds == {"string"}:
         return text
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if "string" in kinds:
+            return text
+        value = _python_value(text)
+    return value if kind_of(value) in kinds else text
+
+
+def _python_value(text: str) -> Any:
+    """Return the value of True, False, None, or of a list or an object as Python writes it; else the text itself.
+
+    Templates that print arguments without `tojson` write these.
+    """
+    plain = text.strip()
+    if plain in _CONSTANTS:
+        return _CONSTANTS[plain]
+    if plain[:1] not in ("[", "{") or len(plain) > _LONGEST_LITERAL:
         return text
+    try:
+        value = ast.literal_eval(plain)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        return text
+    return value if isinstance(value, list | dict) else text

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
-from headrace.models.text.tools.tagged import call_rules, tagged_call
+from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = (
     *(
@@ -95,8 +95,8 @@ class DeepSeek(ToolForm):
 
     def _tagged_call(self, name: str, body: str) -> ToolCall:
         found: list[tuple[str, str, str]] = self._parameter.findall(body)
-        texts = {key: json.dumps(value) if is_text == "true" else value for key, is_text, value in found}
-        return tagged_call(name, texts.items(), {name: Tool(name)} if any(t for _, t, _ in found) else self._tools)
+        texts = {key for key, is_text, _ in found if is_text == "true"}
+        return tagged_call(name, ((key, value) for key, _, value in found), self._tools, texts)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._tagged:
@@ -117,8 +117,14 @@ class DeepSeek(ToolForm):
 
     def _tagged_rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         tag = MARKUP[-1]
-        head, close = f'<{tag}invoke name="%s">\n', f"</{tag}invoke>\n"
-        before, after = f'<{tag}parameter name="%s" string="%t">', f"</{tag}parameter>\n"
-        calls, rules = call_rules(tools, head, before, after, literal, close)
+        tags = TaggedRules(
+            name_begin=literal(f'<{tag}invoke name="'),
+            name_end=literal('">\n'),
+            key_begin=literal(f'<{tag}parameter name="'),
+            key_end=lambda kind: literal(f'" string="{"true" if kind == "string" else "false"}">'),
+            value_end=literal(f"</{tag}parameter>\n"),
+            end=literal(f"</{tag}invoke>\n"),
+        )
+        calls, rules = tags.calls(tools)
         times = "+" if self.parallel else ""
         return "\n".join([f'rest: "\\n" ({calls}){times} {literal(f"</{tag}function_calls>")}', *rules])

@@ -44,13 +44,15 @@ class ToolForm(ABC):
     begins: texts that begin calls, anywhere in an answer. rule_begin: the markup, as the model writes it, from which a
     call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup. head: text
     before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are not JSON.
-    parallel: a forced answer may have several calls.
+    separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`. parallel: a forced
+    answer may have several calls.
     """
 
     begins: Sequence[str] = ()
     rule_begin: str = ""
     bare: bool = False
     head: re.Pattern[str] | None = None
+    separator: str | None = None
     parallel: bool = True
 
     @abstractmethod
@@ -66,11 +68,6 @@ class ToolForm(ABC):
 
         literal: returns a text with control tokens as Lark.
         """
-
-    @property
-    def separator(self) -> str | None:
-        """The text between `rest` and the next `rule_begin`; None if an answer has one `rest`."""
-        return None
 
 
 def json_head(key: str = "arguments") -> re.Pattern[str]:

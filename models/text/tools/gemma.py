@@ -23,6 +23,8 @@ _PLAIN = re.compile(r"[^,{}\[\]]+")
 class Gemma(ToolForm):
     """See `ToolForm`. markup: MARKUP or OLDER."""
 
+    separator = ""
+
     def __init__(self, marks: Marks, markup: Sequence[str] = MARKUP) -> None:
         self._markup = markup
         self.rule_begin = markup[0]
@@ -129,10 +131,6 @@ class Gemma(ToolForm):
             ]
             first = f"({' | '.join(options)})?" if options else ""
         return [f'call{number}: {quoted(f"call:{tool.name}{{")} {first} "}}"', *rules]
-
-    @property
-    def separator(self) -> str | None:
-        return ""
 
 
 def _value_rules(rule: str, tool: Tool, name: str, schema: Any, quote: str) -> list[str]:

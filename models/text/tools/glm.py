@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, ToolForm
-from headrace.models.text.tools.tagged import call_rules, tagged_call
+from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 class GLM(ToolForm):
     """See `ToolForm`. tools: by name."""
+
+    separator = "\n"
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self.rule_begin = MARKUP[0]
@@ -45,10 +47,7 @@ class GLM(ToolForm):
         return None if growing and not final else Reading(start)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        before, after = "<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n"
-        calls, rules = call_rules(tools, "%s\n", before, after, literal)
+        key_end = literal("</arg_key>\n<arg_value>")
+        tags = TaggedRules("", literal("\n"), literal("<arg_key>"), lambda _: key_end, literal("</arg_value>\n"))
+        calls, rules = tags.calls(tools)
         return "\n".join([f"rest: ({calls}) {literal(MARKUP[1])}", *rules])
-
-    @property
-    def separator(self) -> str | None:
-        return "\n"

@@ -16,6 +16,7 @@ MARKUP = ("<tool_call>", "</tool_call>")
 
 class Hermes(ToolForm):
     head = json_head()
+    separator = "\n"
 
     def __init__(self, marks: Marks) -> None:
         self.rule_begin, self._rule_end = MARKUP
@@ -27,10 +28,6 @@ class Hermes(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         return json_rules(tools, '\n{"name": "%s", "arguments": ', "}\n", literal(self._rule_end))
-
-    @property
-    def separator(self) -> str | None:
-        return "\n"
 
 
 def read_json(text: str, start: int, end: str, *, final: bool) -> Reading | None:

@@ -19,6 +19,7 @@ class Llama(ToolForm):
     head = json_head("parameters")
 
     bare = True
+    separator = "; "
     rule_begin = ""
     _before = '{"name": "%s", "parameters": '
 
@@ -54,7 +55,3 @@ class Llama(ToolForm):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         return json_rules(tools, self._before, "}", literal(""))
-
-    @property
-    def separator(self) -> str | None:
-        return "; "

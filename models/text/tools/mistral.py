@@ -23,17 +23,20 @@ def _beginning(text: str) -> str:
 
 
 class Mistral(ToolForm):
-    def __init__(self, marks: Marks) -> None:
+    """See `ToolForm`. writes_ids: each call has an identifier."""
+
+    def __init__(self, marks: Marks, *, writes_ids: bool = False) -> None:
+        self._writes_ids = writes_ids
         self.rule_begin = MARKUP[0]
         self._begin, self._arguments, self._id = map(marks, MARKUP)
         self.begins = (self._begin,)
         self._lists = MARKUP[1] not in marks.ids
-        self.head = (
-            json_head() if self._lists else re.compile(f"{re.escape(self._begin)}{_NAME}{re.escape(self._arguments)}")
-        )
+        self.separator = None if self._lists else ""
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")
+        marked_head = f"{re.escape(self._begin)}{_NAME}(?:{id})?{re.escape(self._arguments)}"
+        self.head = json_head() if self._lists else re.compile(marked_head)
         growing = f"{_beginning(self._id)}|(?:{id})?{_beginning(self._arguments)}"
         self._begun = re.compile(f"{_NAME}(?:{growing})\\s*$")
 
@@ -59,9 +62,8 @@ class Mistral(ToolForm):
             one = json_rules(tools, '{"name": "%s", "arguments": ', "}", "").replace("rest:", "one:", 1)
             more = '(", " one)*' if self.parallel else ""
             return f'rest: "[" one {more} "]"\n{one}'
-        calls = " | ".join(f"{quoted(tool.name)} {literal(MARKUP[1])} arguments{n}" for n, tool in enumerate(tools))
+        middle = (
+            f"{literal(MARKUP[2])} /[a-zA-Z0-9]{{9}}/ {literal(MARKUP[1])}" if self._writes_ids else literal(MARKUP[1])
+        )
+        calls = " | ".join(f"{quoted(tool.name)} {middle} arguments{n}" for n, tool in enumerate(tools))
         return "\n".join([f"rest: {calls}", *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
-
-    @property
-    def separator(self) -> str | None:
-        return None if self._lists else ""

@@ -14,16 +14,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, ToolForm
-from headrace.models.text.tools.tagged import call_rules, tagged_call
+from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = ("<tool_call>", "</tool_call>")
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+# A value may contain closing tags: one ends it only before another tag.
+_PARAMETER = re.compile(
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>|$))", re.DOTALL
+)
+_CLOSE = re.compile(r"\s*</function>")
 _OPENING = "<function="
 
 
 class QwenCoder(ToolForm):
     """See `ToolForm`. tools: by name."""
+
+    separator = "\n"
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self.rule_begin = MARKUP[0]
@@ -36,20 +42,29 @@ class QwenCoder(ToolForm):
         body = text[start:].lstrip()
         if not body.startswith(_OPENING):
             return None if _OPENING.startswith(body) and not final else Reading(max(1, start))
-        if (found := _FUNCTION.match(text, start)) is None:
+        head = _FUNCTION.match(text, start)
+        if head is None:
             return Reading(max(1, start)) if final else None
-        call = tagged_call(found[1].strip(), _PARAMETER.findall(found[2]), self._tools)
-        rest = text[found.end() :].lstrip()
+        position = head.end()
+        pairs: list[tuple[str, str]] = []
+        while (parameter := _PARAMETER.match(text, position)) is not None:
+            pairs.append((parameter[1], parameter[2]))
+            position = parameter.end()
+        close = _CLOSE.match(text, position)
+        if close is None:
+            return Reading(max(1, start)) if final else None
+        call = tagged_call(head[1].strip(), pairs, self._tools)
+        rest = text[close.end() :].lstrip()
         if start and rest.startswith(self._end):
             return Reading(len(text) - len(rest) + len(self._end), (call,))
         if start and not final and self._end.startswith(rest):
             return None
-        return Reading(found.end(), (call,))
+        return Reading(close.end(), (call,))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        calls, rules = call_rules(tools, "<function=%s>\n", "<parameter=%s>\n", "\n</parameter>\n", literal)
+        name_begin = literal("<function=")
+        name_end = literal(">\n")
+        value_end = literal("\n</parameter>\n")
+        tags = TaggedRules(name_begin, name_end, literal("<parameter="), lambda _: name_end, value_end)
+        calls, rules = tags.calls(tools)
         return "\n".join([f'rest: "\\n" ({calls}) "</function>\\n" {literal(MARKUP[1])}', *rules])
-
-    @property
-    def separator(self) -> str | None:
-        return "\n"

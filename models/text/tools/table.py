@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from headrace.models.text.template_rules import TemplateRules
@@ -13,7 +14,7 @@ from headrace.models.text.tools.generic import Generic
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.qwen_coder import QwenCoder
 from headrace.models.text.tools.use import ToolUse
-from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Markup, Written, learn
+from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Markup, Written, learn
 
 _MARKUP = [
     text
@@ -30,7 +31,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "harmony": (("<|channel|>", "<|message|>", "to=functions."), lambda marks, _, __: Harmony(marks)),
     "deepseek": (("tool▁calls▁begin",), lambda marks, tools, source: _deepseek(marks, tools, source)),
     "deepseek tagged": (("｜DSML｜",), lambda marks, tools, source: _deepseek(marks, tools, source)),
-    "mistral": (("[TOOL_CALLS]",), lambda marks, _, __: mistral.Mistral(marks)),
+    "mistral": (("[TOOL_CALLS]",), lambda marks, _, source: _mistral(marks, source)),
     "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, _, __: gemma.Gemma(marks)),
     "function gemma": (("<start_function_call>",), lambda marks, _, __: gemma.Gemma(marks, gemma.OLDER)),
     "glm": (("<arg_key>",), lambda marks, tools, _: glm.GLM(marks, tools)),
@@ -74,6 +75,9 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     marks = Marks(texts, tokenizer.token_id, tokenizer.detokenizers.special)
     form = FORMS[name][1](marks, use.tools, source) if markup is None else Written(marks, use.tools, markup)
     form.parallel = use.parallel
+    written = _written(tokenizer).markup
+    if markup is None and form.separator is not None and written is not None and written.between_calls is not None:
+        form.separator = written.between_calls
     return FormOfTools(form, marks)
 
 
@@ -111,10 +115,24 @@ def _written(tokenizer: Tokenizer) -> _WrittenCalls:
         if tokenizer.chat_template is not None:
             rules = TemplateRules(tokenizer.chat_template, offers_tools=True)
             if rules.takes_calls:
-                call = rules.written_calls([(NAMES[0], {KEYS[0]: VALUES[0]})]) or ""
-                markup = learn(rules.written_calls)
+                write = partial(_write, tokenizer, rules)
+                call = write([(NAMES[0], {KEYS[0]: VALUES[0]})]) or ""
+                markup = learn(write)
         _written_of[tokenizer] = _WrittenCalls(call, markup)
     return _written_of[tokenizer]
+
+
+def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | None:
+    """Return calls as the template writes them, up to the token that ends the turn."""
+    text = rules.written_calls(calls)
+    if text is None:
+        return None
+    ends = [text.find(tokenizer.token_text(index)) for index in tokenizer.eos_ids]
+    return text[: min((end for end in ends if end > 0), default=len(text))]
+
+
+def _mistral(marks: Marks, source: str) -> ToolForm:
+    return mistral.Mistral(marks, writes_ids=mistral.MARKUP[2] in source)
 
 
 def _deepseek(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:

@@ -1,81 +1,135 @@
 """Parameters of a call as tagged plain text: the arguments they make, and the rules of their values."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
-from headrace.models.text.tools.call import Tool, ToolCall, typed_value
+from headrace.models.text.tools.call import Tool, ToolCall, kind_of, may_be_text, typed_value
 from headrace.models.text.tools.form import quoted, schema_json
 
 
-def tagged_call(name: str, pairs: Iterable[tuple[str, str]], tools: Mapping[str, Tool]) -> ToolCall:
-    """Return the call of a name and its parameters as text; the tool's schema says which are JSON."""
+def tagged_call(
+    name: str, pairs: Iterable[tuple[str, str]], tools: Mapping[str, Tool], texts: Set[str] = frozenset()
+) -> ToolCall:
+    """Return the call of a name and its parameters as text; the tool's schema says which are JSON.
+
+    texts: parameters that are texts by their markup, if their schema allows one.
+    """
     tool = tools.get(name)
-    arguments = {key: typed_value(tool, key, value) for key, value in pairs}
+    arguments = {
+        key: value if key in texts and may_be_text(tool, key) else typed_value(tool, key, value) for key, value in pairs
+    }
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def call_rules(
-    tools: Sequence[Tool], head: str, before: str, after: str, literal: Callable[[str], str], close: str = ""
-) -> tuple[str, list[str]]:
-    """Return the choice of one call of any tool, and the rules of all: a head, then parameters.
+@dataclass(frozen=True, slots=True)
+class TaggedRules:
+    """Lark of the markup around the parts of a call with tagged values.
 
-    head: text before the parameters, with %s for the tool's name. before: text before a value, with %s for the
-    parameter's name, and %t for `true` if it is a text, else `false`. after: text behind a value, close: behind all of
-    them. literal: see `ToolForm`.
+    name_begin, name_end: before and after a tool's name.
+    key_begin: before a parameter's name.
+    key_end: between a parameter's name and a value, by the type of the value (of `KINDS`).
+    value_end: after a value.
+    end: after all parameters; "" if it is the same for all tools.
+    name_end_if_empty: after the name in a call without parameters; None if that is `name_end`.
     """
-    rules: list[str] = []
-    for number, tool in enumerate(tools):
-        rules.append(f"call{number}: {literal(head % tool.name)} parameters{number} {literal(close) if close else ''}")
-        rules += _parameter_rules(number, tool, before, after, literal)
-    return " | ".join(f"call{number}" for number in range(len(tools))), rules
+
+    name_begin: str
+    name_end: str
+    key_begin: str
+    key_end: Callable[[str], str]
+    value_end: str
+    end: str = ""
+    name_end_if_empty: str | None = None
+
+    def calls(self, tools: Sequence[Tool]) -> tuple[str, list[str]]:
+        """Return the choice of one call of any tool, and the rules of all."""
+        rules: list[str] = []
+        for number, tool in enumerate(tools):
+            rules += self._call_rules(number, tool)
+        return " | ".join(f"call{number}" for number in range(len(tools))), rules
+
+    def _call_rules(self, number: int, tool: Tool) -> list[str]:
+        """Return the rules of one tool's call: parameters in order, required ones always."""
+        begin = f"{self.name_begin} {quoted(tool.name)}"
+        call = f"{begin} {self.name_end} parameters{number} {self.end}"
+        if self.name_end_if_empty is None:
+            return [f"call{number}: {call}", *self._parameter_rules(number, tool)]
+        empty = f"{begin} {self.name_end_if_empty} {self.end}"
+        if not tool.properties and not tool.free:
+            return [f"call{number}: {empty}"]
+        may_be_empty = tool.free or not any(map(tool.needs, tool.properties))
+        choice = f" | {empty}" if may_be_empty else ""
+        return [f"call{number}: {call}{choice}", *self._parameter_rules(number, tool)]
+
+    def _parameter_rules(self, number: int, tool: Tool) -> list[str]:
+        if tool.free:
+            name = f"name{number}"
+            value = f"value{number}"
+            return [
+                f"parameters{number}: ({self.key_begin} {name} {self.key_end('string')} {value})*",
+                f"{name}: /[A-Za-z_][A-Za-z0-9_-]{{0,63}}/",
+                *text_rules(value, self.value_end),
+            ]
+        names: list[str] = []
+        rules: list[str] = []
+        for index, name in enumerate(tool.properties):
+            rule = f"parameter{number}x{index}"
+            names.append(rule if tool.needs(name) else f"{rule}?")
+            rules += self._value_rules(rule, tool, name)
+        return [f"parameters{number}: {' '.join(names)}", *rules]
+
+    def _value_rules(self, rule: str, tool: Tool, name: str) -> list[str]:
+        """Return the rules of a parameter: a choice of the texts before its value, if these tell its type."""
+        kinds_of_end: dict[str, set[str]] = {}
+        for kind in sorted(tool.kinds(name)):
+            kinds_of_end.setdefault(self.key_end(kind), set()).add(kind)
+        choices: list[str] = []
+        rules: list[str] = []
+        for number, (key_end, kinds) in enumerate(kinds_of_end.items()):
+            value = f"{rule}v{number}"
+            choices.append(f"{self.key_begin} {quoted(name)} {key_end} {value}")
+            rules += _value(value, kinds, tool, name, self.value_end)
+        return [f"{rule}: {' | '.join(choices)}", *rules]
 
 
-def _parameter_rules(number: int, tool: Tool, before: str, after: str, literal: Callable[[str], str]) -> list[str]:
-    """Return the rules of `parameters{number}`: the tool's parameters in order, required ones always."""
-    if tool.free:
-        name, value = f"name{number}", f"value{number}"
-        head, _, tail = before.replace("%t", "true").partition("%s")
-        plain = f"{literal(head)} {name} {literal(tail)} {value}"
-        return [
-            f"parameters{number}: ({plain})*",
-            f"{name}: /[A-Za-z_][A-Za-z0-9_-]{{0,63}}/",
-            *text_rules(value, literal(after)),
-        ]
-    names: list[str] = []
-    rules: list[str] = []
-    for place, (name, schema) in enumerate(tool.properties.items()):
-        rule, value = f"parameter{number}x{place}", f"value{number}x{place}"
-        names.append(rule if tool.needs(name) else f"{rule}?")
-        head = before.replace("%s", name).replace("%t", str(tool.is_text(name)).lower())
-        rules += [f"{rule}: {literal(head)} {value}", *_value(value, tool, name, schema, literal(after))]
-    return [f"parameters{number}: {' '.join(names)}", *rules]
+def _value(rule: str, kinds: Set[str], tool: Tool, name: str, after: str) -> list[str]:
+    """Return the rules of one value of these types and the text after it, as Lark."""
+    schema = tool.schema_of(name)
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        written = (each if isinstance(each, str) else json.dumps(each) for each in choices if kind_of(each) in kinds)
+        return [f"{rule}: ({' | '.join(map(quoted, written))}) {after}"]
+    if "string" in kinds:  # of other types, too, where nothing tells them apart
+        return text_rules(rule, after, schema if kinds == {"string"} else None)
+    python = "".join(f' | "{text}"' for kind, texts in _PYTHON_CONSTANTS.items() if kind in kinds for text in texts)
+    return [f"{rule}: (json{rule}{python}) {after}", f"json{rule}: %json {schema_json(schema)}"]
 
 
-def _value(rule: str, tool: Tool, name: str, schema: Any, after: str) -> list[str]:
-    """Return the rules of one value and what follows it, as Lark."""
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    if tool.is_text(name) and isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
-        return [f"{rule}: ({' | '.join(map(quoted, choices))}) {after}"]
-    if tool.is_text(name):
-        return text_rules(rule, after, schema)
-    return [f"{rule}: json{rule} {after}", f"json{rule}: %json {schema_json(tool.schema_of(name))}"]
+_PYTHON_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}
+"""As templates write them that print arguments without `tojson`."""
 
 
 def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:
     """Return the rules of a text up to `after`, which is Lark. A schema's pattern, or its lengths, are kept."""
     first, mark, rest = after.partition(" <[")
+    pattern = _pattern(schema)
     if after.startswith("<["):
-        return [f"{rule}: {rule}text {after}", f"{rule}text: {_pattern(schema)}"]
-    return [f"{rule}: {rule}text {mark}{rest}", f"{rule}text[suffix={first}]: {_pattern(schema)}"]
+        return [f"{rule}: {rule}text {after}", f"{rule}text: /{pattern}/"]
+    if mark:  # no text has the control token, so the text before it may stand in the value, too
+        before_mark = re.escape(json.loads(first)).replace("/", "\\/").replace("\\\n", "\\n")
+        return [f"{rule}: {rule}text {mark}{rest}", f"{rule}text: /{pattern}{before_mark}/"]
+    return [f"{rule}: {rule}text", f"{rule}text[suffix={first}]: /{pattern}/"]
 
 
 def _pattern(schema: Any) -> str:
-    """Return the regular expression of a text in Lark."""
+    """Return the regular expression of a text in Lark, without its slashes."""
     about = schema if isinstance(schema, Mapping) else {}
     least, most, pattern = about.get("minLength", 0), about.get("maxLength", ""), about.get("pattern")
     if isinstance(pattern, str):
         body = pattern.removeprefix("^") if pattern.startswith("^") else f"(.|\\n)*({pattern})"
         body = body.removesuffix("$") if body.endswith("$") and not body.endswith("\\$") else f"({body})(.|\\n)*"
-        return f"/({body.replace('/', chr(92) + '/')})/"
-    return f"/(.|\\n){{{least},{most}}}/" if least or most != "" else "/(.|\\n)*/"
+        return f"({body.replace('/', chr(92) + '/')})"
+    return f"(.|\\n){{{least},{most}}}" if least or most != "" else "(.|\\n)*"

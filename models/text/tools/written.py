@@ -13,12 +13,13 @@ Numbers and identifiers that the template writes itself may have any value.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
-from headrace.models.text.tools.tagged import call_rules, tagged_call
+from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 NAMES = ("probe_tool_x", "probe_tool_y")
 KEYS = ("probe_key_x", "probe_key_y")
@@ -27,7 +28,9 @@ IDS = ("a1b2c3d4e", "f5g6h7i8j")
 _NAME = r"[A-Za-z0-9_.:/-]{1,128}?"
 _MAX_NAME = 128
 
-Calls = Sequence[tuple[str, Mapping[str, str]]]
+_SAMPLES: Mapping[str, Any] = {"number": 3, "boolean": True, "null": None, "array": ["x"], "object": {"x": 3}}
+
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Write = Callable[[Calls], str | None]
 """Renders the calls of one message; returns the text that the model would have generated, without its end of turn."""
 
@@ -36,9 +39,13 @@ Write = Callable[[Calls], str | None]
 class Markup:
     """Texts around the parts of calls.
 
-    begin: before the first name. middle: between a name and its arguments. end: after the last arguments.
-    separator: between the arguments of a call and the name of the next one; None: one call a message. key_begin,
-    key_end, value_end: around a key and after a value of tagged arguments; None for a JSON object.
+    begin: before the first name.
+    middle: between a name and its arguments.
+    end: after the last arguments.
+    separator: between the arguments of a call and the name of the next one; None: one call a message.
+    key_begin, key_end, value_end: around a key and after a value of tagged arguments; None for a JSON object.
+    typed_key_ends: those that are not `key_end`, by the type of the value.
+    middle_if_empty: between a name and `end` in a call without arguments.
     """
 
     begin: str
@@ -48,12 +55,25 @@ class Markup:
     key_begin: str | None = None
     key_end: str = ""
     value_end: str = ""
+    typed_key_ends: Mapping[str, str] = field(default_factory=dict)
+    middle_if_empty: str | None = None
+
+    @property
+    def between_calls(self) -> str | None:
+        """The text, spaces included, between the end of a call and the begin of the next one.
+
+        None if they share one begin and end.
+        """
+        end = self.end.rstrip()
+        if self.separator is None or not self.separator.startswith(end) or not self.separator.endswith(self.begin):
+            return None
+        return self.separator.removeprefix(end).removesuffix(self.begin)
 
     @property
     def texts(self) -> list[str]:
         """All texts."""
         parts = (self.begin, self.middle, self.end, self.separator, self.key_begin, self.key_end, self.value_end)
-        return [part for part in parts if part]
+        return [part for part in (*parts, *self.typed_key_ends.values(), self.middle_if_empty) if part]
 
 
 def learn(write: Write) -> Markup | None:
@@ -88,16 +108,33 @@ def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Marku
     between = _between(both, value, KEYS[1])
     if not found or not key_end or not tail or between is None or none is None:
         return None
-    key_begin = _common_suffix(head, between)
+    key_begin = _from_bracket(_common_suffix(head, between))
     value_end = between.removesuffix(key_begin)
     middle = head.removesuffix(key_begin)
     if not key_begin or not value_end or not tail.startswith(value_end):
         return None
     end = tail.removeprefix(value_end)
-    if none != f"{begin}{NAMES[0]}{middle}{end}":
+    empty_begin = f"{begin}{NAMES[0]}"
+    middle_if_empty = none.removeprefix(empty_begin).removesuffix(end)
+    if none != f"{empty_begin}{middle_if_empty}{end}" or middle_if_empty.strip() != middle.strip():
         return None
     separator = _between(two, value + value_end, NAMES[1])
-    return Markup(begin, middle, end, separator, key_begin, key_end, value_end)
+    key_ends = _learn_typed_key_ends(write, key_end, value_end)
+    return Markup(begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
+
+
+def _learn_typed_key_ends(write: Write, key_end: str, value_end: str) -> dict[str, str]:
+    """Return the texts between a key and a value that name the type of the value, where they are not `key_end`."""
+    found: dict[str, str] = {}
+    for kind, sample in _SAMPLES.items():
+        text = write([(NAMES[0], {KEYS[0]: sample})])
+        written = _between(text, KEYS[0], value_end)
+        if written is None or written.startswith(key_end):
+            continue
+        value = json.dumps(sample)
+        if written.endswith(value):
+            found[kind] = written.removesuffix(value)
+    return found
 
 
 def _between(text: str | None, before: str, after: str) -> str | None:
@@ -114,6 +151,12 @@ def _common_suffix(one: str, other: str) -> str:
     while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
         length += 1
     return one[len(one) - length :]
+
+
+def _from_bracket(text: str) -> str:
+    """Return a text from its first opening bracket on: what is before it ends the tag before."""
+    found = re.search(r"[<\[]", text)
+    return text if found is None else text[found.start() :]
 
 
 class Written(ToolForm):
@@ -141,11 +184,14 @@ class Written(ToolForm):
         self._head = f"({_NAME}){self._middle}(?={following})"
         self.head = re.compile(f"{starts}{self._head}") if is_json else None
         self._parameters = None if is_json else self._parameter_pattern(marks)
+        self._before_text = re.compile(_pattern(marks(markup.key_end), any_type=False))
 
     def _parameter_pattern(self, marks: Marks) -> re.Pattern[str]:
-        texts = (self._markup.key_begin or "", self._markup.key_end, self._markup.value_end)
-        before, middle, after = (_pattern(marks(text)) for text in texts)
-        return re.compile(f"{before}([^<>\\n]{{1,128}}?){middle}((?s:.*?)){after}")
+        """Return the pattern of a parameter: its name, the text that names the value's type, the value."""
+        markup = self._markup
+        before, after = (_pattern(marks(text)) for text in (markup.key_begin or "", markup.value_end))
+        middle = "|".join(_pattern(marks(text)) for text in (markup.key_end, *markup.typed_key_ends.values()))
+        return re.compile(f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}")
 
     def read(self, text: str, *, final: bool) -> Reading | None:
         calls: list[ToolCall] = []
@@ -194,13 +240,17 @@ class Written(ToolForm):
                 return None
             return ToolCall(name, json.dumps(value, ensure_ascii=False)), end
         pairs: list[tuple[str, str]] = []
+        texts: set[str] = set()
         while (pair := self._parameters.match(text, position)) is not None:
-            pairs.append((pair[1], _without_quotes(pair[2])))
+            key, before_value, value = pair.groups()
+            pairs.append((key, _without_quotes(value)))
+            if self._markup.typed_key_ends and self._before_text.fullmatch(before_value):
+                texts.add(key)
             position = pair.end()
         is_whole = self._match(self._end, text, position) or self._next_head(text, position)
         if is_whole is None and not final:
             return None
-        return tagged_call(name, pairs, self._tools), position
+        return tagged_call(name, pairs, self._tools, texts), position
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         markup = self._markup
@@ -211,12 +261,25 @@ class Written(ToolForm):
             names = " | ".join(f"call{n}" for n in range(len(tools)))
             lines = [*calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))]
         else:
-            before = f"{markup.key_begin}%s{markup.key_end}".replace(_IS_TEXT, 'string="%t"')
-            names, lines = call_rules(tools, f"%s{markup.middle}", before, markup.value_end, literal)
+            names, lines = self._tagged_rules(literal).calls(tools)
         more = ""
         if self.parallel and markup.separator is not None:
             more = f"({_grammar(markup.separator, literal)} ({names}))*"
         return "\n".join([f"rest: {begin} ({names}) {more} {_grammar(markup.end, literal)}", *lines])
+
+    def _tagged_rules(self, literal: Callable[[str], str]) -> TaggedRules:
+        markup = self._markup
+        key_ends = {kind: _grammar(text, literal) for kind, text in markup.typed_key_ends.items()}
+        key_end = _grammar(markup.key_end, literal)
+        middle_if_empty = markup.middle if markup.middle_if_empty is None else markup.middle_if_empty
+        return TaggedRules(
+            name_begin="",
+            name_end=_grammar(markup.middle, literal),
+            key_begin=_grammar(markup.key_begin or "", literal),
+            key_end=lambda kind: key_ends.get(kind, key_end),
+            value_end=literal(markup.value_end),
+            name_end_if_empty=_grammar(middle_if_empty, literal),
+        )
 
 
 def _without_quotes(value: str) -> str:
@@ -226,13 +289,15 @@ def _without_quotes(value: str) -> str:
     return value[len(begin) : -len(end)] if is_quoted else value
 
 
-_IS_TEXT = 'string="true"'
 _VARIABLE = re.compile(f"{IDS[0]}|{IDS[1]}|[0-9]+")
 _VARIABLE_OR_SPACE = re.compile(f"{_VARIABLE.pattern}|\\s+")
 
 
-def _pattern(text: str) -> str:
-    """Return a regular expression of markup: any numbers, any identifiers, spaces of any length."""
+def _pattern(text: str, *, any_type: bool = True) -> str:
+    """Return a regular expression of markup: any numbers, any identifiers, spaces of any length.
+
+    any_type: the name of a value's type may be another one, as in Kimi K3 and DeepSeek.
+    """
     parts: list[str] = []
     position = 0
     for found in _VARIABLE_OR_SPACE.finditer(text):
@@ -240,8 +305,9 @@ def _pattern(text: str) -> str:
         parts.append(r"\s*" if found[0].isspace() else r"[A-Za-z0-9_-]+")
         position = found.end()
     pattern = "".join([*parts, re.escape(text[position:])])
-    # Types of values, which Kimi K3 and DeepSeek write.
-    return pattern.replace('type="string"', 'type="[a-z]+"').replace(_IS_TEXT, 'string="(?:true|false)"')
+    if not any_type:
+        return pattern
+    return pattern.replace('type="string"', 'type="[a-z]+"').replace('string="true"', 'string="(?:true|false)"')
 
 
 def _grammar(text: str, literal: Callable[[str], str]) -> str:

@@ -75,6 +75,12 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
         ),
         ("<tool_call>\n<function=time>\n</function>\n</tool_call>", "", [("time", {})]),
         ("<function=time>\n</function>", "", [("time", {})]),
+        (
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\na</function>b\n</parameter>\n"
+            "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [("get_weather", {"city": "a</function>b", "days": 3})],
+        ),
         ("a <function x", "a <function x", []),
     ],
     "llama": [
