@@ -11,20 +11,16 @@ from typing import Any
 
 from headrace.models.text.chat_template import Message, check_roles
 from headrace.models.text.template_rules import TemplateRules
+from headrace.models.text.template_text import TemplateText
+from headrace.models.text.tools.call import write_json_calls
 from headrace.runtime.errors import UsageError
 
 _NO_RESULT = "(no result)"
 _BEFORE_ANSWER = "..."  # the user's part before a conversation that an assistant begins
-_PARAGRAPH = "\n\n"
+_PARAGRAPH = TemplateText("\n\n")  # keeps the origin of the texts that it joins
 
 CallsWriter = Callable[[Sequence[Mapping[str, Any]]], str]
 """Writes calls {"name": ..., "arguments": {...}} in the model's own form."""
-
-
-def write_json_calls(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return calls as JSON objects, one a line."""
-    written = ({"name": call["name"], "arguments": call["arguments"]} for call in calls)
-    return "\n".join(json.dumps(call, ensure_ascii=False) for call in written)
 
 
 def adapt_messages(
@@ -142,7 +138,7 @@ def _adapt_calls(
         return messages
     if not rules.takes_long_ids:
         messages = _with_short_ids(messages)
-    messages = _split_calls(messages, rules)
+    messages = [_with_content_of_calls(message, rules) for message in _split_calls(messages, rules)]
     if not rules.takes_argument_objects:
         messages = [_with_argument_texts(message) for message in messages]
     return messages
@@ -205,6 +201,12 @@ def _split_calls(messages: list[dict[str, Any]], rules: TemplateRules) -> list[d
             first = message if number == 0 else {"role": message["role"], "content": ""}
             split += [{**first, "tool_calls": [call]}, *results[number : number + 1]]
     return split
+
+
+def _with_content_of_calls(message: dict[str, Any], rules: TemplateRules) -> dict[str, Any]:
+    """Return a message of calls alone with the content that the template wants there."""
+    is_alone = bool(message.get("tool_calls")) and not text_of(message)
+    return {**message, "content": rules.content_of_calls} if is_alone else message
 
 
 def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:

@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.models.text.adapt_messages import adapt_messages, write_json_calls
+from headrace.models.text.adapt_messages import adapt_messages
 from headrace.models.text.fill_in_middle import continued_text, fill_in_middle
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.thinking import CLOSE, LEVELS, OPEN, Thinking, split_thinking
 from headrace.models.text.tokenizer import Tokenizer
-from headrace.models.text.tools import pythonic
-from headrace.models.text.tools.messages import with_offer
+from headrace.models.text.tools.messages import EXAMPLE, with_offer
 from headrace.models.text.tools.use import ToolUse
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.section_limit import SectionLimit
@@ -48,8 +47,6 @@ class ChatPrompt:
         self._rules: dict[bool, TemplateRules] = {}
         if template is not None:
             self._rules = {offers: TemplateRules(template, offers_tools=offers) for offers in (False, True)}
-        # The forms import much; of those that templates do not write, the vocabulary tells one.
-        self._write_calls = pythonic.write_calls if pythonic.fits(tokenizer) else write_json_calls
         self._switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", sources)]
         self._has_levels = re.search(rf"\b{_EFFORT}\b", sources) is not None
         self._off_level = self._has_levels and re.search(r"""["']none["']""", sources) is not None
@@ -130,7 +127,14 @@ class ChatPrompt:
         if rules.takes_tools:
             return adapt_messages(messages, rules, self._write_calls), rules.tool_variables(tools.definitions)
         rules = self._rules[False]
-        return adapt_messages(with_offer(messages, tools), rules), rules.tool_variables([])
+        offered_messages = with_offer(messages, tools, self._write_calls([EXAMPLE]))
+        return adapt_messages(offered_messages, rules, self._write_calls), rules.tool_variables([])
+
+    def _write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return calls of earlier answers in the model's form, for a template that shows none."""
+        from headrace.models.text.tools.table import write_calls  # late: most conversations have no tools
+
+        return write_calls(self._tokenizer, calls)
 
     def section_limit(self, thinking: Thinking | None, *, is_open: bool) -> SectionLimit | None:
         """Return the limit on the thinking section; None if `thinking` is no budget. is_open: the prompt begins it."""

@@ -137,11 +137,19 @@ def check_roles(messages: Sequence[Message]) -> None:
 
 
 def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copy messages to plain data without None values, which templates would print as "None"."""
+    """Copy messages to plain data without None values, which templates would print as "None".
+
+    The content of a message with calls stays: some templates show calls only beside None.
+    """
     check_roles(messages)
     plain = []
     for message in messages:
-        fields = {key: _plain_data(value) for key, value in message.items() if value is not None}
+        has_calls = bool(message.get("tool_calls"))
+        fields = {
+            key: _plain_data(value)
+            for key, value in message.items()
+            if value is not None or (key == "content" and has_calls)
+        }
         plain.append({**fields, "role": TemplateText(message["role"])})
     return plain
 

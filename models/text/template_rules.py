@@ -161,15 +161,35 @@ class TemplateRules:
     @cached_property
     def takes_argument_objects(self) -> bool:
         """True if the arguments of a call may be an object."""
-        return self._shows(_user("one"), _call("two"), _result("three"))
+        return self._shows_call({"key": _WORDS["two"]}, self.content_of_calls)
 
     @cached_property
     def takes_argument_texts(self) -> bool:
         """True if the arguments of a call may be JSON text."""
-        call = _call("two")
-        text = json.dumps({"key": "two"})
-        call["tool_calls"][0]["function"]["arguments"] = text
-        return self._shows(_user("one"), call, _result("three"))
+        return self._shows_call(json.dumps({"key": _WORDS["two"]}), self.content_of_calls)
+
+    @cached_property
+    def content_of_calls(self) -> str | None:
+        """The content of a message of calls alone: "", or None where a template shows calls, or them alone, only then.
+
+        Some templates write an answer without text behind the calls if the content is "".
+        """
+        arguments = {"key": _WORDS["two"]}
+        found: dict[str | None, int] = {}
+        for content in ("", None):
+            for written in (arguments, json.dumps(arguments)):
+                if self._shows_call(written, content):
+                    length = len(self._render(self._call_probe(written, content), self._probe_tools) or "")
+                    found[content] = min(length, found.get(content, length))
+        return min(found, key=found.__getitem__, default="")
+
+    def _shows_call(self, arguments: Mapping[str, Any] | str, content: str | None) -> bool:
+        return self._shows(*self._call_probe(arguments, content))
+
+    def _call_probe(self, arguments: Mapping[str, Any] | str, content: str | None) -> list[Message]:
+        call = {**_call("two"), "content": content}
+        call["tool_calls"][0]["function"]["arguments"] = arguments
+        return [_user("one"), call, _result("three")]
 
     @cached_property
     def takes_results(self) -> bool:
@@ -209,7 +229,7 @@ class TemplateRules:
 
     def _calls(self, *words: str) -> dict[str, Any]:
         """Return an assistant's message with a call for each word, with arguments as the template takes them."""
-        message = _call(*words)
+        message = {**_call(*words), "content": self.content_of_calls}
         if not self.takes_argument_objects and self.takes_argument_texts:
             for call in message["tool_calls"]:
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
@@ -224,7 +244,7 @@ class TemplateRules:
             {"id": identifier, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
             for (name, arguments), identifier in zip(calls, (_ID, _LATER_ID), strict=False)
         ]
-        message = {"role": "assistant", "content": "", "tool_calls": made}
+        message = {"role": "assistant", "content": self.content_of_calls, "tool_calls": made}
         if not self.takes_argument_objects:
             for call in made:
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
@@ -241,7 +261,7 @@ class TemplateRules:
 
     def _shows(self, *messages: Message) -> bool:
         """Return whether the texts and arguments of all messages come out, in their order and apart from each other."""
-        text = self._render(messages, self.tool_variables([_TOOL] if self._offers_tools else []))
+        text = self._render(messages, self._probe_tools)
         if text is None:
             return False
         end = -1
@@ -251,6 +271,10 @@ class TemplateRules:
                 return False
             end = start + len(word)
         return True
+
+    @property
+    def _probe_tools(self) -> Variables:
+        return self.tool_variables([_TOOL] if self._offers_tools else [])
 
     def _render(
         self, messages: Sequence[Message], variables: Variables, *, add_generation_prompt: bool = True
@@ -313,7 +337,7 @@ def _result(word: str, identifier: str = _ID) -> dict[str, Any]:
 
 
 def _words_of(message: Message) -> list[str]:
-    content = str(message["content"])
+    content = message["content"] or ""
     words = [content] if content else []
     for call in message.get("tool_calls", ()):
         arguments = call["function"]["arguments"]

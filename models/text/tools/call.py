@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +140,12 @@ class Reading:
 
     length: int
     calls: tuple[ToolCall, ...] = ()
+
+
+def write_json_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return calls {"name": ..., "arguments": {...}} as JSON objects, one a line."""
+    written = ({"name": call["name"], "arguments": call["arguments"]} for call in calls)
+    return "\n".join(json.dumps(call, ensure_ascii=False) for call in written)
 
 
 def call_of(value: object) -> ToolCall | None:

@@ -13,9 +13,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.call import KINDS, Reading, Tool, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = (
@@ -32,12 +33,38 @@ _SECTION = "(?:function_calls|tool_calls)"
 _FENCE = "```"
 
 
+_BEGIN, _END, _CALL, _CALL_END, _SEPARATOR, _TAG = MARKUP
+_FENCED = Markup(
+    begin=f"{_BEGIN}{_CALL}function{_SEPARATOR}",
+    middle=f"\n{_FENCE}json\n",
+    end=f"\n{_FENCE}{_CALL_END}{_END}",
+    separator=f"\n{_FENCE}{_CALL_END}\n{_CALL}function{_SEPARATOR}",
+)
+_PLAIN = Markup(
+    begin=f"{_BEGIN}{_CALL}",
+    middle=_SEPARATOR,
+    end=f"{_CALL_END}{_END}",
+    separator=f"{_CALL_END}{_CALL}",
+)
+_TAGGED = Markup(
+    begin=f'<{_TAG}function_calls>\n<{_TAG}invoke name="',
+    middle='">\n',
+    end=f"</{_TAG}invoke>\n</{_TAG}function_calls>",
+    separator=f'</{_TAG}invoke>\n<{_TAG}invoke name="',
+    key_begin=f'<{_TAG}parameter name="',
+    key_end='" string="true">',
+    value_end=f"</{_TAG}parameter>\n",
+    typed_key_ends=dict.fromkeys(KINDS - {"string"}, '" string="false">'),
+)
+
+
 class DeepSeek(ToolForm):
     """See `ToolForm`. fenced: calls as in 3 and R1. tools: by name."""
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool], *, fenced: bool, tagged: bool) -> None:
         self._begin, self._end, self._call, self._call_end, self._separator, tag = map(marks, MARKUP)
         self.begins = (self._begin, f"<{tag}function_calls>", f"<{tag}tool_calls>")
+        self.markup = _TAGGED if tagged else _FENCED if fenced else _PLAIN
         self._fenced, self._tagged, self._tools = fenced, tagged, tools
         self.rule_begin = f"<{MARKUP[-1]}function_calls>" if tagged else MARKUP[0]
         call, separator = re.escape(self._call), re.escape(self._separator)

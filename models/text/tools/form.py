@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.call import Reading, Tool, write_json_calls
+from headrace.models.text.tools.markup import Markup
 
 _FIRST = 0xD800  # lone surrogates: a detokenizer returns none
 _MARK = re.compile("[\ud800-\udfff]")
@@ -45,7 +46,7 @@ class ToolForm(ABC):
     call is constrained; "" for none. bare: an answer that begins with JSON may be a call without markup. head: text
     before a call's arguments, as a grammar writes it, with the tool's name as its group; None if they are not JSON.
     separator: the text between `rest` and the next `rule_begin`; None if an answer has one `rest`. parallel: a forced
-    answer may have several calls.
+    answer may have several calls. markup: the text around the parts of calls; None: they are JSON objects alone.
     """
 
     begins: Sequence[str] = ()
@@ -54,6 +55,7 @@ class ToolForm(ABC):
     head: re.Pattern[str] | None = None
     separator: str | None = None
     parallel: bool = True
+    markup: Markup | None = None
 
     @abstractmethod
     def read(self, text: str, *, final: bool) -> Reading | None:
@@ -61,6 +63,10 @@ class ToolForm(ABC):
 
         final: the answer has ended.
         """
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return calls {"name": ..., "arguments": {...}} as the model writes them, for templates that show none."""
+        return write_json_calls(calls) if self.markup is None else self.markup.write(calls)
 
     @abstractmethod
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -20,6 +21,15 @@ class GLM(ToolForm):
     """See `ToolForm`. tools: by name."""
 
     separator = "\n"
+    markup = Markup(
+        begin="<tool_call>",
+        middle="\n",
+        end="</tool_call>",
+        separator="</tool_call>\n<tool_call>",
+        key_begin="<arg_key>",
+        key_end="</arg_key>\n<arg_value>",
+        value_end="</arg_value>\n",
+    )
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self.rule_begin = MARKUP[0]

@@ -8,12 +8,19 @@ from collections.abc import Callable, Sequence
 from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import json_rules, read_json
+from headrace.models.text.tools.markup import Markup
 
 MARKUP = ("<|tool_call|>",)
 
 
 class Granite(ToolForm):
     head = json_head()
+    markup = Markup(
+        begin='<|tool_call|>[{"name": "',
+        middle='", "arguments": ',
+        end="}]",
+        separator='}, {"name": "',
+    )
 
     def __init__(self, marks: Marks) -> None:
         [self.rule_begin] = MARKUP

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from headrace.models.text.tools.call import Reading, Tool, calls_of
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+from headrace.models.text.tools.markup import Markup
 
 MARKUP = ("<tool_call>", "</tool_call>")
 
@@ -17,6 +18,12 @@ MARKUP = ("<tool_call>", "</tool_call>")
 class Hermes(ToolForm):
     head = json_head()
     separator = "\n"
+    markup = Markup(
+        begin='<tool_call>\n{"name": "',
+        middle='", "arguments": ',
+        end="}\n</tool_call>",
+        separator='}\n</tool_call>\n<tool_call>\n{"name": "',
+    )
 
     def __init__(self, marks: Marks) -> None:
         self.rule_begin, self._rule_end = MARKUP

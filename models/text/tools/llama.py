@@ -9,6 +9,7 @@ from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+from headrace.models.text.tools.markup import Markup
 
 MARKUP = ("<|python_tag|>",)
 
@@ -20,6 +21,7 @@ class Llama(ToolForm):
 
     bare = True
     separator = "; "
+    markup = Markup(begin='{"name": "', middle='", "parameters": ', end="}", separator='}; {"name": "')
     rule_begin = ""
     _before = '{"name": "%s", "parameters": '
 

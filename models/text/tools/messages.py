@@ -4,18 +4,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tools.use import ToolUse
 
-_OFFER = (
-    "You can call functions. To call one, answer with a JSON object alone: "
-    '{"name": the function\'s name, "arguments": an object of its parameters}. The functions are:'
+_BEGIN = TemplateText("You can call functions. To call one, answer with the call alone, in exactly this form:\n")
+_END = TemplateText(
+    "\nfunction_name is the name of a function, and the arguments are those of its parameters. The functions are:\n"
 )
+EXAMPLE = {"name": "function_name", "arguments": {"parameter_name": "value"}}
+"""The call that an offer shows in the model's form."""
 
 
-def with_offer(messages: Sequence[Mapping[str, Any]], tools: ToolUse) -> list[Mapping[str, Any]]:
-    """Return messages whose system message offers the tools."""
-    functions = [definition["function"] for definition in tools.definitions]
-    offer = "\n".join([_OFFER, *(json.dumps(function, ensure_ascii=False) for function in functions)])
+def with_offer(messages: Sequence[Mapping[str, Any]], tools: ToolUse, example: str) -> list[Mapping[str, Any]]:
+    """Return messages whose system message offers the tools. example: a call as the model writes it."""
+    functions = "\n".join(json.dumps(definition["function"], ensure_ascii=False) for definition in tools.definitions)
+    offer = concatenate([_BEGIN, example, _END, functions])
     return [*messages[: _systems(messages)], {"role": "system", "content": offer}, *messages[_systems(messages) :]]
 
 

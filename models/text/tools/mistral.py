@@ -12,6 +12,7 @@ from headrace.models.text.tools.call import Reading, Tool, calls_of
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.hermes import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+from headrace.models.text.tools.markup import Markup
 
 MARKUP = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 _NAME = r"\s*([\w.:/-]+)\s*"
@@ -20,6 +21,15 @@ _NAME = r"\s*([\w.:/-]+)\s*"
 def _beginning(text: str) -> str:
     """Return a regular expression of a text's beginnings, the whole text included."""
     return f"(?:{'|'.join(re.escape(text[:length]) for length in range(len(text), -1, -1))})"
+
+
+_LIST = Markup(
+    begin='[TOOL_CALLS][{"name": "',
+    middle='", "arguments": ',
+    end="}]",
+    separator='}, {"name": "',
+)
+_MARKED = Markup(begin="[TOOL_CALLS]", middle="[ARGS]", end="", separator="[TOOL_CALLS]")
 
 
 class Mistral(ToolForm):
@@ -32,6 +42,7 @@ class Mistral(ToolForm):
         self.begins = (self._begin,)
         self._lists = MARKUP[1] not in marks.ids
         self.separator = None if self._lists else ""
+        self.markup = _LIST if self._lists else _MARKED
         stops = f"[^{re.escape(self._arguments[0])}{{]*"
         id = f"{re.escape(self._id)}{stops}"
         self._head = re.compile(f"{_NAME}(?:{id})?(?:{re.escape(self._arguments)})?(?={{)")

@@ -42,6 +42,11 @@ class Pythonic(ToolForm):
         calls = _calls(body)
         return Reading(len(text) if end < 0 else end + len(self._end), calls) if calls else Reading(start)
 
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        written = ", ".join(f"{call['name']}({_written(call['arguments'])})" for call in calls)
+        begin, end = map(TemplateText, MARKUP)
+        return concatenate((begin, f"[{written}]", end))
+
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         one = " | ".join(f"call{number}" for number in range(len(tools)))
         more = f'(", " ({one}))*' if self.parallel else ""
@@ -49,13 +54,6 @@ class Pythonic(ToolForm):
         for number, tool in enumerate(tools):
             rules += [f'call{number}: {quoted(f"{tool.name}(")} first{number}x0 ")"', *_argument_rules(number, tool)]
         return "\n".join(rules)
-
-
-def write_calls(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return the calls of an earlier answer. Their markup is the model's own, the rest is from outside."""
-    written = ", ".join(f"{call['name']}({_written(call['arguments'])})" for call in calls)
-    begin, end = map(TemplateText, MARKUP)
-    return concatenate((begin, f"[{written}]", end))
 
 
 def _written(arguments: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = ("<tool_call>", "</tool_call>")
@@ -30,6 +31,15 @@ class QwenCoder(ToolForm):
     """See `ToolForm`. tools: by name."""
 
     separator = "\n"
+    markup = Markup(
+        begin="<tool_call>\n<function=",
+        middle=">\n",
+        end="</function>\n</tool_call>",
+        separator="</function>\n</tool_call>\n<tool_call>\n<function=",
+        key_begin="<parameter=",
+        key_end=">\n",
+        value_end="\n</parameter>\n",
+    )
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self.rule_begin = MARKUP[0]

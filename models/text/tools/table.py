@@ -1,8 +1,9 @@
 """The form of each model's tool calls, by the markup in its chat template. The first that fits counts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from headrace.models.text.template_rules import TemplateRules
@@ -12,9 +13,10 @@ from headrace.models.text.tools.call import Tool
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.generic import Generic
 from headrace.models.text.tools.harmony import Harmony
+from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.qwen_coder import QwenCoder
 from headrace.models.text.tools.use import ToolUse
-from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Markup, Written, learn
+from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
 
 _MARKUP = [
     text
@@ -79,6 +81,11 @@ def form_of(tokenizer: Tokenizer, use: ToolUse) -> FormOfTools:
     if markup is None and form.separator is not None and written is not None and written.between_calls is not None:
         form.separator = written.between_calls
     return FormOfTools(form, marks)
+
+
+def write_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return calls {"name": ..., "arguments": {...}} in a model's form, for a template that shows none."""
+    return form_of(tokenizer, ToolUse([])).form.write(calls)
 
 
 def form_name_of(tokenizer: Tokenizer) -> str:

@@ -13,12 +13,12 @@ Numbers and identifiers that the template writes itself may have any value.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 NAMES = ("probe_tool_x", "probe_tool_y")
@@ -33,47 +33,6 @@ _SAMPLES: Mapping[str, Any] = {"number": 3, "boolean": True, "null": None, "arra
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 Write = Callable[[Calls], str | None]
 """Renders the calls of one message; returns the text that the model would have generated, without its end of turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Markup:
-    """Texts around the parts of calls.
-
-    begin: before the first name.
-    middle: between a name and its arguments.
-    end: after the last arguments.
-    separator: between the arguments of a call and the name of the next one; None: one call a message.
-    key_begin, key_end, value_end: around a key and after a value of tagged arguments; None for a JSON object.
-    typed_key_ends: those that are not `key_end`, by the type of the value.
-    middle_if_empty: between a name and `end` in a call without arguments.
-    """
-
-    begin: str
-    middle: str
-    end: str
-    separator: str | None
-    key_begin: str | None = None
-    key_end: str = ""
-    value_end: str = ""
-    typed_key_ends: Mapping[str, str] = field(default_factory=dict)
-    middle_if_empty: str | None = None
-
-    @property
-    def between_calls(self) -> str | None:
-        """The text, spaces included, between the end of a call and the begin of the next one.
-
-        None if they share one begin and end.
-        """
-        end = self.end.rstrip()
-        if self.separator is None or not self.separator.startswith(end) or not self.separator.endswith(self.begin):
-            return None
-        return self.separator.removeprefix(end).removesuffix(self.begin)
-
-    @property
-    def texts(self) -> list[str]:
-        """All texts."""
-        parts = (self.begin, self.middle, self.end, self.separator, self.key_begin, self.key_end, self.value_end)
-        return [part for part in (*parts, *self.typed_key_ends.values(), self.middle_if_empty) if part]
 
 
 def learn(write: Write) -> Markup | None:
@@ -163,7 +122,7 @@ class Written(ToolForm):
     """Calls in a learned form. tools: by name."""
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool], markup: Markup) -> None:
-        self._markup = markup
+        self.markup: Markup = markup
         self._tools = tools
         begin = markup.begin.lstrip()
         fixed = _VARIABLE_OR_SPACE.split(begin)[0]
@@ -188,7 +147,7 @@ class Written(ToolForm):
 
     def _parameter_pattern(self, marks: Marks) -> re.Pattern[str]:
         """Return the pattern of a parameter: its name, the text that names the value's type, the value."""
-        markup = self._markup
+        markup = self.markup
         before, after = (_pattern(marks(text)) for text in (markup.key_begin or "", markup.value_end))
         middle = "|".join(_pattern(marks(text)) for text in (markup.key_end, *markup.typed_key_ends.values()))
         return re.compile(f"{before}([^<>\\n]{{1,128}}?)({middle})((?s:.*?)){after}")
@@ -244,7 +203,7 @@ class Written(ToolForm):
         while (pair := self._parameters.match(text, position)) is not None:
             key, before_value, value = pair.groups()
             pairs.append((key, _without_quotes(value)))
-            if self._markup.typed_key_ends and self._before_text.fullmatch(before_value):
+            if self.markup.typed_key_ends and self._before_text.fullmatch(before_value):
                 texts.add(key)
             position = pair.end()
         is_whole = self._match(self._end, text, position) or self._next_head(text, position)
@@ -253,7 +212,7 @@ class Written(ToolForm):
         return tagged_call(name, pairs, self._tools, texts), position
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        markup = self._markup
+        markup = self.markup
         begin = _grammar(self._rest_of_begin, literal)
         if markup.key_begin is None:
             middle = _grammar(markup.middle, literal)
@@ -268,7 +227,7 @@ class Written(ToolForm):
         return "\n".join([f"rest: {begin} ({names}) {more} {_grammar(markup.end, literal)}", *lines])
 
     def _tagged_rules(self, literal: Callable[[str], str]) -> TaggedRules:
-        markup = self._markup
+        markup = self.markup
         key_ends = {kind: _grammar(text, literal) for kind, text in markup.typed_key_ends.items()}
         key_end = _grammar(markup.key_end, literal)
         middle_if_empty = markup.middle if markup.middle_if_empty is None else markup.middle_if_empty

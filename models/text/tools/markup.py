@@ -1,0 +1,76 @@
+"""Markup of tool calls: the texts around names, keys and values."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.models.text.template_text import TemplateText, concatenate
+from headrace.models.text.tools.call import kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Texts around the parts of calls.
+
+    begin: before the first name.
+    middle: between a name and its arguments.
+    end: after the last arguments.
+    separator: between the arguments of a call and the name of the next one; None: one call a message.
+    key_begin, key_end, value_end: around a key and after a value of tagged arguments; None for a JSON object.
+    typed_key_ends: those that are not `key_end`, by the type of the value.
+    middle_if_empty: between a name and `end` in a call without arguments.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    separator: str | None
+    key_begin: str | None = None
+    key_end: str = ""
+    value_end: str = ""
+    typed_key_ends: Mapping[str, str] = field(default_factory=dict)
+    middle_if_empty: str | None = None
+
+    @property
+    def between_calls(self) -> str | None:
+        """The text, spaces included, between the end of a call and the begin of the next one.
+
+        None if they share one begin and end.
+        """
+        end = self.end.rstrip()
+        if self.separator is None or not self.separator.startswith(end) or not self.separator.endswith(self.begin):
+            return None
+        return self.separator.removeprefix(end).removesuffix(self.begin)
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return calls {"name": ..., "arguments": {...}} as the model writes them.
+
+        The markup is `TemplateText`, which may contain control tokens; names and values are not.
+        """
+        if self.separator is None and len(calls) > 1:
+            return TemplateText("\n").join(self.write([call]) for call in calls)
+        parts: list[str] = []
+        for number, call in enumerate(calls):
+            parts += [TemplateText(self.separator if number and self.separator is not None else self.begin)]
+            parts += [call["name"], *self._written_arguments(call["arguments"])]
+        return concatenate([*parts, TemplateText(self.end)])
+
+    def _written_arguments(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Return the texts from a name to the end of its arguments."""
+        if self.key_begin is None:
+            return [TemplateText(self.middle), json.dumps(arguments, ensure_ascii=False)]
+        if not arguments and self.middle_if_empty is not None:
+            return [TemplateText(self.middle_if_empty)]
+        parts: list[str] = [TemplateText(self.middle)]
+        for name, value in arguments.items():
+            key_end = self.typed_key_ends.get(kind_of(value), self.key_end)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            parts += [TemplateText(self.key_begin), name, TemplateText(key_end), text, TemplateText(self.value_end)]
+        return parts
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts."""
+        parts = (self.begin, self.middle, self.end, self.separator, self.key_begin, self.key_end, self.value_end)
+        return [part for part in (*parts, *self.typed_key_ends.values(), self.middle_if_empty) if part]
