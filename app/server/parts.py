@@ -3,7 +3,6 @@
 Thinking is separated as by `models.text.thinking.split_thinking`, which takes whole text.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from secrets import token_hex
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Done
+from headrace.models.text.adapt_messages import object_of
 from headrace.models.text.thinking import CLOSE, OPEN
 
 Kind = Literal["reasoning", "content"]
@@ -39,8 +39,8 @@ class CallPart:
 
     @property
     def value(self) -> Any:
-        """The arguments as an object."""
-        return json.loads(self.arguments)
+        """The arguments as an object. Text that a limit cut becomes its only field, as in a history."""
+        return object_of(self.arguments)
 
 
 Part = TextPart | CallPart

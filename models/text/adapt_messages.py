@@ -56,11 +56,11 @@ def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     inner: Mapping[str, Any] = function if isinstance(function, Mapping) else call
-    changed = {**inner, "arguments": _object_of(inner.get("arguments"))}
+    changed = {**inner, "arguments": object_of(inner.get("arguments"))}
     return {**call, "type": "function", "function": changed}
 
 
-def _object_of(arguments: object) -> dict[str, Any]:
+def object_of(arguments: object) -> dict[str, Any]:
     """Return arguments as an object. Text that is none, such as one that was cut, becomes its only field."""
     if isinstance(arguments, Mapping):
         return dict(arguments)

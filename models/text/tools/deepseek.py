@@ -11,13 +11,12 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.models.text.tools.call import KINDS, Reading, Tool, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
-from headrace.models.text.tools.tagged import TaggedRules, tagged_call
 
 MARKUP = (
     *(
@@ -29,10 +28,7 @@ MARKUP = (
     ),
     "｜DSML｜",
 )
-_SECTION = "(?:function_calls|tool_calls)"
 _FENCE = "```"
-
-
 _BEGIN, _END, _CALL, _CALL_END, _SEPARATOR, _TAG = MARKUP
 _FENCED = Markup(
     begin=f"{_BEGIN}{_CALL}function{_SEPARATOR}",
@@ -46,40 +42,38 @@ _PLAIN = Markup(
     end=f"{_CALL_END}{_END}",
     separator=f"{_CALL_END}{_CALL}",
 )
-_TAGGED = Markup(
-    begin=f'<{_TAG}function_calls>\n<{_TAG}invoke name="',
-    middle='">\n',
-    end=f"</{_TAG}invoke>\n</{_TAG}function_calls>",
-    separator=f'</{_TAG}invoke>\n<{_TAG}invoke name="',
-    key_begin=f'<{_TAG}parameter name="',
-    key_end='" string="true">',
-    value_end=f"</{_TAG}parameter>\n",
-    typed_key_ends=dict.fromkeys(KINDS - {"string"}, '" string="false">'),
-)
+
+
+def tagged_markup(section: str) -> Markup:
+    """Return the markup of 3.2 and 4. section: the name of the tag around calls."""
+    tag = _TAG
+    return Markup(
+        begin=f'<{tag}{section}>\n<{tag}invoke name="',
+        middle='">\n',
+        end=f"</{tag}invoke>\n</{tag}{section}>",
+        separator=f'</{tag}invoke>\n<{tag}invoke name="',
+        key_begin=f'<{tag}parameter name="',
+        key_end='" string="true">',
+        value_end=f"</{tag}parameter>\n",
+        typed_key_ends=dict.fromkeys(KINDS - {"string"}, '" string="false">'),
+    )
 
 
 class DeepSeek(ToolForm):
-    """See `ToolForm`. fenced: calls as in 3 and R1. tools: by name."""
+    """See `ToolForm`. fenced: calls as in 3 and R1."""
 
-    def __init__(self, marks: Marks, tools: Mapping[str, Tool], *, fenced: bool, tagged: bool) -> None:
-        self._begin, self._end, self._call, self._call_end, self._separator, tag = map(marks, MARKUP)
-        self.begins = (self._begin, f"<{tag}function_calls>", f"<{tag}tool_calls>")
-        self.markup = _TAGGED if tagged else _FENCED if fenced else _PLAIN
-        self._fenced, self._tagged, self._tools = fenced, tagged, tools
-        self.rule_begin = f"<{MARKUP[-1]}function_calls>" if tagged else MARKUP[0]
-        call, separator = re.escape(self._call), re.escape(self._separator)
-        plain = f"{call}(?:function{separator})?([\\w.:/-]+)(?:{separator}|\\n{_FENCE}json\\n)(?={{)"
-        self.head = None if tagged else re.compile(plain)
-        name = re.escape(tag)
-        self._tagged_end = re.compile(f"</{name}{_SECTION}>")
-        self._invoke = re.compile(f'<{name}invoke name="([^"]+)">(.*?)</{name}invoke>', re.DOTALL)
-        self._parameter = re.compile(
-            f'<{name}parameter name="([^"]+)"(?: string="(true|false)")?>(.*?)</{name}parameter>', re.DOTALL
-        )
+    def __init__(self, marks: Marks, *, fenced: bool) -> None:
+        self._begin, self._end, self._call, self._call_end, self._separator, _ = map(marks, MARKUP)
+        self.begins = (self._begin,)
+        self.markup = _FENCED if fenced else _PLAIN
+        self._fenced = fenced
+        self.rule_begin = MARKUP[0]
+        call = re.escape(self._call)
+        separator = re.escape(self._separator)
+        name = f"{call}(?:function{separator})?([\\w.:/-]+)(?:{separator}|\\n{_FENCE}json\\n)(?={{)"
+        self.head = re.compile(name)
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        if not text.startswith(self._begin):
-            return self._read_tagged(text, final=final)
         place, calls = len(self._begin), list[ToolCall]()
         while True:
             rest = text[place:].lstrip()
@@ -112,22 +106,7 @@ class DeepSeek(ToolForm):
             return None
         return ToolCall(name, json.dumps(value, ensure_ascii=False)), closed + len(self._call_end)
 
-    def _read_tagged(self, text: str, *, final: bool) -> Reading | None:
-        end = self._tagged_end.search(text)
-        if end is None and not final:
-            return None
-        whole = text[: end.start()] if end else text
-        calls = tuple(self._tagged_call(name, body) for name, body in self._invoke.findall(whole))
-        return Reading(end.end() if end and calls else len(text) if calls else 1, calls)
-
-    def _tagged_call(self, name: str, body: str) -> ToolCall:
-        found: list[tuple[str, str, str]] = self._parameter.findall(body)
-        texts = {key for key, is_text, _ in found if is_text == "true"}
-        return tagged_call(name, ((key, value) for key, _, value in found), self._tools, texts)
-
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        if self._tagged:
-            return self._tagged_rules(tools, literal)
         begin, end, separator = literal(MARKUP[2]), literal(MARKUP[3]), literal(MARKUP[4])
         calls = []
         for number, tool in enumerate(tools):
@@ -141,17 +120,3 @@ class DeepSeek(ToolForm):
         between = '"\\n"' if self._fenced else ""
         rest = f"rest: one ({between} one)* {literal(MARKUP[1])}"
         return "\n".join([rest, one, *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
-
-    def _tagged_rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        tag = MARKUP[-1]
-        tags = TaggedRules(
-            name_begin=literal(f'<{tag}invoke name="'),
-            name_end=literal('">\n'),
-            key_begin=literal(f'<{tag}parameter name="'),
-            key_end=lambda kind: literal(f'" string="{"true" if kind == "string" else "false"}">'),
-            value_end=literal(f"</{tag}parameter>\n"),
-            end=literal(f"</{tag}invoke>\n"),
-        )
-        calls, rules = tags.calls(tools)
-        times = "+" if self.parallel else ""
-        return "\n".join([f'rest: "\\n" ({calls}){times} {literal(f"</{tag}function_calls>")}', *rules])

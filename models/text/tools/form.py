@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.models.text.tools.call import Reading, Tool, write_json_calls
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, write_json_calls
+from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.markup import Markup
 
 _FIRST = 0xD800  # lone surrogates: a detokenizer returns none
@@ -63,6 +64,13 @@ class ToolForm(ABC):
 
         final: the answer has ended.
         """
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        """Return the calls in a text that a limit cut, the last one with a part of its arguments' JSON text.
+
+        Empty if no call has its name yet.
+        """
+        return () if self.head is None else cut_json_calls(text, self.head)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them, for templates that show none."""

@@ -6,10 +6,12 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.cut import closed_calls, without_half
 from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
 from headrace.models.text.tools.tagged import text_rules
 
@@ -21,12 +23,13 @@ _PLAIN = re.compile(r"[^,{}\[\]]+")
 
 
 class Gemma(ToolForm):
-    """See `ToolForm`. markup: MARKUP or OLDER."""
+    """See `ToolForm`. tools: by name. markup: MARKUP or OLDER."""
 
     separator = ""
 
-    def __init__(self, marks: Marks, markup: Sequence[str] = MARKUP) -> None:
-        self._markup = markup
+    def __init__(self, marks: Marks, tools: Mapping[str, Tool], markup: Sequence[str] = MARKUP) -> None:
+        self._tools = tools
+        self._tokens = markup
         self.rule_begin = markup[0]
         self._begin, self._end, self._quote = map(marks, markup)
         self.begins = (self._begin,)
@@ -95,9 +98,17 @@ class Gemma(ToolForm):
             place = _behind(text, place)
         return found, place + 1
 
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        whole = without_half(text, self._quote)
+        quoted_text = f"{whole}{self._quote}}}{self._end}"
+        other_value = f"{whole}}}{self._end}"
+        no_value = f"{whole}{self._quote}{self._quote}}}{self._end}"
+        closed = (quoted_text, other_value, no_value)
+        return closed_calls(closed, partial(self.read, final=True), self._tools)
+
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         """See `ToolForm`. Objects, and lists with texts, may have any values."""
-        quote = literal(self._markup[2])
+        quote = literal(self._tokens[2])
         rules = [
             f"text: {quote} inner",
             *text_rules("inner", quote),
@@ -110,7 +121,7 @@ class Gemma(ToolForm):
         for number, tool in enumerate(tools):
             rules += self._tool_rules(number, tool, quote)
         names = " | ".join(f"call{number}" for number in range(len(tools)))
-        return "\n".join([f"rest: ({names}) {literal(self._markup[1])}", *rules])
+        return "\n".join([f"rest: ({names}) {literal(self._tokens[1])}", *rules])
 
     def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
         if tool.free:

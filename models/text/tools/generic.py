@@ -6,7 +6,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, calls_of
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import ended, json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
@@ -43,6 +43,9 @@ class Generic(ToolForm):
         if not calls or not all(call.name in self._names for call in calls):
             return Reading(1)
         return ended(text, place, _CLOSE if fence else "", calls=Reading(place, calls), final=final)
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        return tuple(call for call in super().cut_calls(text) if call.name in self._names)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         return json_rules(tools, '{"name": "%s", "arguments": ', "}", literal(""))

@@ -8,8 +8,10 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.cut import cut_tagged_calls
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
@@ -33,6 +35,7 @@ class GLM(ToolForm):
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self.rule_begin = MARKUP[0]
+        self._marks = marks
         self._begin, self._end, *tags = map(marks, MARKUP)
         self.begins = (self._begin,)
         self._key = tags[0]
@@ -55,6 +58,9 @@ class GLM(ToolForm):
             return Reading(len(text) - len(rest) + len(self._end), (tagged_call(name[1], pairs, self._tools),))
         growing = any(tag.startswith(rest) or rest.startswith(tag) for tag in (self._key, self._end))
         return None if growing and not final else Reading(start)
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        return cut_tagged_calls(text, partial(self.read, final=True), self.markup.mapped(self._marks), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         key_end = literal("</arg_key>\n<arg_value>")

@@ -55,5 +55,8 @@ class Llama(ToolForm):
             place = len(text) - len(rest) + 1
         return Reading(place if calls else max(place, 1), tuple(calls))
 
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        return tuple(call for call in super().cut_calls(text) if call.name in self._names)
+
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         return json_rules(tools, self._before, "}", literal(""))

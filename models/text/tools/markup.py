@@ -1,7 +1,7 @@
 """Markup of tool calls: the texts around names, keys and values."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,16 @@ class Markup:
         if self.separator is None or not self.separator.startswith(end) or not self.separator.endswith(self.begin):
             return None
         return self.separator.removeprefix(end).removesuffix(self.begin)
+
+    def mapped(self, change: Callable[[str], str]) -> "Markup":
+        """Return the markup with each of its texts changed."""
+        optional = (self.separator, self.key_begin, self.middle_if_empty)
+        separator, key_begin, middle_if_empty = (None if text is None else change(text) for text in optional)
+        begin, middle, end, key_end, value_end = map(
+            change, (self.begin, self.middle, self.end, self.key_end, self.value_end)
+        )
+        key_ends = {kind: change(text) for kind, text in self.typed_key_ends.items()}
+        return Markup(begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them.

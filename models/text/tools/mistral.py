@@ -8,7 +8,8 @@
 import re
 from collections.abc import Callable, Sequence
 
-from headrace.models.text.tools.call import Reading, Tool, calls_of
+from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
+from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, json_head, quoted
 from headrace.models.text.tools.hermes import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
@@ -67,6 +68,9 @@ class Mistral(ToolForm):
             return Reading(start)
         calls = calls_of({"name": head[1], "arguments": value} if head else value)
         return Reading(end, calls) if calls else Reading(start)
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        return super().cut_calls(text) or cut_json_calls(text, json_head())
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         if self._lists:

@@ -7,12 +7,14 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any
 
 from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.cut import closed_calls
 from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
 
 MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
@@ -28,7 +30,10 @@ def fits(tokenizer: Tokenizer) -> bool:
 
 
 class Pythonic(ToolForm):
-    def __init__(self, marks: Marks) -> None:
+    """See `ToolForm`. tools: by name."""
+
+    def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
         self.rule_begin = MARKUP[0]
         self._begin, self._end = map(marks, MARKUP)
         self.begins = (self._begin,)
@@ -41,6 +46,10 @@ class Pythonic(ToolForm):
         body = text[start:] if end < 0 else text[start:end]
         calls = _calls(body)
         return Reading(len(text) if end < 0 else end + len(self._end), calls) if calls else Reading(start)
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        closed = (f'{text}")]{self._end}', f"{text})]{self._end}", f"{text}]{self._end}")
+        return closed_calls(closed, partial(self.read, final=True), self._tools)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         written = ", ".join(f"{call['name']}({_written(call['arguments'])})" for call in calls)

@@ -11,8 +11,10 @@ Paris
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from headrace.models.text.tools.call import Reading, Tool
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.cut import cut_tagged_calls
 from headrace.models.text.tools.form import Marks, ToolForm
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.tagged import TaggedRules, tagged_call
@@ -43,6 +45,7 @@ class QwenCoder(ToolForm):
 
     def __init__(self, marks: Marks, tools: Mapping[str, Tool]) -> None:
         self.rule_begin = MARKUP[0]
+        self._marks = marks
         self._begin, self._end = map(marks, MARKUP)
         self.begins = (self._begin, _OPENING)
         self._tools = tools
@@ -70,6 +73,9 @@ class QwenCoder(ToolForm):
         if start and not final and self._end.startswith(rest):
             return None
         return Reading(close.end(), (call,))
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        return cut_tagged_calls(text, partial(self.read, final=True), self.markup.mapped(self._marks), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         name_begin = literal("<function=")

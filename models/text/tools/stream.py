@@ -87,10 +87,16 @@ class ToolStream:
         return self._take(final=False)
 
     def finish(self, text: str = "", *, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
-        """End the stream: return the rest. cut: the answer is incomplete; half a call is dropped."""
+        """End the stream: return the rest.
+
+        cut: the answer is incomplete. A call that has its name is one, with the arguments so far; half a head is text.
+        """
         released, calls = self.feed(text)
         if cut and self._within_call:
-            self._held = ""
+            cut_calls = self._form.cut_calls(self._held)
+            if cut_calls:
+                self._held = ""
+                return released, calls + cut_calls
         more, last = self._take(final=True)
         return released + more, calls + last
 

@@ -31,17 +31,17 @@ Maker = Callable[[Marks, Mapping[str, Tool], str], ToolForm]
 
 FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "harmony": (("<|channel|>", "<|message|>", "to=functions."), lambda marks, _, __: Harmony(marks)),
-    "deepseek": (("tool▁calls▁begin",), lambda marks, tools, source: _deepseek(marks, tools, source)),
-    "deepseek tagged": (("｜DSML｜",), lambda marks, tools, source: _deepseek(marks, tools, source)),
+    "deepseek": (("tool▁calls▁begin",), lambda marks, _, source: deepseek.DeepSeek(marks, fenced="```json" in source)),
+    "deepseek tagged": (("｜DSML｜",), lambda marks, tools, source: _deepseek_tagged(marks, tools, source)),
     "mistral": (("[TOOL_CALLS]",), lambda marks, _, source: _mistral(marks, source)),
-    "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, _, __: gemma.Gemma(marks)),
-    "function gemma": (("<start_function_call>",), lambda marks, _, __: gemma.Gemma(marks, gemma.OLDER)),
+    "gemma": (("<|tool_call>", "<tool_call|>"), lambda marks, tools, _: gemma.Gemma(marks, tools)),
+    "function gemma": (("<start_function_call>",), lambda marks, tools, _: gemma.Gemma(marks, tools, gemma.OLDER)),
     "glm": (("<arg_key>",), lambda marks, tools, _: glm.GLM(marks, tools)),
     "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, list(tools))),
-    "pythonic": ((pythonic.MARKUP[0],), lambda marks, _, __: pythonic.Pythonic(marks)),
+    "pythonic": ((pythonic.MARKUP[0],), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),
     "generic": ((), lambda marks, tools, _: Generic(marks, list(tools))),
 }
 """Name -> texts that the template has to contain, and the form."""
@@ -142,6 +142,6 @@ def _mistral(marks: Marks, source: str) -> ToolForm:
     return mistral.Mistral(marks, writes_ids=mistral.MARKUP[2] in source)
 
 
-def _deepseek(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
-    tagged = "tool▁calls▁begin" not in source
-    return deepseek.DeepSeek(marks, tools, fenced="```json" in source, tagged=tagged)
+def _deepseek_tagged(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    section = "tool_calls" if "｜DSML｜tool_calls" in source else "function_calls"
+    return Written(marks, tools, deepseek.tagged_markup(section))

@@ -13,9 +13,11 @@ Numbers and identifiers that the template writes itself may have any value.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.cut import cut_tagged_calls
 from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
@@ -124,6 +126,7 @@ class Written(ToolForm):
     def __init__(self, marks: Marks, tools: Mapping[str, Tool], markup: Markup) -> None:
         self.markup: Markup = markup
         self._tools = tools
+        self._marks = marks
         begin = markup.begin.lstrip()
         fixed = _VARIABLE_OR_SPACE.split(begin)[0]
         self.rule_begin = fixed if _marks_a_call(fixed) else ""
@@ -139,7 +142,10 @@ class Written(ToolForm):
         starts = self._begin if self._separator is None else f"(?:{self._begin}|{self._separator})"
         is_json = markup.key_begin is None
         # After a name come the arguments: without the condition, a name would end before an empty `middle`.
-        following = r"\s*{" if is_json else f"{_pattern(marks(markup.key_begin or ''))}|{self._end}"
+        behind_name = [_pattern(marks(markup.key_begin or "")), self._end]
+        if self._separator is not None:
+            behind_name.append(self._separator)
+        following = r"\s*{" if is_json else "|".join(behind_name)
         self._head = f"({_NAME}){self._middle}(?={following})"
         self.head = re.compile(f"{starts}{self._head}") if is_json else None
         self._parameters = None if is_json else self._parameter_pattern(marks)
@@ -210,6 +216,11 @@ class Written(ToolForm):
         if is_whole is None and not final:
             return None
         return tagged_call(name, pairs, self._tools, texts), position
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        if self.head is not None:
+            return tuple(call for call in super().cut_calls(text) if call.name in self._tools)
+        return cut_tagged_calls(text, partial(self.read, final=True), self.markup.mapped(self._marks), self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         markup = self.markup

@@ -207,6 +207,15 @@ def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None
     assert whole.document()["stop_reason"] == "tool_use"
 
 
+def test_a_cut_call_has_its_arguments_as_text() -> None:
+    form = MessageForm(call(), "tiny", thinks=False)
+    for event in (Delta(1, "", (), calls=(ToolCall("count", '{"n": 1'),)), done("length")):
+        form.take(0, event)
+    document = form.document()
+    assert document["stop_reason"] == "max_tokens"
+    assert document["content"][0]["input"] == {"arguments": '{"n": 1'}
+
+
 def test_an_error_is_an_event() -> None:
     (error,) = events(MessageForm(call(), "tiny", thinks=False).failed(ApiError(429, "full")))
     assert error["error"] == {"type": "rate_limit_error", "message": "full"}

@@ -244,8 +244,11 @@ def test_calls_of_tools_in_a_stream_and_a_document() -> None:
     assert [call["function"] for call in choice["message"]["tool_calls"]] == [call["function"] for call in made]
     cut = form(tools=TOOLS)
     cut.take(0, events[1])
+    cut.take(0, Delta(1, "", (), calls=(ToolCall("count", '{"n'),)))
     cut.take(0, done("length"))
-    assert cut.document()["choices"][0]["finish_reason"] == "length"
+    (choice,) = cut.document()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][1]["function"]["arguments"] == '{"n'
 
 
 def form(thinks: bool = False, **fields: Any) -> ChatForm:

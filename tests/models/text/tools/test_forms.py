@@ -320,10 +320,56 @@ def test_text_is_not_held_longer_than_it_may_be_a_call() -> None:
     assert stream.feed("box>")[0] == "<toolbox>"
 
 
-def test_half_a_call_of_a_cut_answer_is_no_text() -> None:
-    stream, _ = _stream("hermes", special=False)
-    assert stream.feed('So: <tool_call>{"name": "time", "argu')[0] == "So: "
-    assert stream.finish(cut=True) == ("", ())
+CUT_ARGUMENTS = '{"days": 3, "city": "Par'
+# Form -> an answer that a limit cuts within a text.
+CUT = {
+    "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
+    "llama": f'{{"name": "get_weather", "parameters": {CUT_ARGUMENTS}',
+    "generic": f'{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
+    "mistral": f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
+    "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
+    "deepseek": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{CUT_ARGUMENTS}",
+    "deepseek tagged": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="city" string="true">Par',
+    "qwen coder": "<tool_call>\n<function=get_weather>\n<parameter=days>\n3\n</parameter>\n<parameter=city>\nPar",
+    "glm": "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>city</arg_key>\n"
+    "<arg_value>Par",
+    "gemma": '<|tool_call>call:get_weather{days:3,city:<|"|>Par',
+    "function gemma": "<start_function_call>call:get_weather{days:3,city:<escape>Par",
+    "pythonic": '<|tool_call_start|>[get_weather(days=3, city="Par',
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+def test_a_cut_call_has_its_arguments_so_far(name: str, special: bool) -> None:
+    answer = CUT[name]
+    stream, marks = _stream(name, special)
+    answer = marks(answer) if special else answer
+    released, calls = "", list[ToolCall]()
+    for char in answer:
+        text, completed = stream.feed(char)
+        released, calls = released + text, [*calls, *completed]
+    text, completed = stream.finish(cut=True)
+    assert released + text == ""
+    assert [(call.name, call.arguments) for call in [*calls, *completed]] == [("get_weather", CUT_ARGUMENTS)]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_nothing_of_a_cut_answer_is_lost(name: str) -> None:
+    """Cut at any place, an answer is text, or a call with a beginning of its arguments."""
+    answer = CUT[name]
+    for length in range(1, len(answer)):
+        stream, _ = _stream(name, special=False)
+        released, _ = stream.feed(answer[:length])
+        text, calls = stream.finish(cut=True)
+        if calls:
+            assert [(call.name, CUT_ARGUMENTS.startswith(call.arguments)) for call in calls] == [("get_weather", True)]
+        assert released + text == ("" if calls else answer[:length])
+
+
+def test_half_a_call_of_a_whole_answer_is_text() -> None:
     stream, _ = _stream("hermes", special=False)
     assert stream.feed('So: <tool_call>{"name"')[0] == "So: "
     assert stream.finish()[0] == '<tool_call>{"name"'

@@ -54,6 +54,7 @@ CALLS: dict[str, Calls] = {
     "null": [("look", {"at": "null", "note": None})],
     "no arguments": [("time2", {})],
     "two tools": [("look", {"at": "Paris"}), ("time2", {})],
+    "no arguments first": [("time2", {}), ("look", {"at": "Paris"})],
     "one tool twice": [("look", {"at": "a", "deep": False}), ("look", {"at": "b"})],
 }
 

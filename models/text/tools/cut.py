@@ -1,0 +1,67 @@
+"""Calls at the end of an answer that a limit cut: the last one has a part of its arguments' JSON text."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.json_value import Brackets
+from headrace.models.text.tools.markup import Markup
+
+Read = Callable[[str], Reading | None]
+"""Reads the calls that a text begins with; the answer has ended."""
+
+
+def cut_json_calls(text: str, head: re.Pattern[str]) -> tuple[ToolCall, ...]:
+    """Return the calls in a text whose arguments are JSON. head: see `ToolForm`."""
+    calls: list[ToolCall] = []
+    position = 0
+    while (found := head.search(text, position)) is not None:
+        brackets = Brackets(found.end())
+        brackets.scan(text)
+        position = brackets.place
+        calls.append(ToolCall(found[1], text[found.end() : position]))
+    return tuple(calls)
+
+
+def cut_tagged_calls(text: str, read: Read, markup: Markup, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+    """Return the calls in a text whose arguments are tagged values. tools: by name."""
+    key_begin = markup.key_begin or ""
+    within_value = without_half(text, markup.value_end) + markup.value_end + markup.end
+    behind_value = without_half(without_half(text, markup.end), key_begin) + markup.end
+    behind_key = text[: max(0, text.rfind(key_begin))] + markup.end
+    return closed_calls((behind_value, within_value, behind_key), read, tools)
+
+
+def closed_calls(texts: Iterable[str], read: Read, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+    """Return the calls in the first text that consists of calls. texts: the cut one, closed in various ways.
+
+    The last call's arguments are without their end. tools: by name.
+    """
+    for text in texts:
+        reading = read(text)
+        if reading is None or not reading.calls or text[reading.length :].strip():
+            continue
+        *whole, last = reading.calls
+        if all(call.name in tools for call in reading.calls):
+            return (*whole, ToolCall(last.name, _open(last.arguments, tools[last.name])))
+    return ()
+
+
+def _open(arguments: str, tool: Tool) -> str:
+    """Return the JSON text of an object without its end, and without the end of its last value."""
+    pairs = list(json.loads(arguments).items())
+    opened = arguments.removesuffix("}")
+    if not pairs or not isinstance(pairs[-1][1], str):
+        return opened
+    name, value = pairs[-1]
+    if "string" in tool.kinds(name):
+        return opened.removesuffix('"')
+    # Half a value of another type, which was read as a text.
+    return f"{opened.removesuffix(json.dumps(value, ensure_ascii=False))}{value}"
+
+
+def without_half(text: str, mark: str) -> str:
+    """Return a text without a beginning of `mark` at its end."""
+    length = next((length for length in range(len(mark) - 1, 0, -1) if text.endswith(mark[:length])), 0)
+    return text[: len(text) - length]
