@@ -1,62 +1,115 @@
-"""Llama 3: an answer that is a JSON object, or several with semicolons between, sometimes behind `<|python_tag|>`.
+"""Llama 3 and 4: an answer that is a call, or several, sometimes in control tokens.
 
-{"name": "get_weather", "parameters": {"city": "Paris"}}
+{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "time", "parameters": {}}
+<|python_start|>[get_weather(city="Paris"), time()]<|python_end|>
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
+from headrace.models.text.tools import pythonic
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, calls_of
+from headrace.models.text.tools.cut import cut_json_calls
 from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 from headrace.models.text.tools.markup import Markup
 
-MARKUP = ("<|python_tag|>",)
+TAGS_3 = ("<|python_tag|>", "")
+TAGS_4 = ("<|python_start|>", "<|python_end|>")
+MARKUP = (TAGS_3[0], *TAGS_4)
+
+_HEAD = json_head("parameters")
 
 
 class Llama(ToolForm):
-    """See `ToolForm`. names: of the tools; JSON without markup has to name one of them."""
+    """See `ToolForm`. Calls are JSON or a list as Python writes it, and have to name one of the tools outside tags."""
 
-    head = json_head("parameters")
+    head: re.Pattern[str] | None = _HEAD
 
     bare = True
-    separator = "; "
+    separator: str | None = "; "
     markup = Markup(begin='{"name": "', middle='", "parameters": ', end="}", separator='}; {"name": "')
     rule_begin = ""
     _before = '{"name": "%s", "parameters": '
 
-    def __init__(self, marks: Marks, names: Sequence[str] = ()) -> None:
-        self._begin = marks(MARKUP[0])
+    def __init__(
+        self, marks: Marks, tools: Mapping[str, Tool], tags: tuple[str, str] = TAGS_3, *, writes_lists: bool = False
+    ) -> None:
+        """tools: by name. tags: around calls, where there are any. writes_lists: forced calls are a Python list."""
+        self._tags = tags
+        self._begin, self._end = map(marks, tags)
         self.begins: Sequence[str] = (self._begin,)
-        self._names = names
+        self._tools = tools
+        self._writes_lists = writes_lists
+        if writes_lists:
+            self.separator = None
+            self.head = None
+        elif self._end:  # Llama 4's template writes nothing between calls
+            self.separator = ""
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        marked = text.startswith(self._begin)
-        place, calls = len(self._begin) if marked else 0, list[ToolCall]()
-        while True:
-            try:
-                value, end = leading_value(text, place)
-            except UnfinishedError:
-                if final:
-                    break
+        is_tagged = text.startswith(self._begin)
+        start = len(self._begin) if is_tagged else 0
+        if self._end and text.startswith(self._end, start):  # Llama 4's template writes empty tags before calls
+            start += len(self._end)
+        elif is_tagged and not final and self._end.startswith(text[start:]):
+            return None
+        try:
+            found, position = self._leading_calls(text, start, is_tagged=is_tagged)
+        except UnfinishedError:
+            if not final:
                 return None
-            except ValueError:
-                break
-            found = calls_of(value)
-            if not found or not (marked or all(call.name in self._names for call in found)):
-                break
-            calls += found
-            place = end
-            rest = text[end:].lstrip()
+            found, position = (), start
+        if not found:
+            return Reading(max(start, 1))
+        calls = list(found)
+        while True:
+            rest = text[position:].lstrip()
             if not rest and not final:
-                return None  # a semicolon and another call may follow
-            if not rest.startswith(";"):
-                break
-            place = len(text) - len(rest) + 1
-        return Reading(place if calls else max(place, 1), tuple(calls))
+                return None  # a separator and another call, or the closing tag, may follow
+            if self._end and rest.startswith(self._end):
+                return Reading(len(text) - len(rest) + len(self._end), tuple(calls))
+            if self._end and not final and self._end.startswith(rest):
+                return None
+            start = len(text) - len(rest.removeprefix(";"))
+            try:
+                found, end = self._leading_calls(text, start, is_tagged=is_tagged)
+            except UnfinishedError:
+                if not final:
+                    return None
+                found = ()
+            if not found:
+                return Reading(start, tuple(calls))
+            calls += found
+            position = end
+
+    def _leading_calls(self, text: str, start: int, *, is_tagged: bool) -> tuple[tuple[ToolCall, ...], int]:
+        """Return the calls of a JSON value or a list of Python's at `start`, and the place after it; none for text.
+
+        Raises UnfinishedError.
+        """
+        found = pythonic.leading_calls(text, start, self._tools)
+        if found is not None:
+            return found
+        try:
+            value, end = leading_value(text, start)
+        except ValueError:
+            return (), start
+        calls = calls_of(value)
+        are_known = is_tagged or all(call.name in self._tools for call in calls)
+        return (calls if are_known else ()), end
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        return tuple(call for call in super().cut_calls(text) if call.name in self._names)
+        start = len(self._begin) if text.startswith(self._begin) else 0
+        listed = pythonic.cut_calls(text[start:], self._tools)
+        return listed or tuple(call for call in cut_json_calls(text, _HEAD) if call.name in self._tools)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        return json_rules(tools, self._before, "}", literal(""))
+        if self._writes_lists:
+            return pythonic.list_rules(tools, "", parallel=self.parallel)
+        rules = json_rules(tools, self._before, "}", literal(""))
+        if not self._tags[1]:
+            return rules
+        empty_tags = literal("".join(self._tags))  # Llama 4's template writes them before calls
+        return rules.replace("rest:", f"rest: ({empty_tags})?", 1)

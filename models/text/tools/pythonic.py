@@ -7,7 +7,6 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -16,11 +15,13 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls
 from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
+from headrace.models.text.tools.json_value import UnfinishedError
 
 MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
 _OFFER = "<|tool_list_start|>"
 _LONGEST = 1 << 20  # characters of calls that are parsed
 _CONSTANTS = {"true": True, "false": False, "null": None}  # as models write them that think of JSON
+_LIST_BEGIN = re.compile(r"\s*\[\s*([A-Za-z_][\w.]*|)\s*(\(?)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
@@ -48,8 +49,7 @@ class Pythonic(ToolForm):
         return Reading(len(text) if end < 0 else end + len(self._end), calls) if calls else Reading(start)
 
     def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        closed = (f'{text}")]{self._end}', f"{text})]{self._end}", f"{text}]{self._end}")
-        return closed_calls(closed, partial(self.read, final=True), self._tools)
+        return cut_calls(text[len(self._begin) :], self._tools)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         written = ", ".join(f"{call['name']}({_written(call['arguments'])})" for call in calls)
@@ -57,12 +57,63 @@ class Pythonic(ToolForm):
         return concatenate((begin, f"[{written}]", end))
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        one = " | ".join(f"call{number}" for number in range(len(tools)))
-        more = f'(", " ({one}))*' if self.parallel else ""
-        rules = [f'rest: "[" ({one}) {more} "]" {literal(MARKUP[1])}']
-        for number, tool in enumerate(tools):
-            rules += [f'call{number}: {quoted(f"{tool.name}(")} first{number}x0 ")"', *_argument_rules(number, tool)]
-        return "\n".join(rules)
+        return list_rules(tools, literal(MARKUP[1]), parallel=self.parallel)
+
+
+def list_rules(tools: Sequence[Tool], end: str, *, parallel: bool) -> str:
+    """Return the rules of a list of calls. end: Lark of the text after it."""
+    one = " | ".join(f"call{number}" for number in range(len(tools)))
+    more = f'(", " ({one}))*' if parallel else ""
+    rules = [f'rest: "[" ({one}) {more} "]" {end}']
+    for number, tool in enumerate(tools):
+        rules += [f'call{number}: {quoted(f"{tool.name}(")} first{number}x0 ")"', *_argument_rules(number, tool)]
+    return "\n".join(rules)
+
+
+def leading_calls(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[tuple[ToolCall, ...], int] | None:
+    """Return the calls of a list at `start`, after spaces, and the place after it; None if there is none.
+
+    All calls have to be of the tools, which are by name. Raises UnfinishedError for the beginning of such a list.
+    """
+    begin = _LIST_BEGIN.match(text, start)
+    if begin is None or not any(name.startswith(begin[1]) for name in tools):
+        return None
+    if not begin[2]:  # the name goes on, or it ends the text
+        if begin.end() < len(text):
+            return None
+        raise UnfinishedError
+    end = _end_of_list(text, text.index("[", start))
+    calls = _calls(text[start:end])
+    return (calls, end) if calls and all(call.name in tools for call in calls) else None
+
+
+def cut_calls(text: str, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+    """Return the calls of a list that a limit cut. tools: by name."""
+    closed = (f'{text}")]', f"{text})]", f"{text}]")
+    return closed_calls(closed, lambda whole: Reading(len(whole), _calls(whole)), tools)
+
+
+def _end_of_list(text: str, start: int) -> int:
+    """Return the place after the bracket that closes the one at `start`. Raises UnfinishedError before it has come."""
+    depth = 0
+    quote = ""
+    is_escaped = False
+    for position in range(start, len(text)):
+        char = text[position]
+        if is_escaped:
+            is_escaped = False
+        elif quote:
+            is_escaped = char == "\\"
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if depth == 0:
+                return position + 1
+    raise UnfinishedError
 
 
 def _written(arguments: Mapping[str, Any]) -> str:
@@ -127,7 +178,7 @@ def _argument_rules(number: int, tool: Tool) -> list[str]:
         rules.append(f"first{number}x{place}: {written}" + f" | first{following}" * is_optional)
         rules.append(f'later{number}x{place}: ", " {written}' + f" | later{following}" * is_optional)
         if isinstance(schema, Mapping) and schema.get("type") == "boolean" and "enum" not in schema:
-            rules.append(f'{value}: "True" | "False"')
+            rules.append(f'{value}: "True" | "False" | "true" | "false"')
         else:
             rules.append(f"{value}: %json {schema_json(tool.schema_of(name))}")
     last = f"{number}x{len(tool.properties)}"

@@ -40,7 +40,8 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
-    "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, list(tools))),
+    "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
+    "llama 4": (("<|header_start|>",), lambda marks, tools, source: _llama_4(marks, tools, source)),
     "pythonic": ((pythonic.MARKUP[0],), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),
     "generic": ((), lambda marks, tools, _: Generic(marks, list(tools))),
 }
@@ -49,6 +50,9 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
 
 # Forms of which a template's own markup is used, since it differs from model to model, if the template writes calls.
 _LEARNED = frozenset(["generic", "glm", "deepseek tagged"])
+
+# Llama 4 writes other calls than the templates that are used with it.
+_UNLEARNED = frozenset(["llama 4"])
 
 
 def form_name(source: str) -> str:
@@ -98,12 +102,14 @@ def _found(tokenizer: Tokenizer) -> tuple[str, Markup | None]:
     """Return the name of a model's form, and the markup where it is learned."""
     written = _written(tokenizer)
     name = form_name(written.call)
-    if name == "generic" and written.markup is None:
-        name = form_name(f"{tokenizer.template_source}\n{written.call}")
-        if name == "generic" and pythonic.fits(tokenizer):
-            name = "pythonic"  # LFM2's templates show no call
-        return name, None
-    return name, written.markup if name in _LEARNED else None
+    if name != "generic":
+        return name, written.markup if name in _LEARNED else None
+    by_source = form_name(f"{tokenizer.template_source}\n{written.call}")
+    if written.markup is not None and by_source not in _UNLEARNED:
+        return name, written.markup
+    if by_source == "generic" and pythonic.fits(tokenizer):
+        return "pythonic", None  # LFM2's templates show no call
+    return by_source, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,10 @@ def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | No
         return None
     ends = [text.find(tokenizer.token_text(index)) for index in tokenizer.eos_ids]
     return text[: min((end for end in ends if end > 0), default=len(text))]
+
+
+def _llama_4(marks: Marks, tools: Mapping[str, Tool], source: str) -> ToolForm:
+    return llama.Llama(marks, tools, llama.TAGS_4, writes_lists=f"{NAMES[0]}(" in source)
 
 
 def _mistral(marks: Marks, source: str) -> ToolForm:

@@ -94,6 +94,34 @@ RECORDED: dict[str, list[tuple[str, str, list[tuple[str, Any]]]]] = {
         ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
         ('{"a": 1} is JSON', '{"a": 1} is JSON', []),
         ("{a set}", "{a set}", []),
+        (
+            '[get_weather(city="a )]", days=3), time()]',
+            "",
+            [("get_weather", {"city": "a )]", "days": 3}), ("time", {})],
+        ),
+        ("[get_weath", "[get_weath", []),
+        ("[get_weather](url)", "[get_weather](url)", []),
+        ("[other(city=1)]", "[other(city=1)]", []),
+    ],
+    "llama 4": [
+        (
+            f'<|python_start|>{{"name": "get_weather", "parameters": {PARIS}}}<|python_end|>',
+            "",
+            [("get_weather", PARIS)],
+        ),
+        (
+            '<|python_start|>[get_weather(city="Paris", days=3), time()]<|python_end|>',
+            "",
+            [("get_weather", PARIS), ("time", {})],
+        ),
+        (
+            f'<|python_start|><|python_end|>{{"name": "get_weather", "parameters": {PARIS}}}'
+            '{"name": "time", "parameters": {}}',
+            "",
+            [("get_weather", PARIS), ("time", {})],
+        ),
+        ("[time(), time()]", "", [("time", {}), ("time", {})]),
+        ("[1, 2] is a list", "[1, 2] is a list", []),
     ],
     "mistral": [
         (
@@ -325,6 +353,7 @@ CUT_ARGUMENTS = '{"days": 3, "city": "Par'
 CUT = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
     "llama": f'{{"name": "get_weather", "parameters": {CUT_ARGUMENTS}',
+    "llama 4": '<|python_start|>[get_weather(days=3, city="Par',
     "generic": f'{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
     "mistral": f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {CUT_ARGUMENTS}',
@@ -381,6 +410,7 @@ def test_half_a_call_of_a_whole_answer_is_text() -> None:
         ("{{ tools }}<tool_call>\n{'name': <function-name>}", "hermes"),
         ("<tool_call>\n<function=example>", "qwen coder"),
         ("<|start_header_id|>ipython {'parameters': x}", "llama"),
+        ("<|header_start|>ipython", "llama 4"),
         ("[AVAILABLE_TOOLS][TOOL_CALLS]", "mistral"),
         ("<|channel|>commentary to=functions.x<|message|>", "harmony"),
         ("<|tool_call>call:x<tool_call|>", "gemma"),
@@ -471,7 +501,7 @@ def test_forced_calls_fit_the_tool(
                 assert choice in ("required", call.name)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name not in ("llama", "generic")])
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in ("llama", "llama 4", "generic")])
 def test_an_optional_call_is_constrained_from_its_markup_on(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -112,6 +112,16 @@ CASES = {
         "mistral",
         ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ),
+    "JSON with nothing between": Case(
+        "{# <|header_start|> #}" + _EACH + '{"name": "{{ call.function.name }}", "parameters": '
+        "{{ call.function.arguments | tojson }}}{% endfor %}",
+        "llama 4",
+    ),
+    "a list as Python writes it": Case(
+        "{# <|header_start|> #}[" + _EACH + "{{ call.function.name }}(" + _ITEMS + "{{ key }}={{ value | tojson }}"
+        "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]",
+        "llama 4",
+    ),
     "tags that say whether a value is a text": Case(
         "<|tag|>calls>\n" + _EACH + '<|tag|>call name="{{ call.function.name }}">\n' + _ITEMS + "<|tag|>parameter "
         'name="{{ key }}" string="{{ "true" if value is string else "false" }}">' + _VALUE + "</|tag|parameter>\n"
