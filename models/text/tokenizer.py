@@ -18,6 +18,7 @@ from headrace.models.text.control_tokens import ControlTokens, looks_like_markup
 from headrace.models.text.detokenizer import Detokenizer, DetokenizerFactory, MarkedStream
 from headrace.models.text.encoding import MAX_TEXT, Encoder, limited
 from headrace.models.text.other_formats import read_other_format
+from headrace.models.text.recipients import RecipientStream, has_recipients
 from headrace.models.text.response_tags import ResponseStream, asks_for_tags
 from headrace.models.text.template_text import TemplateText
 from headrace.models.text.thinking_forms import ThinkingForm, ThinkingStream, thinking_form
@@ -184,6 +185,8 @@ class Tokenizer:
         stream, form = self.detokenizer(), self.thinking_form
         if marks is not None:
             stream = MarkedStream(stream, marks)
+        if has_recipients(self.template_source):
+            return RecipientStream(stream, calls=marks is not None)
         if asks_for_tags(self.template_source):
             return ResponseStream(stream, thinks=thinks)
         return stream if form is None else ThinkingStream(stream, form, calls=marks is not None, thinks=thinks)

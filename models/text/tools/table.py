@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from headrace.models.text.recipients import MARK
 from headrace.models.text.template_rules import TemplateRules
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools import deepseek, gemma, glm, granite, hermes, llama, mistral, pythonic
 from headrace.models.text.tools.call import Tool
 from headrace.models.text.tools.form import Marks, ToolForm
+from headrace.models.text.tools.functionary import Functionary
 from headrace.models.text.tools.generic import Generic
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.markup import Markup
@@ -40,6 +42,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
+    "functionary": ((f"{MARK}all",), lambda marks, tools, _: Functionary(marks, tools)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
     "llama 4": (("<|header_start|>",), lambda marks, tools, source: _llama_4(marks, tools, source)),
     "pythonic": ((pythonic.MARKUP[0],), lambda marks, tools, _: pythonic.Pythonic(marks, tools)),

@@ -501,7 +501,7 @@ def test_forced_calls_fit_the_tool(
                 assert choice in ("required", call.name)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name not in ("llama", "llama 4", "generic")])
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in ("functionary", "llama", "llama 4", "generic")])
 def test_an_optional_call_is_constrained_from_its_markup_on(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -67,12 +67,14 @@ class Case:
     form: the name of the form.
     control: control tokens of the vocabulary.
     without: names of calls that it cannot write.
+    recipient: text before the recipient of each part of an answer.
     """
 
     calls: str
     form: str = "its own"
     control: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
+    recipient: str = ""
 
 
 _EACH = "{% for call in message.tool_calls %}"
@@ -122,6 +124,11 @@ CASES = {
         "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]",
         "llama 4",
     ),
+    "a recipient that the prompt begins": Case(
+        _EACH + ">>>{{ call.function.name }}\n{{ call.function.arguments | tojson }}{% endfor %}",
+        "functionary",
+        recipient=">>>",
+    ),
     "tags that say whether a value is a text": Case(
         "<|tag|>calls>\n" + _EACH + '<|tag|>call name="{{ call.function.name }}">\n' + _ITEMS + "<|tag|>parameter "
         'name="{{ key }}" string="{{ "true" if value is string else "false" }}">' + _VALUE + "</|tag|parameter>\n"
@@ -144,11 +151,13 @@ CASES = {
 
 def tokenizer_of(directory: Path, case: Case) -> Tokenizer:
     write_byte_tokenizer(directory, *case.control)
+    to_user = f"{case.recipient}all\n" if case.recipient else ""
     template = (
         "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-        "{% for message in messages %}[{{ message.role }}]{{ message.content }}"
+        "{% for message in messages %}[{{ message.role }}]"
+        "{% if message.content %}" + to_user + "{{ message.content }}{% endif %}"
         "{% if message.tool_calls %}" + case.calls + "{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
+        "{% if add_generation_prompt %}[assistant]" + case.recipient + "{% endif %}"
     )
     (directory / "chat_template.jinja").write_text(template)
     return Tokenizer.load(directory)

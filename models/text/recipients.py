@@ -1,0 +1,72 @@
+"""Recipients at the head of an answer's parts, which Functionary writes: `>>>all` for the user, else a tool.
+
+The prompt ends with `>>>`, so an answer begins with the name alone:
+
+    all
+    Let me look.>>>get_weather
+    {"city": "Paris"}
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.models.text.detokenizer import Detokenizer
+
+MARK = ">>>"
+_TO_USER = f"{MARK}all\n"
+_CALL = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\n\s*\{")
+_MAY_BE_CALL = re.compile(r"[A-Za-z0-9_.:/-]{0,128}(?:\n\s*)?")
+
+
+def has_recipients(template: str) -> bool:
+    """Return whether a chat template writes recipients."""
+    return f"{MARK}all" in template
+
+
+class RecipientStream:
+    """Detokenizer that leaves out the user as a recipient, and writes the mark before a call that begins an answer."""
+
+    def __init__(self, inner: "Detokenizer", *, calls: bool) -> None:
+        """calls: the answer may have calls of tools."""
+        self._inner = inner
+        self._calls = calls
+        self._held = ""
+        self._has_begun = False
+
+    def add(self, token_id: int) -> str:
+        """Return the text that this token completed."""
+        return self._released(self._inner.add(token_id), final=False)
+
+    def finish(self, *, cut: bool = False) -> str:
+        """End the stream and return the text held back. cut: see `ThinkingStream`."""
+        return self._released(self._inner.finish(cut=cut), final=True)
+
+    def _released(self, text: str, *, final: bool) -> str:
+        self._held += text
+        if not self._has_begun and not self._begin(final=final):
+            return ""
+        whole = self._held.replace(_TO_USER, "")
+        half = 0 if final else _length_of_half(whole)
+        self._held = whole[len(whole) - half :]
+        return whole[: len(whole) - half]
+
+    def _begin(self, *, final: bool) -> bool:
+        """Take the recipient that an answer begins with. Return False while it may go on."""
+        held = self._held
+        first = _TO_USER.removeprefix(MARK)
+        is_call = self._calls and _CALL.match(held) is not None
+        may_go_on = first.startswith(held) or (self._calls and _MAY_BE_CALL.fullmatch(held) is not None)
+        if held.startswith(first):
+            self._held = held.removeprefix(first)
+        elif is_call:
+            self._held = f"{MARK}{held}"
+        elif may_go_on and not final:
+            return False
+        self._has_begun = True
+        return True
+
+
+def _length_of_half(text: str) -> int:
+    """Return the number of characters at the end of a text that may begin the user as a recipient."""
+    return next((length for length in range(len(_TO_USER) - 1, 0, -1) if text.endswith(_TO_USER[:length])), 0)

@@ -1,0 +1,57 @@
+"""Functionary 3: a recipient and its arguments; `models.text.recipients` writes the mark that the prompt ends with.
+
+>>>get_weather
+{"city": "Paris"}>>>time
+{}
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.models.text.recipients import MARK
+from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.form import Marks, ToolForm, arguments_rule, quoted
+from headrace.models.text.tools.json_value import UnfinishedError, leading_value
+from headrace.models.text.tools.markup import Markup
+
+_LONGEST_HEAD = len(MARK) + 128 + 1
+
+
+class Functionary(ToolForm):
+    """See `ToolForm`. tools: by name."""
+
+    begins = (MARK,)
+    rule_begin = ""  # the prompt has the first mark
+    separator = MARK
+    head = re.compile(f"{MARK}([A-Za-z0-9_.:/-]{{1,128}})\n\\s*(?={{)")
+    markup = Markup(begin=MARK, middle="\n", end="", separator=MARK)
+
+    def __init__(self, _marks: Marks, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+
+    def read(self, text: str, *, final: bool) -> Reading | None:
+        head = self.head.match(text)
+        if head is None:
+            name, _, rest = text[len(MARK) :].partition("\n")
+            may_go_on = not rest.strip() and any(tool.startswith(name) for tool in self._tools)
+            return None if may_go_on and not final and len(text) < _LONGEST_HEAD else Reading(len(MARK))
+        if head[1] not in self._tools:
+            return Reading(head.end())
+        try:
+            value, end = leading_value(text, head.end())
+        except UnfinishedError:
+            return Reading(len(MARK)) if final else None
+        except ValueError:
+            return Reading(len(MARK))
+        return Reading(end, (ToolCall(head[1], json.dumps(value, ensure_ascii=False)),))
+
+    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
+        return tuple(call for call in super().cut_calls(text) if call.name in self._tools)
+
+    def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:  # noqa: ARG002 - all of it is text
+        heads = [quoted(f"{tool.name}\n") for tool in tools]
+        calls = [f"call{number}: {head} arguments{number}" for number, head in enumerate(heads)]
+        names = " | ".join(f"call{number}" for number in range(len(tools)))
+        arguments = [arguments_rule(number, tool) for number, tool in enumerate(tools)]
+        return "\n".join([f"rest: {names}", *calls, *arguments])
