@@ -94,6 +94,22 @@ def arguments_rule(number: int, tool: Tool) -> str:
     return f"arguments{number}: %json {schema_json(tool.schema)}"
 
 
+def ordered_rules(number: int, tool: Tool, written: Mapping[str, str], separator: str) -> list[str]:
+    """Return rules of a tool's parameters in an order, from `first{number}x0` on: optional ones may be left out.
+
+    written: Lark of each parameter, by its name in this order. separator: text between two.
+    """
+    rules: list[str] = []
+    for index, (name, parameter) in enumerate(written.items()):
+        following = f"{number}x{index + 1}"
+        choice_first, choice_later = ("", "") if tool.needs(name) else (f" | first{following}", f" | later{following}")
+        # `first`: no parameter has been written yet; `later`: one has.
+        rules.append(f"first{number}x{index}: {parameter} later{following}{choice_first}")
+        rules.append(f"later{number}x{index}: {quoted(separator)} {parameter} later{following}{choice_later}")
+    last = f"{number}x{len(written)}"
+    return [*rules, f"first{last}:", f"later{last}:"]
+
+
 def schema_json(schema: Mapping[str, Any]) -> str:
     """Return a schema for `%json`."""
     return json.dumps({**schema, "x-guidance": _SPACED}, ensure_ascii=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls, without_half
-from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
+from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quoted, schema_json
 from headrace.models.text.tools.tagged import text_rules
 
 MARKUP = ("<|tool_call>", "<tool_call|>", '<|"|>')
@@ -126,22 +126,15 @@ class Gemma(ToolForm):
     def _tool_rules(self, number: int, tool: Tool, quote: str) -> list[str]:
         if tool.free:
             return [f'call{number}: "call:{tool.name}" pairs']
-        rules, pairs = list[str](), dict[str, str]()
-        for place, (name, schema) in enumerate(tool.properties.items()):
-            value = f"value{number}x{place}"
+        rules: list[str] = []
+        written: dict[str, str] = {}
+        # The template sorts the keys.
+        for index, (name, schema) in enumerate(sorted(tool.properties.items(), key=lambda pair: pair[0].lower())):
+            value = f"value{number}x{index}"
             rules += _value_rules(value, tool, name, schema, quote)
-            pairs[name] = f"{quoted(f'{name}:')} {value}"
-        needed = [name for name in pairs if tool.needs(name)]
-        others = [name for name in pairs if name not in needed]
-        if needed:
-            first = ' "," '.join(pairs[name] for name in needed) + "".join(f' ("," {pairs[name]})?' for name in others)
-        else:
-            options = [
-                pairs[name] + "".join(f' ("," {pairs[later]})?' for later in others[place + 1 :])
-                for place, name in enumerate(others)
-            ]
-            first = f"({' | '.join(options)})?" if options else ""
-        return [f'call{number}: {quoted(f"call:{tool.name}{{")} {first} "}}"', *rules]
+            written[name] = f"{quoted(f'{name}:')} {value}"
+        call = f'call{number}: {quoted(f"call:{tool.name}{{")} first{number}x0 "}}"'
+        return [call, *ordered_rules(number, tool, written, ","), *rules]
 
 
 def _value_rules(rule: str, tool: Tool, name: str, schema: Any, quote: str) -> list[str]:
@@ -152,9 +145,17 @@ def _value_rules(rule: str, tool: Tool, name: str, schema: Any, quote: str) -> l
         return [f"{rule}: {quote} ({' | '.join(map(quoted, choices))}) {quote}"]
     if tool.is_text(name):
         return [f"{rule}: {quote} inner{rule}", *text_rules(f"inner{rule}", quote, schema)]
-    if about.get("type") in ("integer", "number", "boolean", "null"):
-        return [f"{rule}: %json {schema_json(about)}"]
-    return [f"{rule}: {({'object': 'pairs', 'array': 'items'}).get(str(about.get('type')), 'any')}"]
+    if not tool.kinds(name) & {"string", "object", "array"}:
+        return [f"{rule}: %json {schema_json(tool.schema_of(name))}"]
+    rule_of_kind = {
+        "string": "text",
+        "number": "NUMBER",
+        "boolean": '"true" | "false"',
+        "null": '"null"',
+        "array": "items",
+        "object": "pairs",
+    }
+    return [f"{rule}: {' | '.join(rule_of_kind[kind] for kind in sorted(tool.kinds(name)))}"]
 
 
 def _behind(text: str, place: int, char: str = " ") -> int:

@@ -14,7 +14,7 @@ from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.cut import closed_calls
-from headrace.models.text.tools.form import Marks, ToolForm, quoted, schema_json
+from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quoted, schema_json
 from headrace.models.text.tools.json_value import UnfinishedError
 
 MARKUP = ("<|tool_call_start|>", "<|tool_call_end|>")
@@ -163,7 +163,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _argument_rules(number: int, tool: Tool) -> list[str]:
-    """Return rules of a tool's arguments, in order: `first` before any of them is written, `later` behind one."""
+    """Return rules of a tool's arguments, from `first{number}x0` on."""
     if tool.free:
         return [
             f'first{number}x0: (free{number} (", " free{number})*)?',
@@ -171,15 +171,12 @@ def _argument_rules(number: int, tool: Tool) -> list[str]:
             f"any{number}: %json {{}}",
         ]
     rules: list[str] = []
-    for place, (name, schema) in enumerate(tool.properties.items()):
-        value, later, following = f"value{number}x{place}", f"later{number}x{place + 1}", f"{number}x{place + 1}"
-        written = f"{quoted(f'{name}=')} {value} {later}"
-        is_optional = not tool.needs(name)
-        rules.append(f"first{number}x{place}: {written}" + f" | first{following}" * is_optional)
-        rules.append(f'later{number}x{place}: ", " {written}' + f" | later{following}" * is_optional)
+    written: dict[str, str] = {}
+    for index, (name, schema) in enumerate(tool.properties.items()):
+        value = f"value{number}x{index}"
+        written[name] = f"{quoted(f'{name}=')} {value}"
         if isinstance(schema, Mapping) and schema.get("type") == "boolean" and "enum" not in schema:
             rules.append(f'{value}: "True" | "False" | "true" | "false"')
         else:
             rules.append(f"{value}: %json {schema_json(tool.schema_of(name))}")
-    last = f"{number}x{len(tool.properties)}"
-    return [*rules, f"first{last}:", f"later{last}:"]
+    return [*ordered_rules(number, tool, written, ", "), *rules]

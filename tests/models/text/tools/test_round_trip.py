@@ -79,11 +79,17 @@ class Case:
 
 _EACH = "{% for call in message.tool_calls %}"
 _VALUE = "{{ value if value is string else value | tojson }}"
-_PYTHON_CONSTANT = "{{ value if value is string or value is boolean or value is none else value | tojson }}"
 _ITEMS = "{% for key, value in call.function.arguments.items() %}"
 _KIND = (
     "{{ 'boolean' if value is boolean else 'null' if value is none else 'number' if value is number "
     "else 'string' if value is string else 'object' if value is mapping else 'array' }}"
+)
+_WRITTEN_WITHOUT_QUOTES = (
+    '{%- macro written(value) -%}{%- if value is string -%}<|"|>{{ value }}<|"|>'
+    "{%- elif value is mapping -%}{{ '{' }}{% for key, item in value | dictsort %}{{ key }}:{{ written(item) }}"
+    "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
+    "{%- elif value is iterable -%}[{% for item in value %}{{ written(item) }}{{ ',' if not loop.last }}{% endfor %}]"
+    "{%- else -%}{{ value | tojson }}{%- endif -%}{%- endmacro -%}"
 )
 _JSON_CALL = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
 
@@ -128,6 +134,13 @@ CASES = {
         _EACH + ">>>{{ call.function.name }}\n{{ call.function.arguments | tojson }}{% endfor %}",
         "functionary",
         recipient=">>>",
+    ),
+    "sorted keys without quotes, and texts between quotes of their own": Case(
+        _WRITTEN_WITHOUT_QUOTES
+        + _EACH
+        + "<|tool_call>call:{{ call.function.name }}{{ written(call.function.arguments) }}<tool_call|>{% endfor %}",
+        "gemma",
+        ("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
     "tags that say whether a value is a text": Case(
         "<|tag|>calls>\n" + _EACH + '<|tag|>call name="{{ call.function.name }}">\n' + _ITEMS + "<|tag|>parameter "
