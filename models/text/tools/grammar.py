@@ -33,6 +33,8 @@ def call_rules(form: ToolForm, use: ToolUse, literal: Callable[[str], str]) -> C
     if use.parallel and form.separator is not None:
         more = f"({quoted(form.separator)} {begin} rest)*"
     calls = f"calls: {begin} rest {more}"
+    if isinstance(form, Harmony):
+        calls += " | recipient_first"
     return CallRules("\n".join([calls, *_answer(form, begin, literal, use), form.rules(tools, literal)]), use.is_forced)
 
 

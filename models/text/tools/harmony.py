@@ -1,6 +1,7 @@
 """Harmony (GPT-OSS): a message to a function, in a channel of its own. Each call ends the turn.
 
     <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+     to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>
 
 The detokenizer of thinking (`models.text.thinking_forms`) writes the head of such a message between two characters that
 no text contains.
@@ -44,10 +45,18 @@ class Harmony(ToolForm):
         return Reading(end if calls else start, calls)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        middle = literal("<|constrain|>json<|message|>")
-        calls = [
-            f"call{number}: {quoted(f'commentary to={_RECIPIENT}{tool.name} ')} {middle} arguments{number}"
-            for number, tool in enumerate(tools)
+        channel, constrain, message = map(literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
+        rules = [
+            f"rest: {' | '.join(f'call{number}' for number in range(len(tools)))}",
+            f"recipient_first: {' | '.join(f'first{number}' for number in range(len(tools)))}",
         ]
-        names = " | ".join(f"call{number}" for number in range(len(tools)))
-        return "\n".join([f"rest: {names}", *calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))])
+        for number, tool in enumerate(tools):
+            recipient = f"to={_RECIPIENT}{tool.name}"
+            # The template writes the recipient before the channel, the model mostly within it.
+            first = f'SPACE? {quoted(recipient)} {channel} "commentary " {constrain}? "json" {message}'
+            rules += [
+                f'call{number}: {quoted(f"commentary {recipient} ")} {constrain} "json" {message} arguments{number}',
+                f"first{number}: {first} arguments{number}",
+                arguments_rule(number, tool),
+            ]
+        return "\n".join(rules)

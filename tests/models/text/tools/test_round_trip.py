@@ -135,6 +135,13 @@ CASES = {
         "functionary",
         recipient=">>>",
     ),
+    "a recipient before the channel": Case(
+        _EACH + " to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>"
+        "{{ call.function.arguments | tojson }}{% endfor %}",
+        "harmony",
+        ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"),
+        without=frozenset(["two tools", "no arguments first", "one tool twice"]),
+    ),
     "sorted keys without quotes, and texts between quotes of their own": Case(
         _WRITTEN_WITHOUT_QUOTES
         + _EACH
