@@ -257,6 +257,13 @@ class TemplateRules:
         end_of_turn = plain.partition(_WORDS["two"])[2]
         return _NO_THINKING.sub("", text[start:].removesuffix(end_of_turn), count=1)
 
+    @cached_property
+    def generation_prompt(self) -> str:
+        """The text that the template writes before an answer."""
+        whole = self._render([_user("one")], self._no_tools) or ""
+        without = self._render([_user("one")], self._no_tools, add_generation_prompt=False) or ""
+        return whole.removeprefix(without)
+
     # --- probes ----------------------------------------------------------------------------------------------
 
     def _shows(self, *messages: Message) -> bool:

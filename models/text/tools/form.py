@@ -89,9 +89,9 @@ def json_head(key: str = "arguments") -> re.Pattern[str]:
     return re.compile(f'\\{{"name": "([^"]+)", "{key}": ')
 
 
-def arguments_rule(number: int, tool: Tool) -> str:
-    """Return the rule `arguments{number}`: the tool's arguments as a JSON object."""
-    return f"arguments{number}: %json {schema_json(tool.schema)}"
+def arguments_rule(number: int, tool: Tool, *, any_space: bool = False) -> str:
+    """Return the rule `arguments{number}`: the tool's arguments as a JSON object. any_space: it may have lines."""
+    return f"arguments{number}: %json {schema_json(tool.schema, any_space=any_space)}"
 
 
 def ordered_rules(number: int, tool: Tool, written: Mapping[str, str], separator: str) -> list[str]:
@@ -110,9 +110,10 @@ def ordered_rules(number: int, tool: Tool, written: Mapping[str, str], separator
     return [*rules, f"first{last}:", f"later{last}:"]
 
 
-def schema_json(schema: Mapping[str, Any]) -> str:
-    """Return a schema for `%json`."""
-    return json.dumps({**schema, "x-guidance": _SPACED}, ensure_ascii=False)
+def schema_json(schema: Mapping[str, Any], *, any_space: bool = False) -> str:
+    """Return a schema for `%json`. any_space: white space of any length may stand between its parts."""
+    form = {"whitespace_flexible": True} if any_space else _SPACED
+    return json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)
 
 
 def quoted(text: str) -> str:

@@ -20,6 +20,7 @@ class Markup:
     key_begin, key_end, value_end: around a key and after a value of tagged arguments; None for a JSON object.
     typed_key_ends: those that are not `key_end`, by the type of the value.
     middle_if_empty: between a name and `end` in a call without arguments.
+    is_indented: the JSON object has lines.
     """
 
     begin: str
@@ -31,6 +32,7 @@ class Markup:
     value_end: str = ""
     typed_key_ends: Mapping[str, str] = field(default_factory=dict)
     middle_if_empty: str | None = None
+    is_indented: bool = False
 
     @property
     def between_calls(self) -> str | None:
@@ -51,7 +53,8 @@ class Markup:
             change, (self.begin, self.middle, self.end, self.key_end, self.value_end)
         )
         key_ends = {kind: change(text) for kind, text in self.typed_key_ends.items()}
-        return Markup(begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
+        parts = (begin, middle, end, separator, key_begin, key_end, value_end, key_ends, middle_if_empty)
+        return Markup(*parts, self.is_indented)
 
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return calls {"name": ..., "arguments": {...}} as the model writes them.

@@ -139,11 +139,16 @@ def _written(tokenizer: Tokenizer) -> _WrittenCalls:
 
 
 def _write(tokenizer: Tokenizer, rules: TemplateRules, calls: Calls) -> str | None:
-    """Return calls as the template writes them, up to the token that ends the turn."""
+    """Return calls as the template writes them, up to the token that ends the turn or begins the next one."""
     text = rules.written_calls(calls)
     if text is None:
         return None
-    ends = [text.find(tokenizer.token_text(index)) for index in tokenizer.eos_ids]
+    last_call = max(0, text.rfind(calls[-1][0]))
+    marks = [tokenizer.token_text(index) for index in tokenizer.eos_ids]
+    # A token that begins turns, unless it is one of all markup, as in Kimi K3.
+    turn_begins = tokenizer.special_texts_in(rules.generation_prompt)
+    marks += [mark for mark in turn_begins if rules.generation_prompt.startswith(mark) and mark not in text[:last_call]]
+    ends = [text.find(mark, last_call) for mark in marks]
     return text[: min((end for end in ends if end > 0), default=len(text))]
 
 

@@ -51,7 +51,7 @@ def learn(write: Write) -> Markup | None:
     if json_text is not None:
         middle, end = rest[: json_text.start()], rest[json_text.end() :]
         separator = _between(two, json_text[0], NAMES[1])
-        return Markup(begin, middle, end, separator)
+        return Markup(begin, middle, end, separator, is_indented="\n" in json_text[0])
     return _learn_tagged(write, begin, rest, two)
 
 
@@ -180,7 +180,14 @@ class Written(ToolForm):
             return Reading(end.end(), tuple(calls))
         if not final and len(text) - position < self._longest:
             return None
+        if calls and self._may_end_with(text[position:]):
+            return Reading(len(text), tuple(calls))
         return Reading(position or len(self.begins[0]), tuple(calls))
+
+    def _may_end_with(self, rest: str) -> bool:
+        """Return whether a text after a call is a beginning of the end, as in an answer that was cut there."""
+        end = "".join(self._marks(self.markup.end).split())
+        return end.startswith("".join(rest.split()))
 
     def _next_head(self, text: str, position: int) -> re.Match[str] | None:
         """Return the head of another call after the arguments of one."""
@@ -229,7 +236,8 @@ class Written(ToolForm):
             middle = _grammar(markup.middle, literal)
             calls = [f"call{n}: {literal(tool.name)} {middle} arguments{n}" for n, tool in enumerate(tools)]
             names = " | ".join(f"call{n}" for n in range(len(tools)))
-            lines = [*calls, *(arguments_rule(n, tool) for n, tool in enumerate(tools))]
+            any_space = markup.is_indented
+            lines = [*calls, *(arguments_rule(n, tool, any_space=any_space) for n, tool in enumerate(tools))]
         else:
             names, lines = self._tagged_rules(literal).calls(tools)
         more = ""

@@ -1,6 +1,7 @@
 """Calls that a chat template writes: read back in pieces of any size, and accepted by the grammar of forced calls."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class Case:
     form: the name of the form.
     control: control tokens of the vocabulary.
     without: names of calls that it cannot write.
+    turn: text before each role.
     recipient: text before the recipient of each part of an answer.
     """
 
@@ -74,6 +76,7 @@ class Case:
     form: str = "its own"
     control: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
+    turn: str = ""
     recipient: str = ""
 
 
@@ -142,6 +145,12 @@ CASES = {
         ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"),
         without=frozenset(["two tools", "no arguments first", "one tool twice"]),
     ),
+    "JSON with lines, and a turn of the system after calls": Case(
+        "Action: ```[" + _EACH + '{"name": "{{ call.function.name }}", "parameters": '
+        "{{ call.function.arguments | tojson(indent=2) }}}{{ ', ' if not loop.last }}{% endfor %}]```"
+        "<|im_start|>system: end",
+        turn="<|im_start|>",
+    ),
     "sorted keys without quotes, and texts between quotes of their own": Case(
         _WRITTEN_WITHOUT_QUOTES
         + _EACH
@@ -174,10 +183,10 @@ def tokenizer_of(directory: Path, case: Case) -> Tokenizer:
     to_user = f"{case.recipient}all\n" if case.recipient else ""
     template = (
         "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-        "{% for message in messages %}[{{ message.role }}]"
+        "{% for message in messages %}" + case.turn + "[{{ message.role }}]"
         "{% if message.content %}" + to_user + "{{ message.content }}{% endif %}"
         "{% if message.tool_calls %}" + case.calls + "{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]" + case.recipient + "{% endif %}"
+        "{% if add_generation_prompt %}" + case.turn + "[assistant]" + case.recipient + "{% endif %}"
     )
     (directory / "chat_template.jinja").write_text(template)
     return Tokenizer.load(directory)
@@ -188,7 +197,7 @@ def written(tokenizer: Tokenizer, calls: Calls) -> list[int]:
     assert tokenizer.chat_template is not None
     text = TemplateRules(tokenizer.chat_template, offers_tools=True).written_calls(calls)
     assert text is not None
-    return tokenizer.encode(text.partition("<|im_end|>")[0].rstrip(), special=True)
+    return tokenizer.encode(re.split(r"<\|im_(?:start|end)\|>", text)[0].rstrip(), special=True)
 
 
 @pytest.mark.parametrize("name", CASES)
