@@ -7,6 +7,7 @@ drop. `ThinkingStream` writes them as `<think>` sections, so that `run`, the cha
     one token opens, one closes     Mistral, Seed-OSS, Command A, Apertus, Kimi
     the same, with a name           Gemma 4: <|channel>thought, a line break ... <channel|>
     Harmony (GPT-OSS)               <|channel|>analysis<|message|> ... <|end|>, then the same with `final`
+    recipients (Muse)                to=self<|message|> ... <|eom|>, then the same with `to=user`
 """
 
 import re
@@ -28,6 +29,8 @@ _PAIRS = (
 )
 _NAMED = ("<|channel>", "thought\n", "<channel|>")  # Gemma 4
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
+_END_OF_MESSAGE = "<|eom|>"
+_THINKER, _USER = "self", "user"  # recipients
 _OPENED, _CLOSED = f"{OPEN}\n", f"\n{CLOSE}\n\n"
 CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
 _TO = "to="
@@ -38,15 +41,27 @@ _RECIPIENT = re.compile(r"to=(\S+)")
 class ThinkingForm:
     """Control tokens of a family by role, and the form of its answers."""
 
-    ids: dict[int, str]  # "open" and "close", or the text of Harmony's four tokens
+    ids: dict[int, str]  # "open" and "close", or the texts of the tokens around messages
     opening: str
     closing: str
     name: str = ""  # text behind the opening token, up to its line break
 
+    has_recipients: bool = False  # messages have recipients instead of channels
+
     @property
     def has_channels(self) -> bool:
-        """True for Harmony, where an answer has a channel of its own, too."""
+        """True where an answer is a message with a head of its own, too: Harmony, Muse."""
         return len(self.ids) > 2
+
+    @property
+    def answer_head(self) -> str:
+        """The head of an answer in a message of its own."""
+        return self.closing.partition("assistant")[2]
+
+    @property
+    def end_of_thought(self) -> str:
+        """The text from the end of a thought's message to the head of the next one."""
+        return self.closing.removesuffix(self.answer_head)
 
     def native(self, answer: str, *, is_open: bool = False) -> list[tuple[str, bool]]:
         """Convert an answer with a `<think>` section to the model's form: (text, whether it is control tokens).
@@ -55,7 +70,8 @@ class ThinkingForm:
         """
         parts = split_thinking(answer)
         if parts.thinking is None:
-            return [(answer, False)]
+            head = [(self.answer_head, True)] if self.has_channels else []
+            return [*head, (answer, False)]
         begun = [] if is_open else [(self.opening, True), (self.name, False)]
         pieces = [*begun, (parts.thinking, False)]
         if parts.is_open:
@@ -70,6 +86,10 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
     if len(harmony) == 4:
         final = f"{_END}{_START}assistant{_CHANNEL}final{_MESSAGE}"
         return ThinkingForm(harmony, f"{_CHANNEL}analysis{_MESSAGE}", final)
+    recipients = {index: text for text in (_MESSAGE, _END_OF_MESSAGE, _START) if (index := id_of(text)) is not None}
+    if len(recipients) == 3 and len(harmony) == 2:
+        answer = f"{_END_OF_MESSAGE}{_START}assistant to={_USER}{_MESSAGE}"
+        return ThinkingForm(recipients, f" to={_THINKER}{_MESSAGE}", answer, has_recipients=True)
     for opening, closing in _PAIRS:
         first, last = id_of(opening), id_of(closing)
         if first is not None and last is not None:
@@ -131,7 +151,8 @@ class ThinkingStream:
         self._begun = self._begun or mark is not None
         if mark is None:
             text = self._inner.add(token_id)
-            if self._header is None and self._calls and self._form.has_channels and not self._begun:
+            has_head = self._form.has_recipients or (self._calls and self._form.has_channels)
+            if self._header is None and has_head and not self._begun:
                 text = self._begin_header(text)
             if self._header is None:
                 return text
@@ -143,13 +164,15 @@ class ThinkingStream:
         if mark in ("open", "close"):
             self._header = "" if mark == "open" and self._form.name else None
             return self._turn(mark == "open")
-        if mark == _END:
+        if mark in (_END, _END_OF_MESSAGE):
             return ""
         if mark != _MESSAGE:  # a recipient may stand before the channel
             self._header = f"{self._header} " if "to=" in (self._header or "") else ""
             return ""
         channel, self._header = (self._header or "").strip(), None
         recipient = _RECIPIENT.search(channel)
+        if self._form.has_recipients and (recipient is None or recipient[1] in (_THINKER, _USER)):
+            return self._turn(recipient is not None and recipient[1] == _THINKER)
         if self._calls and recipient is not None:
             return f"{self._turn(False)}{CALL_BEGIN}{recipient[1]}{CALL_MESSAGE}"
         # Commentary without a recipient is a preamble for the user.

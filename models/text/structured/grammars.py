@@ -156,7 +156,9 @@ class Grammars:
         lead = self._lead(thinks)
         fits, text = "", ""
         if source is not None:
-            final = self.literal("<|channel|>final<|message|>") if self._has_channels and thinks != "no" else ""
+            form = self._tokenizer.thinking_form
+            has_head = form is not None and form.has_channels and thinks != "no"
+            final = self.literal(form.answer_head) if form is not None and has_head else ""
             fits = f"{final} @fits"
         if calls is not None:
             fits = "calls" if calls.forced else f"(calls | {fits})" if fits else "answer"
@@ -176,6 +178,9 @@ class Grammars:
         space = "SPACE?" if self._tokenizer.detokenizers.strips_first_space else ""
         if thinks == "no":
             return [space]
+        form = self._tokenizer.thinking_form
+        if form is not None and form.has_recipients:
+            return ["thought*", f"thought: {self.literal(form.opening)} TEXT {self.literal(form.end_of_thought)}"]
         if self._has_channels:
             head, end = self.literal("<|channel|>"), self.literal("<|end|><|start|>assistant")
             thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"

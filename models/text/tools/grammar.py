@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.models.text.tools.form import ToolForm, quoted
+from headrace.models.text.tools.form import ToolForm
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.use import ToolUse
 
@@ -31,7 +31,7 @@ def call_rules(form: ToolForm, use: ToolUse, literal: Callable[[str], str]) -> C
     begin = literal(form.rule_begin)
     more = ""
     if use.parallel and form.separator is not None:
-        more = f"({quoted(form.separator)} {begin} rest)*"
+        more = f"({literal(form.separator)} {begin} rest)*"
     calls = f"calls: {begin} rest {more}"
     if isinstance(form, Harmony):
         calls += " | recipient_first"

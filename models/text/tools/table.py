@@ -16,6 +16,7 @@ from headrace.models.text.tools.functionary import Functionary
 from headrace.models.text.tools.generic import Generic
 from headrace.models.text.tools.harmony import Harmony
 from headrace.models.text.tools.markup import Markup
+from headrace.models.text.tools.muse import Muse
 from headrace.models.text.tools.qwen_coder import QwenCoder
 from headrace.models.text.tools.use import ToolUse
 from headrace.models.text.tools.written import KEYS, NAMES, VALUES, Calls, Written, learn
@@ -42,6 +43,7 @@ FORMS: dict[str, tuple[tuple[str, ...], Maker]] = {
     "qwen coder": (("<tool_call>", "<function="), lambda marks, tools, _: QwenCoder(marks, tools)),
     "granite": (("<|tool_call|>",), lambda marks, _, __: granite.Granite(marks)),
     "hermes": (("<tool_call>",), lambda marks, _, __: hermes.Hermes(marks)),
+    "muse": (("to=self<|message|>",), lambda marks, tools, _: Muse(marks, tools)),
     "functionary": ((f"{MARK}all",), lambda marks, tools, _: Functionary(marks, tools)),
     "llama": (("<|start_header_id|>", "parameters"), lambda marks, tools, _: llama.Llama(marks, tools)),
     "llama 4": (("<|header_start|>",), lambda marks, tools, source: _llama_4(marks, tools, source)),

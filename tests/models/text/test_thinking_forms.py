@@ -15,9 +15,15 @@ HARMONY_TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}"
     "<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
 )
+MUSE = ["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"]
+MUSE_TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %} to=user{% endif %}"
+    "<|message|>{{ m.content }}<|eot|>{% endfor %}<|start|>assistant"
+)
 FAMILIES = {
     "harmony": (HARMONY, HARMONY_TEMPLATE, "<|channel|>analysis<|message|>",
                 "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    "muse": (MUSE, MUSE_TEMPLATE, " to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     "mistral": (["[THINK]", "[/THINK]"], "{% for m in messages %}{{ m.content }}{% endfor %}", "[THINK]", "[/THINK]"),
     "gemma": (["<|channel>", "<channel|>"], "{{ messages[-1].content }}", "<|channel>thought\n", "\n<channel|>"),
     "seed": (["<seed:think>", "</seed:think>"], "{{ messages[-1].content }}", "<seed:think>", "</seed:think>"),
@@ -128,3 +134,11 @@ def test_thinking_that_the_prompt_begins_is_a_section(tmp_path: Path, family: st
 def test_an_empty_section_is_left_out(tmp_path: Path, family: str) -> None:
     _, _, opening, closing = FAMILIES[family]
     assert said(tokenizer(tmp_path, family), f"{opening}\n{closing}Four.") == "Four."
+
+
+@pytest.mark.parametrize("family", ["harmony", "muse"])
+def test_a_continued_answer_has_the_head_of_its_message(tmp_path: Path, family: str) -> None:
+    model = tokenizer(tmp_path, family)
+    prompt = ChatPrompt(model).encode([{"role": "user", "content": "x"}], "So")
+    head = FAMILIES[family][3].partition("assistant")[2]
+    assert model.decode(prompt, skip_special=False).endswith(f"<|start|>assistant{head}So")

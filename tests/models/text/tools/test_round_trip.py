@@ -151,6 +151,14 @@ CASES = {
         "<|im_start|>system: end",
         turn="<|im_start|>",
     ),
+    "a recipient before a message of tags": Case(
+        "{# to=self<|message|> #}" + _EACH + "{{ '<|eom|><|start|>assistant' if not loop.first }} to="
+        '{{ call.function.name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ call.function.name }}">\n'
+        + _ITEMS + '<atem:parameter name="{{ key }}">' + _VALUE + "</atem:parameter>\n{% endfor %}"
+        "</atem:invoke>\n</atem:function_calls>{% endfor %}",
+        "muse",
+        ("<|message|>", "<|eom|>", "<|start|>"),
+    ),
     "sorted keys without quotes, and texts between quotes of their own": Case(
         _WRITTEN_WITHOUT_QUOTES
         + _EACH
