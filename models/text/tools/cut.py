@@ -27,10 +27,18 @@ def cut_json_calls(text: str, head: re.Pattern[str]) -> tuple[ToolCall, ...]:
 def cut_tagged_calls(text: str, read: Read, markup: Markup, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
     """Return the calls in a text whose arguments are tagged values. tools: by name."""
     key_begin = markup.key_begin or ""
-    within_value = without_half(text, markup.value_end) + markup.value_end + markup.end
+    last_key = text.rfind(key_begin)
+    last_value_end = text.rfind(markup.value_end)
     behind_value = without_half(without_half(text, markup.end), key_begin) + markup.end
-    behind_key = text[: max(0, text.rfind(key_begin))] + markup.end
-    return closed_calls((behind_value, within_value, behind_key), read, tools)
+    within_value = without_half(text, markup.value_end) + markup.value_end + markup.end
+    closed = [behind_value, within_value]
+    if last_key > last_value_end:
+        closed.append(text[:last_key] + markup.end)
+    calls = closed_calls(closed, read, tools)
+    if calls or last_value_end < 0:
+        return calls
+    # The limit cut the head of another call: those before it are whole.
+    return whole_calls(text[: last_value_end + len(markup.value_end)] + markup.end, read, tools)
 
 
 def closed_calls(texts: Iterable[str], read: Read, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
@@ -39,13 +47,19 @@ def closed_calls(texts: Iterable[str], read: Read, tools: Mapping[str, Tool]) ->
     The last call's arguments are without their end. tools: by name.
     """
     for text in texts:
-        reading = read(text)
-        if reading is None or not reading.calls or text[reading.length :].strip():
-            continue
-        *whole, last = reading.calls
-        if all(call.name in tools for call in reading.calls):
-            return (*whole, ToolCall(last.name, _open(last.arguments, tools[last.name])))
+        calls = whole_calls(text, read, tools)
+        if calls:
+            last = calls[-1]
+            return (*calls[:-1], ToolCall(last.name, _open(last.arguments, tools[last.name])))
     return ()
+
+
+def whole_calls(text: str, read: Read, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
+    """Return the calls in a text that consists of calls of the tools; none for any other."""
+    reading = read(text)
+    if reading is None or text[reading.length :].strip() or not all(call.name in tools for call in reading.calls):
+        return ()
+    return reading.calls
 
 
 def _open(arguments: str, tool: Tool) -> str:

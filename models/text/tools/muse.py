@@ -12,7 +12,7 @@ The detokenizer writes the head of such a message as for Harmony.
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.models.text.thinking_forms import CALL_BEGIN, CALL_MESSAGE
-from headrace.models.text.tools.call import Reading, Tool, ToolCall
+from headrace.models.text.tools.call import Reading, Tool
 from headrace.models.text.tools.form import Marks, quoted
 from headrace.models.text.tools.markup import Markup
 from headrace.models.text.tools.written import Written
@@ -45,9 +45,6 @@ class Muse(Written):
         reading = super().read(message, final=final)
         start = len(head) + len(found)
         return None if reading is None else Reading(start + reading.length, reading.calls)
-
-    def cut_calls(self, text: str) -> tuple[ToolCall, ...]:
-        return super().cut_calls(text.partition(CALL_MESSAGE)[2])
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         names, rules = self._tagged_rules(literal).calls(tools)

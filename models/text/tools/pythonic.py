@@ -13,7 +13,7 @@ from typing import Any
 from headrace.models.text.template_text import TemplateText, concatenate
 from headrace.models.text.tokenizer import Tokenizer
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
-from headrace.models.text.tools.cut import closed_calls
+from headrace.models.text.tools.cut import closed_calls, whole_calls
 from headrace.models.text.tools.form import Marks, ToolForm, ordered_rules, quoted, schema_json
 from headrace.models.text.tools.json_value import UnfinishedError
 
@@ -90,7 +90,13 @@ def leading_calls(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[tup
 def cut_calls(text: str, tools: Mapping[str, Tool]) -> tuple[ToolCall, ...]:
     """Return the calls of a list that a limit cut. tools: by name."""
     closed = (f'{text}")]', f"{text})]", f"{text}]")
-    return closed_calls(closed, lambda whole: Reading(len(whole), _calls(whole)), tools)
+    calls = closed_calls(closed, _read, tools)
+    # The limit may cut the head of another call: those before it are whole.
+    return calls or whole_calls(text[: text.rfind(")") + 1] + "]", _read, tools)
+
+
+def _read(text: str) -> Reading:
+    return Reading(len(text), _calls(text))
 
 
 def _end_of_list(text: str, start: int) -> int:

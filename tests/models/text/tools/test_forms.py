@@ -398,6 +398,23 @@ def test_nothing_of_a_cut_answer_is_lost(name: str) -> None:
         assert released + text == ("" if calls else answer[:length])
 
 
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("pythonic", '<|tool_call_start|>[get_weather(city="Paris", days=3), ti'),
+        (
+            "deepseek tagged",
+            RECORDED["deepseek tagged"][0][0].replace("</｜DSML｜function_calls>", '<｜DSML｜invoke name="ti'),
+        ),
+    ],
+)
+def test_calls_before_a_cut_head_are_whole(name: str, cut: str) -> None:
+    stream, _ = _stream(name, special=False)
+    assert stream.feed(cut) == ("", ())
+    _, [call] = stream.finish(cut=True)
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", json.loads(PARIS))
+
+
 def test_half_a_call_of_a_whole_answer_is_text() -> None:
     stream, _ = _stream("hermes", special=False)
     assert stream.feed('So: <tool_call>{"name"')[0] == "So: "
