@@ -57,10 +57,15 @@ class Tool:
         found = self.parameters.get("properties")
         return found if isinstance(found, Mapping) else {}
 
+    @property
+    def required(self) -> Sequence[str]:
+        """Parameters that a call has to have."""
+        required = self.parameters.get("required")
+        return required if isinstance(required, list) else ()
+
     def needs(self, parameter: str) -> bool:
         """Return whether a call has to have a parameter."""
-        required = self.parameters.get("required")
-        return isinstance(required, list) and parameter in required
+        return parameter in self.required
 
     def schema_of(self, parameter: str) -> dict[str, Any]:
         """Return a parameter's schema, with the definitions that it may refer to."""
@@ -101,7 +106,7 @@ def kinds_of(schema: object, document: Mapping[str, Any], depth: int = 0) -> fro
     for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
         kinds &= kinds_of(part, document, depth + 1)
     if isinstance(reference := schema.get("$ref"), str):
-        kinds &= kinds_of(_referenced(reference, document), document, depth + 1)
+        kinds &= kinds_of(referenced(reference, document), document, depth + 1)
     if kinds == KINDS and "properties" in schema:
         return frozenset(["object"])
     if kinds == KINDS and "items" in schema:
@@ -109,7 +114,7 @@ def kinds_of(schema: object, document: Mapping[str, Any], depth: int = 0) -> fro
     return kinds or KINDS
 
 
-def _referenced(reference: str, document: Mapping[str, Any]) -> object:
+def referenced(reference: str, document: Mapping[str, Any]) -> object:
     """Return the schema that a reference names; None if the document has none there."""
     found: object = document
     for key in reference.removeprefix("#").split("/")[1:]:

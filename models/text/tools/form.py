@@ -7,7 +7,7 @@ a model contains. So text that only spells such a token is not taken for it.
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from headrace.models.text.tools.call import Reading, Tool, ToolCall, write_json_calls
@@ -94,19 +94,21 @@ def arguments_rule(number: int, tool: Tool, *, any_space: bool = False) -> str:
     return f"arguments{number}: %json {schema_json(tool.schema, any_space=any_space)}"
 
 
-def ordered_rules(number: int, tool: Tool, written: Mapping[str, str], separator: str) -> list[str]:
-    """Return rules of a tool's parameters in an order, from `first{number}x0` on: optional ones may be left out.
+def ordered_rules(name: str, written: Mapping[str, str], required: Container[str], separator: str) -> list[str]:
+    """Return rules of parameters in an order, from `first{name}x0` on: those that are not required may be left out.
 
     written: Lark of each parameter, by its name in this order. separator: text between two.
     """
     rules: list[str] = []
-    for index, (name, parameter) in enumerate(written.items()):
-        following = f"{number}x{index + 1}"
-        choice_first, choice_later = ("", "") if tool.needs(name) else (f" | first{following}", f" | later{following}")
+    for index, (parameter, lark) in enumerate(written.items()):
+        following = f"{name}x{index + 1}"
+        choice_first, choice_later = f" | first{following}", f" | later{following}"
+        if parameter in required:
+            choice_first, choice_later = "", ""
         # `first`: no parameter has been written yet; `later`: one has.
-        rules.append(f"first{number}x{index}: {parameter} later{following}{choice_first}")
-        rules.append(f"later{number}x{index}: {quoted(separator)} {parameter} later{following}{choice_later}")
-    last = f"{number}x{len(written)}"
+        rules.append(f"first{name}x{index}: {lark} later{following}{choice_first}")
+        rules.append(f"later{name}x{index}: {quoted(separator)} {lark} later{following}{choice_later}")
+    last = f"{name}x{len(written)}"
     return [*rules, f"first{last}:", f"later{last}:"]
 
 

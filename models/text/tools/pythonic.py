@@ -185,4 +185,4 @@ def _argument_rules(number: int, tool: Tool) -> list[str]:
             rules.append(f'{value}: "True" | "False" | "true" | "false"')
         else:
             rules.append(f"{value}: %json {schema_json(tool.schema_of(name))}")
-    return [*ordered_rules(number, tool, written, ", "), *rules]
+    return [*ordered_rules(str(number), written, tool.required, ", "), *rules]

@@ -253,3 +253,16 @@ def test_the_grammar_of_forced_calls_accepts_what_the_template_writes(
         constraint.accept(tokens)
         allowed = constraint.masks([]).tolist()[0]
         assert any(allowed[index] for index in grammars.trie.ends), label
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("arguments", [{"at": "x", "options": {"a": "y"}}, {"at": "x", "times": "many"}, {"times": 3}])
+def test_the_grammar_of_forced_calls_refuses_other_arguments(
+    tmp_path: Path, name: str, arguments: dict[str, Any]
+) -> None:
+    tokenizer = tokenizer_of(tmp_path, CASES[name])
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    use = ToolUse([LOOK, CLOCK], "required")
+    rules = calls_grammar(grammars, use, form_of(tokenizer, use).form)[0]
+    tokens = written(tokenizer, [("look", arguments)])
+    assert grammars.compile(None, "no", "", rules).start().allowed(tokens) < len(tokens)
