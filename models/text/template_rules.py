@@ -170,18 +170,18 @@ class TemplateRules:
 
     @cached_property
     def content_of_calls(self) -> str | None:
-        """The content of a message of calls alone: "", or None where a template shows calls, or them alone, only then.
+        """The content of a message of calls alone: "", or None where a template wants that.
 
-        Some templates write an answer without text behind the calls if the content is "".
+        Some templates show calls only beside None. Others write an empty answer after the calls if the content is "".
         """
         arguments = {"key": _WORDS["two"]}
-        found: dict[str | None, int] = {}
+        lengths: dict[str | None, int] = {}
         for content in ("", None):
             for written in (arguments, json.dumps(arguments)):
                 if self._shows_call(written, content):
                     length = len(self._render(self._call_probe(written, content), self._probe_tools) or "")
-                    found[content] = min(length, found.get(content, length))
-        return min(found, key=found.__getitem__, default="")
+                    lengths[content] = min(length, lengths.get(content, length))
+        return min(lengths, key=lengths.__getitem__, default="")
 
     def _shows_call(self, arguments: Mapping[str, Any] | str, content: str | None) -> bool:
         return self._shows(*self._call_probe(arguments, content))

@@ -116,10 +116,10 @@ def kinds_of(schema: object, document: Mapping[str, Any], depth: int = 0) -> fro
 
 def referenced(reference: str, document: Mapping[str, Any]) -> object:
     """Return the schema that a reference names; None if the document has none there."""
-    found: object = document
+    schema: object = document
     for key in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return schema
 
 
 def kind_of(value: object) -> str:

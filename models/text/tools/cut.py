@@ -16,11 +16,11 @@ def cut_json_calls(text: str, head: re.Pattern[str]) -> tuple[ToolCall, ...]:
     """Return the calls in a text whose arguments are JSON. head: see `ToolForm`."""
     calls: list[ToolCall] = []
     position = 0
-    while (found := head.search(text, position)) is not None:
-        brackets = Brackets(found.end())
+    while (begin := head.search(text, position)) is not None:
+        brackets = Brackets(begin.end())
         brackets.scan(text)
         position = brackets.place
-        calls.append(ToolCall(found[1], text[found.end() : position]))
+        calls.append(ToolCall(begin[1], text[begin.end() : position]))
     return tuple(calls)
 
 
@@ -29,9 +29,9 @@ def cut_tagged_calls(text: str, read: Read, markup: Markup, tools: Mapping[str, 
     key_begin = markup.key_begin or ""
     last_key = text.rfind(key_begin)
     last_value_end = text.rfind(markup.value_end)
-    behind_value = without_half(without_half(text, markup.end), key_begin) + markup.end
+    after_value = without_half(without_half(text, markup.end), key_begin) + markup.end
     within_value = without_half(text, markup.value_end) + markup.value_end + markup.end
-    closed = [behind_value, within_value]
+    closed = [after_value, within_value]
     if last_key > last_value_end:
         closed.append(text[:last_key] + markup.end)
     calls = closed_calls(closed, read, tools)

@@ -56,42 +56,36 @@ class Llama(ToolForm):
         elif is_tagged and not final and self._end.startswith(text[start:]):
             return None
         try:
-            found, position = self._leading_calls(text, start, is_tagged=is_tagged)
+            calls, position = self._leading_calls(text, start, is_tagged=is_tagged)
         except UnfinishedError:
-            if not final:
-                return None
-            found, position = (), start
-        if not found:
+            return Reading(max(start, 1)) if final else None
+        if not calls:
             return Reading(max(start, 1))
-        calls = list(found)
         while True:
             rest = text[position:].lstrip()
             if not rest and not final:
                 return None  # a separator and another call, or the closing tag, may follow
             if self._end and rest.startswith(self._end):
-                return Reading(len(text) - len(rest) + len(self._end), tuple(calls))
+                return Reading(len(text) - len(rest) + len(self._end), calls)
             if self._end and not final and self._end.startswith(rest):
                 return None
             start = len(text) - len(rest.removeprefix(";"))
             try:
-                found, end = self._leading_calls(text, start, is_tagged=is_tagged)
+                more, position = self._leading_calls(text, start, is_tagged=is_tagged)
             except UnfinishedError:
-                if not final:
-                    return None
-                found = ()
-            if not found:
-                return Reading(start, tuple(calls))
-            calls += found
-            position = end
+                return Reading(start, calls) if final else None
+            if not more:
+                return Reading(start, calls)
+            calls += more
 
     def _leading_calls(self, text: str, start: int, *, is_tagged: bool) -> tuple[tuple[ToolCall, ...], int]:
         """Return the calls of a JSON value or a list of Python's at `start`, and the place after it; none for text.
 
         Raises UnfinishedError.
         """
-        found = pythonic.leading_calls(text, start, self._tools)
-        if found is not None:
-            return found
+        listed = pythonic.leading_calls(text, start, self._tools)
+        if listed is not None:
+            return listed
         try:
             value, end = leading_value(text, start)
         except ValueError:

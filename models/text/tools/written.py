@@ -86,7 +86,7 @@ def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Marku
 
 def _learn_typed_key_ends(write: Write, key_end: str, value_end: str) -> dict[str, str]:
     """Return the texts between a key and a value that name the type of the value, where they are not `key_end`."""
-    found: dict[str, str] = {}
+    key_ends: dict[str, str] = {}
     for kind, sample in _SAMPLES.items():
         text = write([(NAMES[0], {KEYS[0]: sample})])
         written = _between(text, KEYS[0], value_end)
@@ -94,8 +94,8 @@ def _learn_typed_key_ends(write: Write, key_end: str, value_end: str) -> dict[st
             continue
         value = json.dumps(sample)
         if written.endswith(value):
-            found[kind] = written.removesuffix(value)
-    return found
+            key_ends[kind] = written.removesuffix(value)
+    return key_ends
 
 
 def _between(text: str | None, before: str, after: str) -> str | None:
@@ -116,8 +116,8 @@ def _common_suffix(one: str, other: str) -> str:
 
 def _from_bracket(text: str) -> str:
     """Return a text from its first opening bracket on: what is before it ends the tag before."""
-    found = re.search(r"[<\[]", text)
-    return text if found is None else text[found.start() :]
+    bracket = re.search(r"[<\[]", text)
+    return text if bracket is None else text[bracket.start() :]
 
 
 class Written(ToolForm):
@@ -142,10 +142,10 @@ class Written(ToolForm):
         starts = self._begin if self._separator is None else f"(?:{self._begin}|{self._separator})"
         is_json = markup.key_begin is None
         # After a name come the arguments: without the condition, a name would end before an empty `middle`.
-        behind_name = [_pattern(marks(markup.key_begin or "")), self._end]
+        after_name = [_pattern(marks(markup.key_begin or "")), self._end]
         if self._separator is not None:
-            behind_name.append(self._separator)
-        following = r"\s*{" if is_json else "|".join(behind_name)
+            after_name.append(self._separator)
+        following = r"\s*{" if is_json else "|".join(after_name)
         self._head = f"({_NAME}){self._middle}(?={following})"
         self.head = re.compile(f"{starts}{self._head}") if is_json else None
         self._parameters = None if is_json else self._parameter_pattern(marks)
