@@ -1,8 +1,9 @@
 """Text files attached to a message: `/file PATH` on a line of its own, or `@path` within the text.
 
 A folder (`@src/`) attaches its text files, a pattern (`@src/*.py`) the matching ones. `@word` is an attachment if the
-file exists, begins with `~/`, `./`, `../` or `/`, or has the suffix of a text file (`@notes.txt`). Mail addresses,
-decorators, user names and backquoted text stay text. Paths with spaces need double quotes.
+file exists, or if the word is written as a path: it begins with `~/`, `./`, `../` or `/`, ends with `/`, or has the
+suffix of a text file (`@notes.txt`). Mail addresses, decorators, user names and backquoted text stay text. Paths with
+spaces need double quotes.
 """
 
 import glob
@@ -169,8 +170,14 @@ def _mentioned(match: re.Match[str]) -> str | None:
         if name and (_is_file(name) or (_is_pattern(name) and is_file_group(name))):
             return name
     name = bare.rstrip(_TRAILING)
-    a_path = name.startswith(("~/", "./", "../", "/")) or _TEXT_SUFFIXES.fullmatch(PurePath(name).suffix) is not None
-    return name if a_path else None
+    return name if _is_written_as_path(name) else None
+
+
+def _is_written_as_path(name: str) -> bool:
+    """True if a name that may not exist can only be a path."""
+    if name.startswith(("~/", "./", "../", "/")) or name.endswith("/"):
+        return True
+    return _TEXT_SUFFIXES.fullmatch(PurePath(name).suffix) is not None
 
 
 def _is_pattern(name: str) -> bool:

@@ -13,7 +13,7 @@ from headrace.app.chat.command_actions import (
     undo_trimming,
     use_preset,
 )
-from headrace.app.chat.commands import COMMANDS, Invocation
+from headrace.app.chat.commands import COMMANDS, Invocation, unknown_command
 from headrace.app.chat.parameters import PARAMETERS, write_parameter
 from headrace.app.line_chat.conversation import PROMPT, LineConversation
 from headrace.app.line_chat.questions import agreed
@@ -55,8 +55,8 @@ class LineActions:
     def carry_out(self, invocation: Invocation) -> None:
         """Carry out a slash command. Raises HeadraceError, for one that is unknown or needs a screen, too."""
         if invocation.command is None:
-            raise UsageError(f"/{invocation.name}: unknown command", "/help lists them")
-        action = self._actions.get(invocation.name)
+            raise unknown_command(invocation.name)
+        action = self._actions.get(invocation.command.name)
         if action is None:
             raise UsageError(f"/{invocation.name} needs the chat on a full screen", "/help lists the others")
         argument = invocation.argument
@@ -67,7 +67,7 @@ class LineActions:
     def _help(self, _: str) -> None:
         for command in COMMANDS:
             if command.name in self._actions:
-                self._chat.say(f"/{command.name} {command.argument}".rstrip() + f": {command.help}")
+                self._chat.say(f"/{command.name} {command.argument}".rstrip() + f": {command.about}")
         self._chat.say("Lines pasted at once are one message. A leading // stands for one slash.")
         self._chat.say("Ctrl-C stops an answer; Ctrl-D at the prompt ends.")
 

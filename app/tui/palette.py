@@ -72,7 +72,7 @@ class AppCommands(Provider):
     def _offered(self) -> Iterator[_Entry]:
         for command in COMMANDS:
             if not command.needs_argument:
-                about = f"/{command.name}: {command.help}"
+                about = f"/{command.name}: {command.about}"
                 title = _TITLES.get(command.name, command.name.capitalize())
                 yield _Entry(title, command.key, about, partial(self._run, f"app.command({command.name!r})"))
         for title, key, about, action in _BESIDE_COMMANDS:

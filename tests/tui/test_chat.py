@@ -10,10 +10,13 @@ from textual.widgets import Input, OptionList
 
 from headrace.app.engine.events import PeakMeasured
 from headrace.app.tui.input.completion import CompletionMenu
+from headrace.app.tui.input.find_bar import FindBar
 from headrace.app.tui.screens.chat_screen import ChatScreen
 from headrace.app.tui.screens.decode_screen import DecodeScreen
 from headrace.app.tui.screens.dialogs import Choose
 from headrace.app.tui.screens.help_screen import HelpScreen
+from headrace.app.tui.screens.models_screen import ModelsScreen
+from headrace.app.tui.screens.parameters_screen import ParametersScreen
 from tests.app.scripted_engine import CARD, PEAK, Script, ScriptedEngine, with_context
 from tests.tui.conftest import Driver
 
@@ -378,6 +381,8 @@ def test_a_command_that_takes_nothing_swallows_no_text(play, name: str) -> None:
         session = it.state.conversation.session.id
         await it.write(f"/{name} smoking: give me tips")
         assert f"/{name} takes no argument" in it.text()
+        assert it.prompt.text == ""
+        await it.press("up")
         assert it.prompt.text == f"/{name} smoking: give me tips"
         assert (it.state.conversation.session.id, len(it.engine.commands)) == (session, 1)
         assert it.engine.state == "ready"
@@ -387,11 +392,64 @@ def test_a_command_that_takes_nothing_swallows_no_text(play, name: str) -> None:
     play(scenario)
 
 
-def test_unknown_command_is_named_and_kept(play) -> None:
+def test_an_unknown_command_is_named_and_joins_no_other(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/frobnicate now")
-        assert "unknown command" in it.text()
+        assert "/frobnicate: unknown command" in it.text()
+        await it.press(*"/find", "enter")
+        assert it.transcript.screen.query_one(FindBar).display
+        await it.press("escape", "up", "up")
         assert it.prompt.text == "/frobnicate now"
+
+    play(scenario)
+
+
+def test_a_refused_message_stays_in_the_prompt(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write("what is in @missing/ and why")
+        assert "cannot read missing/" in it.text()
+        assert it.prompt.text == "what is in @missing/ and why"
+        assert not it.said
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("/?", HelpScreen),
+        ("/models", ModelsScreen),
+        ("/settings", ParametersScreen),
+    ],
+)
+def test_commands_have_the_names_of_other_programs(play, typed: str, expected: type) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(typed)
+        assert isinstance(it.app.screen, expected)
+        assert not it.said
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("typed", ["/exit", "/bye", "/q"])
+def test_commands_that_quit(play, typed: str) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.write(typed)
+        await it.until(lambda: it.engine.state == "stopped")
+
+    play(scenario)
+
+
+def test_a_conversation_is_cleared_and_answered_again_by_other_names(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("first")
+        await it.ask("/retry")
+        assert it.state.conversation.branch.alternatives(it.state.conversation.messages[-1].id).ids
+        assert len(it.engine.commands) == 2
+        session = it.state.conversation.session.id
+        await it.write("/clear")
+        assert not it.said
+        assert it.state.conversation.session.id != session
 
     play(scenario)
 
@@ -465,7 +523,7 @@ def test_a_file_that_cannot_be_attached_is_said(play) -> None:
         for path in ("missing.txt", "/dev/null", "~nobody-has-this-name/x", ""):
             it.app.clear_notifications()
             await it.write(f"/file {path}")
-            assert it.prompt.text == f"/file {path}"
+            assert it.prompt.text == ""
             assert any(toast.severity == "error" for toast in it.app._notifications)
             assert it.said == []
 

@@ -99,7 +99,7 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
         assert len(it.engine.commands) == 6
         await write(it, "/set temperature 3")  # the chat's commands are not messages here
         assert len(it.engine.commands) == 6
-        assert it.app.screen.prompt.text == "/set temperature 3"  # type: ignore[attr-defined]
+        assert it.app.screen.prompt.text == ""  # type: ignore[attr-defined]
         await it.press("escape")
         await it.press("n")
         await it.until(lambda: isinstance(it.app.screen, ChatScreen))

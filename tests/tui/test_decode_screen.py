@@ -79,7 +79,8 @@ def test_one_can_ask_and_watch(play) -> None:
         assert it.said[-2:] == ["and_whxy", "three "]
         await it.press("slash", *"nonsense", "enter")
         await it.until(lambda: "/nonsense: unknown command" in it.text())
-        assert it.prompt.text == "/nonsense"
+        assert it.prompt.text == ""
+        it.app.clear_notifications()
         await it.press("f2")
         it.prompt.put("two\nlines")
         await it.press("f2", "x")

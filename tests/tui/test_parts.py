@@ -1,5 +1,6 @@
 """The parts that know no screen: growing Markdown, braille, metrics, commands, paths, parameters."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from textual.highlight import HighlightTheme, highlight
 from textual.markup import parse_style
 
 from headrace.app.chat.attachments import take_attachments
-from headrace.app.chat.commands import COMMANDS, matching, parse_command
+from headrace.app.chat.commands import COMMANDS, Invocation, matching, parse_command, unknown_command
 from headrace.app.chat.parameters import PARAMETERS, read_parameter, write_parameter
 from headrace.app.engine.events import Delta, Prefill
 from headrace.app.sessions.records import Message
@@ -387,10 +388,48 @@ def test_the_status_line_drops_what_matters_least(room: int, shown: str) -> None
 def test_commands_are_told_from_messages() -> None:
     assert parse_command("/set temperature 1").argument == "temperature 1"  # type: ignore[union-attr]
     assert parse_command("/nope").command is None  # type: ignore[union-attr]
-    for text in ("hello", "//quit", "/etc/hosts is empty", "/usr", "a /quit"):
+    for text in ("hello", "//quit", "/etc/hosts is empty", "/usr", "a /quit", "/?!", "/quit\nnow"):
         invocation = parse_command(text)
         assert invocation is None or invocation.command is None
     assert [command.name for command in matching("re")][:3] == ["regen", "rename", "restart"]
+
+
+def test_commands_are_found_by_their_aliases() -> None:
+    names = [name for command in COMMANDS for name in command.names]
+    assert len(names) == len(set(names))
+    for command in COMMANDS:
+        for name in command.names:
+            invocation = parse_command(f"/{name}")
+            assert invocation is not None
+            assert invocation.command is command
+            assert matching(name)[0] is command
+    assert [command.name for command in matching("exi")] == ["quit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("undo", "/delete removes the last message, /edit changes it"),
+        ("theme", "Ctrl+P"),
+        ("history", "/sessions"),
+        ("save", "/export"),
+        ("load", "/model"),
+        ("show", "/system"),
+        ("seting", "did you mean /settings?"),
+        ("modle", "did you mean /model?"),
+        ("frobnicate", "/help lists the commands"),
+    ],
+)
+def test_an_unknown_command_has_a_hint(name: str, hint: str) -> None:
+    assert parse_command(f"/{name}") == Invocation(name, "", None)
+    error = unknown_command(name)
+    assert str(error) == f"/{name}: unknown command"
+    assert error.hint is not None
+    assert hint in error.hint
+    for named in re.findall(r"/(\w+)", error.hint):
+        invocation = parse_command(f"/{named}")
+        assert invocation is not None
+        assert invocation.command is not None
 
 
 def test_paths_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

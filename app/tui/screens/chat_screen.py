@@ -13,7 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
-from headrace.app.chat.commands import parse_command
+from headrace.app.chat.commands import parse_command, unknown_command
 from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
@@ -29,7 +29,7 @@ from headrace.app.tui.textual_overrides.partial_repaint import use_partial_repai
 from headrace.app.tui.transcript.transcript import Transcript
 from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.status_bar import StatusBar
-from headrace.runtime.errors import HeadraceError, UsageError
+from headrace.runtime.errors import HeadraceError
 
 _TWICE_S = 2.0  # within which a second Ctrl+C leaves
 
@@ -167,19 +167,23 @@ class ChatScreen(Screen[None]):
             self.view.prompt.restore(event.typed)
 
     def send(self, text: str) -> bool:
-        """Send a message or carry out a command; show the error and return False if that is refused."""
+        """Send a message or carry out a command; show the error if that is refused.
+
+        Return False for a refused message, which stays in the prompt. A refused command does not: the next one typed
+        would join it. The history has it.
+        """
         invocation = parse_command(text) if self.view.editing is None else None
         try:
             if invocation is None:
                 self.actions.messages.send(text)
             elif invocation.command is None:
-                raise UsageError(f"/{invocation.name}: unknown command; F1 lists them")
+                raise unknown_command(invocation.name)
             else:
                 self.actions.carry_out(invocation.command.name, invocation.argument)
         except HeadraceError as error:
             self.state.show_error(error)
             self.view.asked_about_disk = False
-            return False
+            return invocation is not None
         return True
 
     def on_prompt_interrupted(self) -> None:

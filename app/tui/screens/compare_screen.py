@@ -214,8 +214,8 @@ class CompareScreen(ParallelScreen):
     # -- messages from the widgets ---------------------------------------------------------------------------------
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        invocation = parse_command(event.text)
         try:
-            invocation = parse_command(event.text)
             if invocation is not None and invocation.name == "queue" and self._queue.texts:
                 self._return_queue()
             elif invocation is not None:
@@ -225,7 +225,8 @@ class CompareScreen(ParallelScreen):
             else:
                 self.comparison.ask(message_text(event.text))
         except HeadraceError as error:
-            self.prompt.restore(event.typed)
+            if invocation is None:
+                self.prompt.restore(event.typed)
             self.state.show_error(error)
         else:
             self._to_end()

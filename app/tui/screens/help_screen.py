@@ -156,7 +156,7 @@ def _explained(figures: Sequence[Explanation], width: int) -> Content:
 def _commands(width: int) -> Content:
     lines = [Content.styled("commands", "bold $text-primary")]
     for command in COMMANDS:
-        lines.append(_entry(f"/{command.name} {command.argument}".rstrip(), command.help, command.key, width))
+        lines.append(_entry(f"/{command.name} {command.argument}".rstrip(), command.about, command.key, width))
     return Content("\n").join(lines)
 
 

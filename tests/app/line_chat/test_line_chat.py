@@ -105,6 +105,14 @@ def test_thinking_is_printed_if_asked_for(shown: bool, store: SessionStore) -> N
     assert f"> Hi\n(thinking)\n{'hm, well' + chr(10) if shown else ''}(answer)\nYes.\n(" in printed
 
 
+def test_commands_have_the_names_of_other_programs(store: SessionStore) -> None:
+    printed, _ = chatted(store, "/?", "/undo", "/bye", "never sent")
+    assert "/quit: quit; also /exit, /bye, /q" in printed
+    assert "/undo: unknown command" in printed
+    assert "/delete removes the last message" in printed
+    assert "never sent" not in printed
+
+
 def test_two_interrupts_at_the_prompt_end_the_chat(store: SessionStore) -> None:
     printed, chat = chatted(store, KeyboardInterrupt(), KeyboardInterrupt(), "never sent")
     assert "Ctrl-C again quits" in printed
