@@ -1,5 +1,7 @@
 """The context section: tokens by origin, the next turn's reuse, and the reason for a miss."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,23 @@ def test_the_tokens_of_the_context_by_origin() -> None:
     line = lines_of(metrics)[3]
     assert line.startswith("next turn reuses 118")
     assert line.endswith("3 blocks shared with others")
+
+
+@pytest.mark.parametrize(
+    ("context", "limit", "filled"),
+    [
+        (84, 512, "██▓▓▒░░░░░"),  # 84 of 512 tokens fill 10 of 60 cells
+        (84, 8192, "█▓▒░"),
+        (84, 84, "██████████████▓▓▓▓▓▓▓▒▒▒▒▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░"),
+        (84, 0, "██████████████▓▓▓▓▓▓▓▒▒▒▒▒▒▒▒▒▒▒░░░░░░░░░░░░░░░░░░░░░░░░░░░░"),
+        (0, 512, ""),
+    ],
+)
+def test_the_bar_of_the_context_is_full_at_its_limit(context: int, limit: int, filled: str) -> None:
+    metrics = answered()
+    metrics.model = replace(metrics.model, context_limit=limit)
+    metrics.set_context(context)
+    assert lines_of(metrics)[1] == filled.ljust(60, "─")
 
 
 def test_a_reopened_session_has_only_what_the_cache_has() -> None:

@@ -51,7 +51,7 @@ class ContextSection(Section):
         of = f" of {format_bytes(limit)}" if model.kv_bytes_at_limit else ""
         lines = [
             spread(tokens, each, width),
-            _bar(parts, width),
+            _bar(parts, model.context_limit, width),
             _legend(parts, width),
             *_miss(metrics.reuse, width, height - 6),
             _reuse(metrics, width),
@@ -83,18 +83,23 @@ def origins(metrics: LiveMetrics) -> list[tuple[str, int]]:
     return [*parts, ("template" if around else "not cached", left)]
 
 
-def _bar(parts: Sequence[tuple[str, int]], width: int) -> Content:
-    """Return a bar of `width` cells; each part that exists has a cell, if there are enough."""
-    total = sum(tokens for _, tokens in parts)
-    if not total:
-        return Content.styled("─" * width, "$foreground 20%")
-    pieces, so_far, end = [], 0, 0
+def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
+    """Return a bar of `width` cells, full at the limit; each part that exists has a cell, if there are enough.
+
+    limit: tokens; 0 if unknown: the parts fill the bar.
+    """
+    total = max(limit, sum(tokens for _, tokens in parts))
+    pieces = []
+    so_far, end = 0, 0
     for name, tokens in parts:
+        if not tokens:
+            continue
         so_far += tokens
-        start, end = end, min(width, max(round(so_far / total * width), end + (tokens > 0)))
+        start = end
+        end = min(width, max(round(so_far / total * width), start + 1))
         mark, style = _LOOKS[name]
         pieces.append((mark * (end - start), style))
-    return Content.assemble(*pieces)
+    return Content.assemble(*pieces, ("─" * (width - end), "$foreground 20%"))
 
 
 def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
