@@ -12,7 +12,7 @@ from textual.content import Content
 from headrace.app.tui.decode.context import ContextSection, seconds_until_full
 from headrace.app.tui.decode.context_speed import ContextSpeedSection, context_chart, expected_rate, span_of
 from headrace.app.tui.decode.drawing import bars, dotted, even_ticks, labels, layered, log_ticks, marked, ticks
-from headrace.app.tui.decode.latency import HEADROOM, LatencySection, colour, latency_chart
+from headrace.app.tui.decode.latency import HEADROOM, LatencySection, _cause_lines, colour, latency_chart
 from headrace.app.tui.decode.roofline import RooflineSection, plot
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
@@ -21,7 +21,8 @@ from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, latency_window, roofs
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.runtime.metrics.telemetry import Percentiles
+from headrace.app.tui.widgets.lines import legend
+from headrace.runtime.metrics.telemetry import Percentiles, StepParts
 from headrace.runtime.metrics.units import format_milliseconds
 from tests.app.scripted_engine import CARD, COST, record, summary
 
@@ -309,6 +310,50 @@ def test_the_bytes_of_a_step_are_there_before_it_is_timed(width: int) -> None:
     lines = [line.plain for line in StepSection(metrics).lines(metrics, width, 6)]
     assert lines[1].startswith("93.5 MiB a step")
     assert lines[3].startswith("█ weights 93.5 MiB")
+
+
+PARTS = StepParts(weights_s=0.0038, kv_s=0.0005, sampling_s=0.0002, waiting_s=0.0008, host_s=0.0001)  # and 0.6 ms
+
+
+@pytest.mark.parametrize(
+    ("width", "lines", "expected"),
+    [
+        (80, 1, ["█ weights 3.80 ms  · waiting 0.80  ▒ the rest 0.60  ▞ KV 0.50  + 2 more 0.30"]),
+        (60, 1, ["█ weights 3.80 ms  · waiting 0.80  + 4 more 1.40"]),
+        (62, 2, ["█ weights 3.80 ms  · waiting 0.80  ▒ the rest 0.60  ▞ KV 0.50", "░ sampling 0.20  ▚ host 0.10"]),
+        (34, 2, ["█ weights 3.80 ms  · waiting 0.80", "▒ the rest 0.60  + 3 more 0.80"]),
+        (33, 1, ["█ weights 3.80 ms  + 5 more 2.20"]),
+    ],
+)
+def test_a_legend_keeps_the_largest_parts_and_sums_the_others(width: int, lines: int, expected: list[str]) -> None:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    metrics.stepped([replace(record(n, 20 + n), latency_s=0.006, parts=PARTS) for n in range(40)])
+    shown = StepSection(metrics).lines(metrics, width, 4 + 2 * lines)
+    assert [line.plain for line in shown[2 : 2 + len(expected)]] == expected
+    assert shown[2 + len(expected)].plain.startswith("94.")
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=12), min_size=1, max_size=8), st.integers(4, 60), st.integers(1, 4))
+def test_a_legend_has_its_first_pieces_in_order(names: list[str], width: int, max_lines: int) -> None:
+    lines = legend([Content(name) for name in names], lambda count: Content(f"+{len(names) - count}"), width, max_lines)
+    assert 1 <= len(lines) <= max_lines
+    assert all(line.cell_length <= width for line in lines)
+    words = " ".join(line.plain for line in lines).split()
+    shown = len([word for word in words if not word.startswith("+")])
+    if len(words[0]) == len(names[0]):  # not cut
+        assert words[:shown] == names[:shown]
+        assert words[shown:] == ([f"+{len(names) - shown}"] if shown < len(names) and len(words) > shown else [])
+        assert shown == len(names) or len(words) > shown or shown == 1
+
+
+def test_rare_causes_of_stalls_are_summed() -> None:
+    causes = [("garbage collection", 9), ("growth of the KV cache", 4), ("other programs", 2), ("", 1)]
+    (line,) = _cause_lines(causes, 100)
+    assert line.plain.endswith("O 2x other programs  ▲ 1x unknown cause")
+    (line,) = _cause_lines(causes, 52)
+    assert line.plain == "C 9x garbage collection  + 7x other causes"
 
 
 def test_layers_show_all_dots_in_the_front_style() -> None:

@@ -10,7 +10,7 @@ from textual.content import Content
 from headrace.app.answer.prompt_reuse import PromptReuse
 from headrace.app.output.sanitise import sanitise
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting, spread
+from headrace.app.tui.widgets.lines import Section, legend, spread
 from headrace.models.text.prefix_difference import PrefixDifference
 from headrace.runtime.metrics.units import format_bytes, format_roughly
 
@@ -103,20 +103,25 @@ def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
 
 
 def _legend(parts: Sequence[tuple[str, int]], width: int) -> Content:
-    """Return the parts with their tokens, in short names if that makes all of them fit."""
-    shown = [part for part in parts if part[1]]
+    """Return the parts with their tokens, the largest first: in short names where long ones do not fit, then summed."""
+    shown = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
     if not shown:
         return Content.styled("empty", "$faint")
     pieces = [
         Content.assemble(_LOOKS[name], (f" {name} ", "$quiet"), (f"{tokens:,}", "bold")) for name, tokens in shown
     ]
     if sum(piece.cell_length + 2 for piece in pieces) - 2 <= width:
-        return fitting(pieces, width)
+        return Content("  ").join(pieces)
     short = [
-        Content.assemble(_LOOKS[name], (f"{_SHORT.get(name, name)} ", "$quiet"), (f"{tokens:,} ", "bold"))
+        Content.assemble(_LOOKS[name], (f"{_SHORT.get(name, name)} ", "$quiet"), (f"{tokens:,}", "bold"))
         for name, tokens in shown
     ]
-    return Content.assemble(*short).rstrip()
+
+    def rest(count: int) -> Content:
+        total = sum(tokens for _, tokens in shown[count:])
+        return Content.assemble((f"+ {len(shown) - count} more ", "$quiet"), (f"{total:,}", "bold"))
+
+    return legend(short, rest, width, max_lines=1, gap=1)[0]
 
 
 def _reuse(metrics: LiveMetrics, width: int) -> Content:

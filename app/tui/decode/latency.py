@@ -13,7 +13,7 @@ from textual.content import Content
 from headrace.app.tui.decode.drawing import bars, dots_of, dotted, even_ticks, labels, marked, ticks
 from headrace.app.tui.metrics.figures import STALL, LatencyWindow, histogram, latency_window
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, fitting
+from headrace.app.tui.widgets.lines import Section, fitting, legend
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds
 
@@ -91,7 +91,7 @@ class LatencySection(Section):
             foot = _step_lines(window.steps[-1 - (self.cursor - back)], width)
         causes = _causes(window)
         if causes and height >= 7:
-            foot.append(fitting([Content.styled(text, "$text-error") for text in causes], width))
+            foot += _cause_lines(causes, width)
         at = None if self.cursor is None else self.cursor - back
         chart = latency_chart(window, width, height - len(foot) - 1, at)
         return [self._marks(window, cells, at), *chart, *foot]
@@ -185,10 +185,20 @@ def _mark(cause: str) -> str:
     return _MARKS.get(cause.split(" ", 1)[0], "▲")
 
 
-def _causes(window: LatencyWindow) -> list[str]:
-    """Return the stalls by cause, the most frequent first."""
-    counts = Counter(window.stalls.values())
-    return [f"{_mark(cause)} {count}x {cause or 'unknown cause'}" for cause, count in counts.most_common()]
+def _causes(window: LatencyWindow) -> list[tuple[str, int]]:
+    """Return the stalls by cause and their number, the most frequent first."""
+    return Counter(window.stalls.values()).most_common()
+
+
+def _cause_lines(causes: Sequence[tuple[str, int]], width: int) -> list[Content]:
+    """Return a line of the causes; those that do not fit are summed."""
+    style = "$text-error"
+    pieces = [Content.styled(f"{_mark(cause)} {count}x {cause or 'unknown cause'}", style) for cause, count in causes]
+
+    def rest(shown: int) -> Content:
+        return Content.styled(f"+ {sum(count for _, count in causes[shown:])}x other causes", style)
+
+    return legend(pieces, rest, width, max_lines=1)
 
 
 def _percentiles(window: LatencyWindow, width: int) -> Content:

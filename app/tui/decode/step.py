@@ -7,7 +7,7 @@ from textual.content import Content
 from headrace.app.answer.phrases import mbu_text
 from headrace.app.tui.metrics.figures import Parts, StepTimes
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import Section, segments, spread
+from headrace.app.tui.widgets.lines import Section, legend, segments, spread
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
 _LOOKS = {  # character and style of each part; the K/V look alike in both bars
@@ -74,16 +74,15 @@ def _bar(parts: Parts, width: int) -> Content:
 
 
 def _legend(parts: Parts, format_value: Callable[[float], str], unit: str, width: int, most: int) -> list[Content]:
-    """Return the parts above zero with their values, the largest first, as many as fit into `most` lines."""
+    """Return the parts above zero with their values, the largest first; parts beyond `most` lines are summed."""
     ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
-    lines: list[Content] = []
+    pieces = []
     for place, (name, value) in enumerate(ordered):
-        mark, style = _LOOKS[name]
         text = f"{format_value(value)} {unit}" if place == 0 else format_value(value)
-        piece = Content.assemble((mark, style), (f" {name} ", "$quiet"), (text, "bold"))
-        room = (n for n, line in enumerate(lines) if line.cell_length + 2 + piece.cell_length <= width)
-        if (fits := next(room, None)) is not None:
-            lines[fits] = Content.assemble(lines[fits], "  ", piece)
-        elif len(lines) < most:
-            lines.append(piece.truncate(width))
-    return lines
+        pieces.append(Content.assemble(_LOOKS[name], (f" {name} ", "$quiet"), (text, "bold")))
+
+    def rest(count: int) -> Content:
+        total = sum(value for _, value in ordered[count:])
+        return Content.assemble((f"+ {len(ordered) - count} more ", "$quiet"), (format_value(total), "bold"))
+
+    return legend(pieces, rest, width, most)

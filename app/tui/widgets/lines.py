@@ -3,7 +3,7 @@
 Lines are made when the metrics change. Only the range from the first to the last different line is repainted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from textual.color import Color
@@ -163,6 +163,32 @@ def fitting(pieces: Sequence[Content], width: int) -> Content:
             break
         line = Content.assemble(line, "  ", piece)
     return line
+
+
+def legend(
+    pieces: Sequence[Content], rest: Callable[[int], Content], width: int, max_lines: int, gap: int = 2
+) -> list[Content]:
+    """Return the pieces in their order, as many as fit into the lines, then a piece for all others.
+
+    rest: returns the piece that stands for `pieces[count:]`. gap: cells between two pieces.
+    """
+    for count in range(len(pieces), 0, -1):
+        others = [rest(count)] if count < len(pieces) else []
+        lines = _wrapped([*pieces[:count], *others], width, gap)
+        if len(lines) <= max_lines and all(line.cell_length <= width for line in lines):
+            return lines
+    return [piece.truncate(width, ellipsis=True) for piece in pieces[:1]]
+
+
+def _wrapped(pieces: Sequence[Content], width: int, gap: int) -> list[Content]:
+    """Return lines of pieces; one that is wider than the width has a line to itself."""
+    lines: list[Content] = []
+    for piece in pieces:
+        if lines and lines[-1].cell_length + gap + piece.cell_length <= width:
+            lines[-1] = Content.assemble(lines[-1], " " * gap, piece)
+        else:
+            lines.append(piece)
+    return lines
 
 
 def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
