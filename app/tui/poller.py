@@ -18,6 +18,7 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
+    one_line,
 )
 from headrace.app.output.markdown_parser import parser
 from headrace.app.tui.metrics.feed import feed, stored_turns
@@ -163,12 +164,15 @@ class Poller:
         for event in events:
             if isinstance(event, PullProgress):
                 state.pulls[event.name] = event
+                state.failed_pulls.pop(event.name, None)
             elif isinstance(event, Pulled):
                 state.pulls.pop(event.name, None)
+                state.failed_pulls.pop(event.name, None)
                 state.notify(f"{event.name} is installed")
             elif isinstance(event, PullFailed):
                 state.pulls.pop(event.name, None)
-                state.notify(f"{event.name}: {event.message}", problem=True)
+                state.failed_pulls[event.name] = one_line(event.message, event.hint)
+                state.notify(f"{event.name}: {state.failed_pulls[event.name]}", problem=True)
             elif isinstance(event, Damaged):
                 state.notify(event.message, problem=True)
             elif isinstance(event, Ready):

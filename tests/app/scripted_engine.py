@@ -114,6 +114,7 @@ class ScriptedEngine:
     ahead: list[PrefetchPrompt] = field(default_factory=list)
     specs: list[ModelSpec] = field(default_factory=list)
     pulls: list[str] = field(default_factory=list)
+    pull_failure: str | None = None
     pieces_per_poll: int = 1
     rests: int = 0
     timed_every: int | None = None
@@ -281,6 +282,9 @@ class ScriptedEngine:
         if self._pull is None:
             return []
         name, done = self._pull
+        if self.pull_failure is not None:
+            self._pull = None
+            return [PullFailed(name, self.pull_failure, None)]
         if done >= 100:
             self._pull = None
             return [Pulled(name)]

@@ -21,7 +21,7 @@ from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.figures import LatencyWindow, Point, Roofs, decode_point, histogram, latency_window, roofs
 from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.live import LiveMetrics
-from headrace.app.tui.widgets.lines import legend
+from headrace.app.tui.widgets.lines import Section, legend
 from headrace.runtime.metrics.telemetry import Percentiles, StepParts
 from headrace.runtime.metrics.units import format_milliseconds
 from tests.app.scripted_engine import CARD, COST, record, summary
@@ -354,6 +354,15 @@ def test_rare_causes_of_stalls_are_summed() -> None:
     assert line.plain.endswith("O 2x other programs  ▲ 1x unknown cause")
     (line,) = _cause_lines(causes, 52)
     assert line.plain == "C 9x garbage collection  + 7x other causes"
+
+
+@pytest.mark.parametrize("kind", [RooflineSection, ContextSpeedSection])
+def test_a_chart_that_is_not_drawn_names_the_reason(kind: type[Section]) -> None:
+    metrics = _answering()
+    section = kind(metrics)
+    assert [line.plain for line in section.lines(metrics, 60, 3)] == ["no room here"]
+    metrics.machine = replace(metrics.machine, measured_gb_s=None)
+    assert [line.plain for line in section.lines(metrics, 60, 9)] == ["memory bandwidth not measured yet"]
 
 
 def test_layers_show_all_dots_in_the_front_style() -> None:

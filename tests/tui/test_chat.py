@@ -778,6 +778,36 @@ def test_models_are_listed_switched_and_fetched(play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40)])
+def test_a_failed_download_stays_in_its_row(play, size: tuple[int, int]) -> None:
+    engine = ScriptedEngine(pull_failure="cannot fetch smollm2-135m: the network is unreachable")
+
+    def words(it: Driver) -> str:
+        return " ".join(it.text().replace("│", " ").split())
+
+    async def scenario(it: Driver) -> None:
+        await it.press("f5")
+        await it.until(lambda: it.app.screen.query_one("#models", OptionList).option_count > 3)
+        await it.press("enter", "y")
+        await it.until(lambda: it.state.failed_pulls)
+        it.app.clear_notifications()
+        await it.until(lambda: "✗ smollm2-135m  cannot fetch" in it.text())
+        await it.press("escape", "f5")
+        await it.until(lambda: "✗ smollm2-135m  cannot fetch" in it.text())
+        await it.until(lambda: "Enter tries again" in words(it))
+        await it.press("down")
+        await it.until(lambda: "Enter tries again" not in words(it))
+        assert "✗ smollm2-135m  cannot fetch" in it.text()
+        engine.pull_failure = None
+        await it.press("up", "enter", "y")
+        await it.until(lambda: len(engine.pulls) == 2)
+        await it.until(lambda: not it.state.pulls)
+        await it.until(lambda: "✗" not in it.text())
+        assert not it.state.failed_pulls
+
+    play(scenario, engine, size=size)
+
+
 def test_a_mistyped_model_keeps_the_one_that_runs(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.write("/model smolm2-135m")

@@ -38,8 +38,12 @@ class ContextSpeedSection(Section):
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
-        if cost is None or peak is None or height < 4 or width < 20:
-            return [Content.styled("after the first answer", "$faint")]
+        if cost is None:
+            return [Content.styled("no model yet", "$faint").truncate(width, ellipsis=True)]
+        if peak is None:
+            return [Content.styled("memory bandwidth not measured yet", "$faint").truncate(width, ellipsis=True)]
+        if height < 4 or width < 20:
+            return [Content.styled("no room here", "$faint").truncate(width, ellipsis=True)]
         achieved = metrics.history.token_gb_s
         span = span_of(metrics.context, metrics.model.context_limit)
         chart = context_chart(cost, peak, achieved, metrics.history.speeds(), span, width, height - 1)

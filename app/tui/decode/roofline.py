@@ -35,8 +35,12 @@ class RooflineSection(Section):
         now, prefill = decode_point(metrics.totals), prefill_point(metrics.prefill)
         limits = roofs(metrics.machine)
         marks = [(point, *look) for point, look in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
-        if limits.memory is None or not marks or height < 4 or width < 16:
+        if not marks:
             return [Content.styled("after the first answer", "$faint")]
+        if limits.memory is None:
+            return [Content.styled("memory bandwidth not measured yet", "$faint").truncate(width, ellipsis=True)]
+        if height < 4 or width < 16:
+            return [Content.styled("no room here", "$faint").truncate(width, ellipsis=True)]
         why = limits.why_above(now) if now is not None else ""
         self.set_subtitle(why or _source(limits), warns=bool(why))
         now_text, *others = [

@@ -39,7 +39,8 @@ class ChatState:
     """One engine, one conversation at a time, and the operations that every screen offers.
 
     comparison: polled instead of the conversation while it is not None. frozen: metrics shown instead of the live ones.
-    pulls: downloads in progress, by name. store_error: the error that leaving the chat met. unsent: returns what is
+    pulls: downloads in progress, by name. failed_pulls: reasons of failed downloads, by name, until they are tried
+    again. store_error: the error that leaving the chat met. unsent: returns what is
     typed and not sent; None until there is a prompt.
     """
 
@@ -66,6 +67,7 @@ class ChatState:
         self.metrics = LiveMetrics()
         self.frozen: LiveMetrics | None = None
         self.pulls: dict[str, PullProgress] = {}
+        self.failed_pulls: dict[str, str] = {}
         self.times_all_steps = False
         self.unsent: Callable[[], Draft] | None = None
         self.closed = False

@@ -49,6 +49,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         super().__init__()
         self._state = state
         self._rows: list[ModelRow] = []
+        self._failed: dict[str, str] = {}  # downloads whose failure the list shows
         self._card: ModelCard | None = None
         self._measured_gb_s: float | None = None
 
@@ -91,6 +92,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         models = self.query_one("#models", OptionList)
         at = models.highlighted
         self._rows = rows
+        self._failed = dict(self._state.failed_pulls)
         current = self._state.metrics.model.name
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
@@ -109,30 +111,41 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
             f"{'':{_MARK}}{'model':<{name_cells}}", *_cells([name for name, _, _ in _COLUMNS], shown)
         )
         self.query_one("#model-head", Static).update(Content.styled(head.plain, "$quiet"))
-        lines = [_line(row, row.name == current, name_cells, shown).truncate(width, ellipsis=True) for row in rows]
+        lines = []
+        for row in rows:
+            line = _line(row, self._failed.get(row.name), row.name == current, name_cells, shown)
+            lines.append(line.truncate(width, ellipsis=True))
         models.add_options(
             [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
         )
         models.highlighted = at if at is not None and at < len(rows) else 0
         fit_list(self)
-        self._show_fits()
+        self._show_detail()
 
     def on_option_list_option_highlighted(self) -> None:
-        self._show_fits()
+        self._show_detail()
 
-    def _show_fits(self) -> None:
-        """Show the context lengths that fit in memory for the highlighted model, by K/V format."""
+    def _show_detail(self) -> None:
+        """Show why the highlighted model's download failed, or the context lengths that fit in memory by K/V format."""
         at = self.query_one("#models", OptionList).highlighted
-        fits = self._rows[at].context_fits if at is not None and at < len(self._rows) else ""
+        row = self._rows[at] if at is not None and at < len(self._rows) else None
+        failure = self._failed.get(row.name) if row is not None else None
+        fits = row.context_fits if row is not None else ""
         line = self.query_one("#fits", Static)
-        line.display = bool(fits)
-        line.update(Content.assemble(("context that fits: ", "$quiet"), fits))
+        line.display = bool(failure or fits)
+        if failure:
+            line.update(Content.assemble(("✗ ", "$text-error"), sanitise(failure), ("; Enter tries again", "$quiet")))
+        else:
+            line.update(Content.assemble(("context that fits: ", "$quiet"), fits))
+        self.call_after_refresh(fit_list, self)  # a reason may take several lines
 
     def _follow(self) -> None:
-        """Reload the list after a model was loaded or the bandwidth was measured; show the download."""
+        """Reload the list after a model was loaded or the bandwidth was measured; show downloads and their failures."""
         measured_gb_s = self._state.metrics.machine.measured_gb_s
         if self._state.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
             self._load()
+        elif self._state.failed_pulls != self._failed:
+            self._fill(self._rows)
         self._show_pull()
 
     def _show_pull(self) -> None:
@@ -209,11 +222,16 @@ def fetch_question(wanted: DownloadPlan, *, fits: bool | None = None) -> Choose:
     return Choose(sanitise(f"{wanted.verb} {wanted.name}?"), sanitise(" ".join(facts)), answers)
 
 
-def _line(row: ModelRow, current: bool, name_cells: int, shown: int) -> Content:
-    """Return a model's line. ● loaded, ✓ installed, ↓ can be downloaded. shown: number of `_COLUMNS`."""
+def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, shown: int) -> Content:
+    """Return a model's line. ● loaded, ✓ installed, ↓ can be downloaded, ✗ with a problem or a failed download.
+
+    failure: the reason of the latest download's failure. shown: number of `_COLUMNS`.
+    """
     mark = ("●", "bold $text-success") if current else ("✓", "$text-success") if row.installed else ("↓", "$quiet")
     if row.problem:
         return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(row.problem)}")
+    if failure:
+        return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(failure)}")
     fits = {True: ("yes", "$text-success"), False: ("too big", "$text-error"), None: ("?", "$quiet")}[row.fits]
     name = Content.assemble(
         (sanitise(row.name), "bold" if row.installed else ""), (_DEFAULT if row.is_default else "", "$quiet")
