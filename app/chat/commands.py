@@ -47,7 +47,7 @@ COMMANDS = (
     Command("schema", "answers fit a JSON schema; `object` for any object, `off`", "[FILE]"),
     Command("preset", "a system prompt with settings; save NAME keeps one", "[NAME]"),
     Command("file", "attach a text file", "PATH"),
-    Command("regen", "answer the last question again", key="Ctrl+R", aliases=("retry", "regenerate")),
+    Command("regen", "answer the last question again", key="Ctrl+B", aliases=("retry", "regenerate")),
     Command("again", "2 to 8 more answers in one batch; take one", "N"),
     Command("continue", "continue a stopped answer", key="Ctrl+G"),
     Command("edit", "change your last message, or the answer; a new branch", "[answer]"),
@@ -77,7 +77,7 @@ _BY_NAME = {name: command for command in COMMANDS for name in command.names}
 _IN_OTHER_PROGRAMS = {  # names of commands of other programs: what does the same here
     "undo": "/delete removes the last message, /edit changes it",
     "theme": "Ctrl+P lists the themes",
-    "history": "/sessions lists the earlier sessions",
+    "history": "/sessions lists the earlier sessions, /search looks through them",
     "save": "sessions are saved as they grow; /export writes a file",
     "load": "/sessions opens an earlier session, /model loads another model",
     "show": "/system shows all parameters, /model the models",

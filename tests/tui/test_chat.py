@@ -69,7 +69,7 @@ def test_regenerate_branches_and_branches_switch(play) -> None:
 
     async def scenario(it: Driver) -> None:
         await it.ask("again?")
-        await it.press("ctrl+r")
+        await it.press("ctrl+b")
         await it.until(lambda: it.said == ["again?", "second"])
         await it.idle()
         assert "‹2/2›" in it.text()
@@ -81,7 +81,7 @@ def test_regenerate_branches_and_branches_switch(play) -> None:
     play(scenario, engine)
 
 
-@pytest.mark.parametrize("keys", [("ctrl+r",), ("ctrl+up", "r")])
+@pytest.mark.parametrize("keys", [("ctrl+b",), ("ctrl+up", "r")])
 def test_a_question_stopped_before_its_answer_is_asked_again(play, keys: tuple[str, ...]) -> None:
     engine = ScriptedEngine().script(Script(["hi"]), Script(hold=4), Script(["fine"]))
 

@@ -94,7 +94,7 @@ def test_both_answer_what_is_typed_and_again(play) -> None:
         await write(it, "And what stands?")
         await over(it)
         assert [len(side.messages) for side in screen.comparison.answers] == [4, 4]
-        await it.press("ctrl+r")
+        await it.press("ctrl+b")
         await over(it)
         assert len(it.engine.commands) == 6
         await write(it, "/set temperature 3")  # the chat's commands are not messages here

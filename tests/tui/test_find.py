@@ -91,7 +91,7 @@ def test_the_screen_is_drawn_anew(play) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("how", ["ctrl+r", "ctrl+g"])
+@pytest.mark.parametrize("how", ["ctrl+b", "ctrl+g"])
 def test_an_answer_that_was_asked_for_comes_into_view(play, how: str) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("question")

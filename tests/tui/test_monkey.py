@@ -12,7 +12,7 @@ from tests.tui.conftest import Driver
 _FUNCTION_KEYS = [f"f{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
 _MOVES = ["up", "down", "left", "right", "home", "end", "pageup", "pagedown", "tab", "shift+tab", "ctrl+end"]
 _EDITS = ["backspace", "delete", "ctrl+k", "ctrl+u", "ctrl+w", "ctrl+x", "ctrl+shift+k", "ctrl+a", "ctrl+j", "ctrl+y"]
-_CONTROLS = ["ctrl+p", "ctrl+n", "ctrl+o", "ctrl+f", "ctrl+t", "ctrl+r", "ctrl+l", "ctrl+e", "ctrl+d", "ctrl+c"]
+_CONTROLS = [f"ctrl+{letter}" for letter in "pnoftrbledc"]
 # Ctrl+Q and Ctrl+Z end or suspend; Ctrl+G opens an editor.
 _KEYS = [*_FUNCTION_KEYS, *_MOVES, *_EDITS, *_CONTROLS, "enter", "enter", "enter", "escape", "escape", *"aqxyn/?@1 "]
 _TEXTS = [

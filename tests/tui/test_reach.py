@@ -21,7 +21,7 @@ def test_a_click_on_the_count_of_branches_switches(play, size: tuple[int, int]) 
     async def scenario(it: Driver) -> None:
         it.engine.script(Script(["first"]), Script(["second"]))
         await it.ask("why?")
-        await it.press("ctrl+r")
+        await it.press("ctrl+b")
         await it.idle()
         await it.until(lambda: "‹2/2›" in it.text())
         await click(it, "‹2/2›", 0)

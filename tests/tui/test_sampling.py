@@ -32,7 +32,7 @@ def test_again_samples_as_before_where_the_model_recommends_a_temperature(play) 
     async def scenario(it: Driver) -> None:
         await it.ask("why?")
         assert "scripted-1b temperature 0.7 · min_p 0.05" in it.text()
-        await it.press("ctrl+r")
+        await it.press("ctrl+b")
         await it.idle()
         assert [command.options for command in it.engine.commands] == [AnswerOptions()] * 2
         assert it.state.conversation.notice is None
@@ -45,7 +45,7 @@ def test_again_samples_anew_at_temperature_0_and_says_so(play) -> None:
         await it.write("/set temperature 0")
         await it.ask("why?")
         assert "scripted-1b temperature 0 " in it.text()
-        await it.press("ctrl+r")
+        await it.press("ctrl+b")
         await it.idle()
         first, again = it.engine.commands
         assert first.options.given() == {"temperature": 0.0}
@@ -73,7 +73,7 @@ def test_a_seed_goes_on_with_every_answer_to_the_same_question(play) -> None:
         await it.write("/set seed 7")
         await it.ask("why?")
         for _ in range(2):
-            await it.press("ctrl+r")
+            await it.press("ctrl+b")
             await it.idle()
         assert [command.options.seed for command in it.engine.commands] == [7, 8, 9]
 

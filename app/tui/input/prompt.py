@@ -132,6 +132,17 @@ class Prompt(Area):
         newest_first = dict.fromkeys(reversed([*self._history, *texts]))
         self._history, self._place = list(newest_first)[::-1], None
 
+    @property
+    def recent_texts(self) -> list[str]:
+        """The entries of the history, newest first, each once."""
+        return list(dict.fromkeys(reversed(self._history)))
+
+    def recall(self, entry: str) -> None:
+        """Show a history entry; the text before it comes back after the newest one."""
+        newest = max(place for place, other in enumerate(self._history) if other == entry)
+        self._show_entry(newest)
+        self.focus()
+
     def action_newline(self) -> None:
         self.type("\n")
 
@@ -213,13 +224,16 @@ class Prompt(Area):
         place = len(self._history) if self._place is None else self._place
         if not 0 <= place + by <= len(self._history) or (self._place is None and by > 0):
             return False
+        self._show_entry(place + by)
+        return True
+
+    def _show_entry(self, place: int) -> None:
+        """Show the history entry at this place; after the last one, the draft."""
         if self._place is None:
             self._draft = self.text
-        place += by
         self._place = None if place == len(self._history) else place
         self.load_text(self._draft if self._place is None else self._history[place])
         self.move_cursor(self.document.end)
-        return True
 
     # -- text ------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from headrace.app.tui.decode.panel import ROOM_FROM, DecodePanel
 from headrace.app.tui.input.chips import Chips
 from headrace.app.tui.input.completion import CompletionMenu
 from headrace.app.tui.input.find_bar import FindBar
+from headrace.app.tui.input.history_bar import HistoryBar
 from headrace.app.tui.input.prompt import Prompt
 from headrace.app.tui.screens.chat_actions import ChatActions
 from headrace.app.tui.screens.chat_keys import CHAT_KEYS, SCROLL_KEYS, scroll
@@ -57,6 +58,7 @@ class ChatScreen(Screen[None]):
                 yield QueuedMessages(id="queue", markup=False)
                 yield Chips(id="chips")
                 yield FindBar(id="find")
+                yield HistoryBar(id="history")
                 menu = CompletionMenu(id="menu")
                 yield menu
                 yield Prompt(menu, id="prompt")
@@ -128,6 +130,13 @@ class ChatScreen(Screen[None]):
         self.view.transcript.focus()
         self.view.transcript.action_select(-1)
 
+    def action_search_history(self) -> None:
+        history = self.view.prompt.recent_texts
+        if history:
+            self.query_one(HistoryBar).open(history)
+        else:
+            self.state.notify("the history is empty")
+
     def action_scroll_text(self, where: str) -> None:
         scroll([self.view.transcript], where)
 
@@ -197,6 +206,12 @@ class ChatScreen(Screen[None]):
 
     def on_find_bar_closed(self) -> None:
         self.view.transcript.find("", 0)
+        self.view.prompt.focus()
+
+    def on_history_bar_taken(self, event: HistoryBar.Taken) -> None:
+        self.view.prompt.recall(event.entry)
+
+    def on_history_bar_closed(self) -> None:
         self.view.prompt.focus()
 
     def on_transcript_left(self) -> None:

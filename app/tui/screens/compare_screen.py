@@ -54,7 +54,7 @@ class CompareScreen(ParallelScreen):
         *SCROLL_KEYS,
         Binding("escape", "stop", "Stop this answer", key_display="Esc"),
         Binding("escape", "leave", "Take one", key_display="Esc"),
-        Binding("ctrl+r", "again", "Both again"),
+        Binding("ctrl+b", "again", "Both again"),
         Binding("f1", "app.show_keys", "Help", key_display="F1"),
         Binding("f3", "turn_over", "Other side", key_display="F3"),
         Binding("ctrl+t", "think", "Thinking", show=False),

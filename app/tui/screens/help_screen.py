@@ -25,6 +25,7 @@ _KEYS = (
             ("Enter", "send"),
             ("Ctrl+J, Shift+Enter", "new line"),
             ("Up, Down", "history (on the first, last line)"),
+            ("Ctrl+R", "search the history; Enter takes an entry"),
             ("Enter, in an answer", "queue the message"),
             ("Ctrl+_, Ctrl+Y", "undo, redo"),
             ("F9", "write in your editor"),
@@ -57,7 +58,7 @@ _KEYS = (
         (
             ("Enter", "ask both; A answers, then B; then the queue"),
             ("Esc", "stop the answer; then: take one"),
-            ("Ctrl+R", "both answer again"),
+            ("Ctrl+B", "both answer again"),
             ("F3", "the other side, where one shows at a time"),
         ),
     ),
