@@ -303,6 +303,7 @@ class Engine:
         timeline = Timeline(cost=self._cost, prompt_tokens=len(request.prompt))
         sequence = Sequence(request, self._budget.limit, timeline, sampler)
         self._scheduler.add(sequence)
+        self.timer.begin_answer()
         return sequence
 
     def _generate(self, request: Request) -> Iterator[Event]:
@@ -422,7 +423,7 @@ class Engine:
                 decoding, in_flight.draft_tokens, pass_s, ahead=in_flight.ahead, context=in_flight.context
             )
         host_s = max(0.0, in_flight.built - began)
-        parts = self.timer.parts(step_s, host_s, decodes=only_decodes and follows)
+        parts = self.timer.parts(step_s, host_s, decodes=only_decodes, follows=follows)
         ranks = self._division.rank_times(parts, step_s) if parts is not None and self._division else ()
         garbage_before = self._garbage_s
         self._garbage_s = garbage_seconds()

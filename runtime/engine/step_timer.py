@@ -1,8 +1,10 @@
-"""Time of a decode step by part, measured for one step in so many, and time of Python's garbage collection.
+"""Time of a decode step by part, measured for a sample of the steps, and time of Python's garbage collection.
 
 The CPU kernels add up the wall time of their parallel regions by kind of work. A timed step begins when the step before
 it was read and ends when it is read itself; the device works ahead of both by the same few microseconds. Other kernels
 have no such clocks: no step is timed then. A timed step costs two clock reads per region and thread.
+
+The first decode steps of each answer are all timed, so that short answers have times, too.
 """
 
 import gc
@@ -12,34 +14,48 @@ from typing import Literal
 from headrace.runtime import ops
 from headrace.runtime.metrics.telemetry import StepParts
 
+FIRST_TIMED = 4  # steps of an answer, with the one that feeds the last prompt token
+
 
 class StepTimer:
-    """Call `parts` after each step. every: one step in so many is timed; 0: none. It may be set from another thread."""
+    """`begin_answer` for each new sequence, `parts` after each step.
+
+    every: after the first decode steps, one step in so many is timed; 0: no step at all. It may be set from another
+    thread.
+    """
 
     def __init__(self) -> None:
         self.every = 0
-        self._steps = 0
+        self._steps = 0  # without prompts, since the latest answer began
         self._times = False  # the kernels' clocks run
         self._usable = ops.select() is ops.native
 
-    def parts(self, seconds: float, host_s: float, *, decodes: bool) -> StepParts | None:
+    def begin_answer(self) -> None:
+        """Time the first steps that come now."""
+        self._steps = 0
+
+    def parts(self, seconds: float, host_s: float, *, decodes: bool, follows: bool = True) -> StepParts | None:
         """Return the parts of the step that was read just now, if it was timed; start the clocks if the next one is.
 
-        seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt, and followed the step
-        before at once.
+        seconds: of the step. host_s: of it without a queued step. decodes: it fed no prompt. follows: it followed the
+        step before at once.
         """
         every = self.every
         if not self._times and not every:
             return None
         parts = None
-        if self._times and decodes:
+        if self._times and decodes and follows:
             parts = _parts(ops.native.region_times(), seconds, host_s)
-        self._steps += 1
-        due = self._usable and every > 0 and self._steps % every == 0
+        self._steps += decodes
+        due = self._usable and every > 0 and self._is_sampled(every)
         if due or self._times:  # starting again resets the clocks
             ops.native.measure_regions(due)
         self._times = due
         return parts
+
+    def _is_sampled(self, every: int) -> bool:
+        """Return True if the next step is to be timed: the samples continue from the last of the first steps."""
+        return self._steps < FIRST_TIMED or (self._steps + 1 - FIRST_TIMED) % every == 0
 
 
 def _parts(times: dict[str, tuple[int, int, int, int]], seconds: float, host_s: float) -> StepParts | None:

@@ -3,9 +3,11 @@
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.figures import Trail, decode_point, latency_window, step_bytes
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -66,6 +68,24 @@ def test_timed_parts_are_the_means_of_the_timed_steps() -> None:
     wanted = {"weights": 3, "KV": 1, "the rest": 1.3, "sampling": 0.5, "host": 0, "waiting": 0.2}
     assert {name: round(seconds * 1e3, 6) for name, seconds in times.parts} == wanted
     assert metrics.document()["step_seconds_timed"]
+
+
+@pytest.mark.parametrize(
+    ("timed", "count", "expected"),
+    [
+        ([1, 2, 3, 4], 5, "every step timed"),
+        ([1, 2, 3, 4], 10, "4 of 9 steps timed"),
+        ([1, 2, 3, 4, 20, 36], 40, "1 step in 16 timed"),
+        (list(range(40)), 40, "every step timed"),
+        ([], 40, "time of bytes computed, not timed here"),
+    ],
+)
+def test_the_frame_names_the_steps_that_were_timed(timed: list[int], count: int, expected: str) -> None:
+    parts = StepParts(weights_s=0.003, kv_s=0.001, sampling_s=0.0005, waiting_s=0.0002, host_s=0.0)
+    metrics = fed([replace(record(n, 20 + n), parts=parts if n in timed else None) for n in range(count)])
+    section = StepSection(metrics)
+    section.lines(metrics, 60, 8)
+    assert str(section.border_subtitle) == expected
 
 
 def test_untimed_parts_are_bytes_over_bandwidth() -> None:

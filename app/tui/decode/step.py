@@ -66,7 +66,9 @@ def _source(times: StepTimes | None) -> str:
         return ""
     if not times.timed:
         return "time of bytes computed, not timed here"
-    return f"1 step in {times.every} timed" if times.every != 1 else "every step timed"
+    if times.every > 1:
+        return f"1 step in {times.every} timed"
+    return "every step timed" if times.timed >= times.span else f"{times.timed} of {times.span} steps timed"
 
 
 def _bar(parts: Parts, width: int) -> Content:

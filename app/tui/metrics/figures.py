@@ -25,15 +25,18 @@ Parts = Sequence[tuple[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a mean step by part; they sum to `total_s`. timed: number of steps measured in the kernels, else 0.
+    """Seconds of a mean step by part; they sum to `total_s`.
 
-    every: one step in so many is timed.
+    timed: number of steps measured in the kernels, 0 if the parts are computed.
+    every: distance of the newest two timed steps.
+    span: steps from the first timed one to the newest.
     """
 
     parts: Parts
     total_s: float
     timed: int = 0
     every: int = 0
+    span: int = 0
 
 
 def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]) -> StepTimes | None:
@@ -54,9 +57,10 @@ def step_times(of: StepFigures, weight_bytes: float, steps: Sequence[StepRecord]
         other = max(0.0, 1.0 - sum(shares.values()))
         ordered = [("weights", shares["weights"]), ("KV", shares["KV"]), ("the rest", other)]
         ordered += [(name, shares[name]) for name in ("sampling", "host", "waiting")]
-        newest = [step.index for step in timed[-2:]]
-        every = newest[1] - newest[0] if len(newest) > 1 else len(steps)
-        return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(1, every))
+        indices = [step.index for step in timed]
+        every = indices[-1] - indices[-2] if len(indices) > 1 else len(steps)
+        span = steps[-1].index - indices[0] + 1
+        return StepTimes([(name, share * total) for name, share in ordered], total, len(timed), max(1, every), span)
     if of.reading_s is None or of.step_bytes <= 0:
         return StepTimes([("not timed", total)], total)
     reading = min(total, of.reading_s)

@@ -13,6 +13,7 @@ from headrace.runtime.engine import step_timer
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.engine.step_timer import StepTimer, garbage_seconds, watch_garbage
+from headrace.runtime.metrics.telemetry import StepRecord
 from tests.tiny import load_decoder, write_model
 
 Times = tuple[int, int, int, int]
@@ -50,7 +51,7 @@ class Clocks:
         return {"weights": (9, 5_000_000, 1_000_000, 0)}
 
 
-@pytest.mark.parametrize(("every", "timed"), [(0, 0), (1, 19), (4, 4)])
+@pytest.mark.parametrize(("every", "timed"), [(0, 0), (1, 19), (4, 7)])
 def test_one_step_in_so_many_is_timed(monkeypatch: pytest.MonkeyPatch, every: int, timed: int) -> None:
     clocks = Clocks()
     monkeypatch.setattr(ops, "native", clocks)
@@ -66,6 +67,23 @@ def test_one_step_in_so_many_is_timed(monkeypatch: pytest.MonkeyPatch, every: in
     before = len(clocks.calls)
     assert timer.parts(0.01, 0.0, decodes=True) is None
     assert len(clocks.calls) == before
+
+
+def test_the_first_steps_of_each_answer_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks()
+    monkeypatch.setattr(ops, "native", clocks)
+    monkeypatch.setattr(ops, "select", lambda: clocks)
+    timer = StepTimer()
+    timer.every = 16
+    for count, expected in ((40, [1, 2, 3, 4, 20, 36]), (6, [1, 2, 3, 4]), (1, [1])):
+        timer.begin_answer()
+        assert timer.parts(0.01, 0.0, decodes=False) is None
+        timed = [step for step in range(1, count + 1) if timer.parts(0.01, 0.0, decodes=True) is not None]
+        assert timed == expected
+    timer.begin_answer()
+    assert timer.parts(0.01, 0.0, decodes=True, follows=False) is None  # the whole prompt is cached
+    assert timer.parts(0.01, 0.0, decodes=True) is not None
+    assert timer.parts(0.01, 0.0, decodes=True, follows=False) is None, "the clocks ran in between"
 
 
 def test_garbage_collection_is_timed_once_watched() -> None:
@@ -99,6 +117,23 @@ def test_records_have_the_parts_and_the_prompt_tokens_of_their_pass(tmp_path: Pa
     assert bool(timed) == (kernels == "native" and ops.select() is ops.native)
     assert all(record.fed == 0 for record in timed)
     assert all(record.parts.weights_s > 0 for record in timed)  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(ops.select() is not ops.native, reason="only the CPU kernels have clocks")
+def test_short_answers_have_timed_steps(tmp_path: Path) -> None:
+    network = load_decoder(write_model(tmp_path / "llama", "llama"), ops.native)
+    engine = Engine(network, context_limit=400)
+    engine.timer.every = 16
+    answers_with_times = 0
+    for _ in range(10):
+        records: list[StepRecord] = []
+        engine.submit(Request([5, 17, 3], max_tokens=8))
+        while engine.has_work:
+            records += [event.record for _, event in engine.step() if isinstance(event, Step)]
+        timed = {record.index for record in records if record.parts is not None}
+        assert timed <= {1, 2, 3}
+        answers_with_times += bool(timed)
+    assert answers_with_times >= 5  # steps of a small model may end before the clocks start
 
 
 def test_weight_parts_sum_to_the_weights_without_norms(either: Decoder) -> None:
