@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.app.output.sanitise import sanitise
 from headrace.runtime.machine.load import CPUUse, Load
+from headrace.runtime.metrics.limit import StepLimit, step_limit
 from headrace.runtime.metrics.telemetry import MBU, mbu
 from headrace.runtime.metrics.units import format_bytes, format_seconds, three_digits
 
@@ -62,20 +63,20 @@ class StepFigures:
         return self.step_bytes / (base * 1e9) if base and base > 0 else None
 
     @property
-    def computing_s(self) -> float:
-        """Least seconds to compute a step; at most its latency, since the measured FLOP/s may be exceeded."""
-        seconds = self.step_flops / self.compute_flops if self.compute_flops else 0.0
-        return min(seconds, self.step_s) if self.step_s and self.step_s > 0 else seconds
-
-    @property
-    def compute_bound(self) -> bool:
-        """True if arithmetic takes longer than reading."""
-        return self.reading_s is not None and self.computing_s > self.reading_s
+    def limit(self) -> StepLimit | None:
+        """The limit of a step by memory and arithmetic; None without a bandwidth."""
+        base_gb_s = self.mbu.base_gb_s
+        if not base_gb_s or base_gb_s <= 0:
+            return None
+        flops_per_second = self.compute_flops
+        if flops_per_second and self.step_s and self.step_s > 0:  # the steps may exceed the measured FLOP/s
+            flops_per_second = max(flops_per_second, self.step_flops / self.step_s)
+        return step_limit(self.step_bytes, self.step_flops, base_gb_s * 1e9, flops_per_second)
 
     @property
     def least_s(self) -> float | None:
-        """Least seconds of a step by both limits."""
-        return None if self.reading_s is None else max(self.reading_s, self.computing_s)
+        """Least seconds of a step."""
+        return None if self.limit is None else self.limit.seconds
 
     @property
     def roofline_rate(self) -> float | None:
@@ -128,7 +129,7 @@ def _limit(of: StepFigures) -> str:
     base = of.mbu.base_gb_s
     if base is None or most is None:
         return "This machine's memory bandwidth is not measured yet."
-    if of.compute_bound:
+    if of.limit is not None and of.limit.roof == "arithmetic":
         flops, speed = three_digits(of.step_flops / 1e9), three_digits((of.compute_flops or 0.0) / 1e9)
         computes = f"Its {flops} GFLOP take longer than its bytes, at {speed} GFLOP/s"
         return f"{computes}, so at most {three_digits(most)} tok/s."
@@ -145,7 +146,7 @@ def _speed(of: StepFigures) -> str:
         return f"{get} tok/s{because}."
     if of.share > 1 and three_digits(of.rate) != three_digits(of.roofline_rate or 0.0):
         return f"{get}, above that: some bytes came from a cache, or memory was slower when it was measured."
-    spent = "computing" if of.compute_bound else "reading"
+    spent = "computing" if of.limit is not None and of.limit.roof == "arithmetic" else "reading"
     if of.share >= _ALL:
         return f"{get}: nearly all of a step is {spent}."
     rest = format_seconds(of.step_s - of.least_s)

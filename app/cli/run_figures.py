@@ -11,9 +11,11 @@ from headrace.app.versions import versions
 from headrace.models.loading.load import LoadedModel
 from headrace.runtime import ops
 from headrace.runtime.machine.bandwidth import read_hourly
+from headrace.runtime.machine.compute import cached_compute
 from headrace.runtime.machine.energy import TokenEnergy, idle_watts, per_token
 from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.peaks import Peak, cached_peak, correct_peak
+from headrace.runtime.metrics.limit import StepLimit, step_limit
 from headrace.runtime.metrics.telemetry import MBU, Summary, mbu
 
 
@@ -22,7 +24,7 @@ class RunReport:
     """A finished answer, with the model and the machine that gave it.
 
     session: id of the stored conversation. sampling_source: origin of the temperature. peak: the machine's measured
-    peak. memory_now: its newest reading, of the last hour.
+    peak. memory_now: its newest reading, of the last hour. compute_flops: its measured FLOP/s; None if not measured.
     """
 
     model: LoadedModel
@@ -33,6 +35,7 @@ class RunReport:
     machine: Machine
     peak: Peak
     memory_now: Peak
+    compute_flops: float | None
     kernels: dict[str, str]
     versions: dict[str, str]
     energy: TokenEnergy | None = None
@@ -56,13 +59,23 @@ class RunReport:
 
     @property
     def roofline_tokens_per_second(self) -> float:
-        """Steps per second at the mean context, if its bytes moved at the measured peak."""
-        return self.peak.bytes_per_second / self.step_bytes
+        """Steps per second at the mean context, at most: by the measured peak and arithmetic."""
+        return 1 / self.limit.seconds
+
+    @property
+    def step_flops(self) -> int:
+        """FLOPs of a step at the mean context."""
+        return self.model.network.cost.step_flops(self.mean_past)
+
+    @property
+    def limit(self) -> StepLimit:
+        """The limit of a step at the mean context."""
+        return step_limit(self.step_bytes, self.step_flops, self.peak.bytes_per_second, self.compute_flops)
 
     @property
     def arithmetic_intensity(self) -> float:
         """FLOPs per byte of a step at the mean context."""
-        return self.model.network.cost.step_flops(self.mean_past) / self.step_bytes
+        return self.step_flops / self.step_bytes
 
     @property
     def figures(self) -> StepFigures:
@@ -78,8 +91,9 @@ class RunReport:
             tokens=summary.step_s / summary.tpot_s if summary.step_s and summary.tpot_s else 1.0,
             proposed=summary.proposed if known else 0,
             accepted=summary.accepted if known else 0,
-            memory_gb_s=self.memory_now.gb_s,
             peak_gb_s=self.peak.gb_s,
+            step_flops=self.step_flops * (1 + summary.proposed / summary.steps if known and summary.steps else 1),
+            compute_flops=self.compute_flops,
             slowed_by=slowed_by,
             ranks=len(self.model.ranks) or 1,
         )
@@ -119,6 +133,7 @@ def make_report(answerer: Answerer, answer: Answer, session: RunSession, load_s:
         machine=machine(),
         peak=cached_peak() or memory_now,
         memory_now=memory_now,
+        compute_flops=cached_compute(),
         kernels=ops.describe(),
         versions=versions(),
         energy=_energy(answer),

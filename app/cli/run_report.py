@@ -99,7 +99,9 @@ def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
         "mbu": report.mbu.share,
         "busy": report.busy,
         "other_cpus": report.answer.cpu_use.other_cpus if report.answer.cpu_use else None,
+        "measured_compute_gflop_s": report.compute_flops / 1e9 if report.compute_flops else None,
         "roofline_tokens_per_second": report.roofline_tokens_per_second,
+        "limited_by": report.limit.roof,
         "arithmetic_intensity": report.arithmetic_intensity,
         "energy_per_token": asdict(report.energy) if report.energy else None,
         "explanation": sentence(report.figures),
@@ -177,7 +179,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     ]
     roofline = report.roofline_tokens_per_second
     unit = "steps/s" if summary.accepted else "tok/s"
-    rows.append(("roofline", f"{roofline:.1f} {unit} at {format_bytes(report.step_bytes)} per step"))
+    size, roof = format_bytes(report.step_bytes), report.limit.roof
+    rows.append(("roofline", f"{roofline:.1f} {unit} at {size} per step, by {roof}"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     if report.model.ranks:
         rows.append(("ranks", f"{len(report.model.ranks)}; bytes, bandwidth, roofline and memory are those of rank 0"))

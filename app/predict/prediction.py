@@ -13,6 +13,7 @@ from headrace.app.predict.fit_store import MeasuredFit
 from headrace.app.predict.published import Assumptions, error_line
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
+from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.ops.kv_format import Q8, KVFormat
 
 # The part of memory that macOS gives the GPU by default (recommendedMaxWorkingSetSize): 10,922 MB of 16 GB, 21,845 of
@@ -71,11 +72,10 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
     weights = shape.weight_bytes(batch)
     kv = batch * (cost.kv_bytes_read(context) + cost.kv_bytes_written())
     flops = batch * cost.step_flops(context)
-    computing = flops / target.flops if target.flops else 0.0
-    least = max((weights + kv) / target.bandwidth, computing)
+    limit = step_limit(weights + kv, flops, target.bandwidth, target.flops)
     seconds = step_seconds(shape, target, assumed, weights + kv)
     if seconds is not None:  # the roofline is an upper bound
-        seconds = max(seconds, least)
+        seconds = max(seconds, limit.seconds)
     memory = shape.resident_bytes + batch * cost.kv_bytes(context) + working_memory(shape, on_gpu=target.apple)
     fits = None if target.memory is None else memory <= target.memory
     return Prediction(
@@ -85,8 +85,8 @@ def predict(shape: StepShape, target: Target, assumed: Assumptions, context: int
         weight_bytes=weights,
         kv_bytes=kv,
         step_flops=flops,
-        bound="compute" if computing == least else "weights" if weights >= kv else "K/V",
-        roofline=batch / least,
+        bound="compute" if limit.roof == "arithmetic" else "weights" if weights >= kv else "K/V",
+        roofline=batch / limit.seconds,
         expected=batch / seconds if seconds and fits is not False else None,
         memory=memory,
         fits=fits,

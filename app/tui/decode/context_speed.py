@@ -1,7 +1,7 @@
 """Decode speed by context length: roofline, measured speeds, expected ones.
 
-The bytes that each token adds to a step are known. The roofline curve assumes the measured peak bandwidth and one token
-per step. The expected curve assumes the bandwidth and the tokens per step of recent decoding.
+The bytes that each token adds to a step are known. The roofline curve is the limit by the measured peak bandwidth and
+arithmetic at one token per step. The expected curve assumes the bandwidth and the tokens per step of recent decoding.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from headrace.app.tui.metrics.history import BUCKET
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.app.tui.widgets.lines import Section, fitting
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.units import three_digits
 
 _STEPS = 64  # of the measured bandwidth, of which one can be seen
@@ -34,7 +35,8 @@ class ContextSpeedSection(Section):
         """Ignore changes too small to see in the chart."""
         achieved, peak, model = metrics.history.token_gb_s, metrics.machine.measured_gb_s, metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None
-        return id(metrics), metrics.context // BUCKET, share, peak, model.name, model.context_limit, metrics.phase
+        limits = peak, metrics.machine.flops_per_second, model.context_limit
+        return id(metrics), metrics.context // BUCKET, share, limits, model.name, metrics.phase
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
         cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
@@ -46,9 +48,13 @@ class ContextSpeedSection(Section):
             return [Content.styled("no room here", "$faint").truncate(width, ellipsis=True)]
         achieved = metrics.history.token_gb_s
         span = span_of(metrics.context, metrics.model.context_limit)
-        chart = context_chart(cost, peak, achieved, metrics.history.speeds(), span, width, height - 1)
+        flops_per_second = metrics.machine.flops_per_second
+        chart = context_chart(
+            cost, peak, achieved, metrics.history.speeds(), span, width, height - 1, flops_per_second=flops_per_second
+        )
         self.set_subtitle(f"at {span:,} tokens")
-        return [*chart, _legend(cost, peak, achieved, span, width)]
+        roofline = expected_rate(cost, peak, span, flops_per_second)
+        return [*chart, _legend(cost, roofline, achieved, span, width)]
 
 
 def span_of(tokens: int, limit: int) -> int:
@@ -59,9 +65,13 @@ def span_of(tokens: int, limit: int) -> int:
     return min(span, limit) if limit else span
 
 
-def expected_rate(cost: StepCost, gb_s: float, context: int) -> float:
-    """Return tokens per second with `context` cache entries, if every byte of a step arrives at this bandwidth."""
-    return gb_s * 1e9 / cost.step_bytes(max(0, context - 1))
+def expected_rate(cost: StepCost, gb_s: float, context: int, flops_per_second: float | None = None) -> float:
+    """Return tokens per second with `context` cache entries, if every byte of a step arrives at this bandwidth.
+
+    flops_per_second: a limit of its arithmetic; None: there is none.
+    """
+    past = max(0, context - 1)
+    return 1 / step_limit(cost.step_bytes(past), cost.step_flops(past), gb_s * 1e9, flops_per_second).seconds
 
 
 def context_chart(
@@ -72,11 +82,18 @@ def context_chart(
     span: int,
     width: int,
     height: int,
+    *,
+    flops_per_second: float | None = None,
 ) -> list[Content]:
-    """`height` lines of `width` cells. measured: (context, tokens per second). span: tokens the chart is wide."""
+    """`height` lines of `width` cells. measured: (context, tokens per second). span: tokens the chart is wide.
+
+    flops_per_second: of the machine; None if unknown.
+    """
     rows = height - 1
-    highest = max(peak_gb_s, achieved_gb_s or 0.0)  # accepted draft tokens exceed the peak
-    top = max([expected_rate(cost, highest, 0), *(rate for _, rate in measured)]) * _FULL
+    highest = [expected_rate(cost, peak_gb_s, 0, flops_per_second), *(rate for _, rate in measured)]
+    if achieved_gb_s is not None:  # accepted draft tokens exceed the peak
+        highest.append(expected_rate(cost, achieved_gb_s, 0))
+    top = max(highest) * _FULL
     top, places = even_ticks(top, rows, _ROWS_A_TICK)
     names = [""] * rows
     for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
@@ -84,7 +101,10 @@ def context_chart(
     left = max(len(name) for name in names) + 1
     room = width - left
     layers = [
-        (_curve(lambda context: expected_rate(cost, peak_gb_s, context), top, span, room, rows, 3), "$text-warning")
+        (
+            _curve(lambda context: expected_rate(cost, peak_gb_s, context, flops_per_second), top, span, room, rows, 3),
+            "$text-warning",
+        )
     ]
     if achieved_gb_s is not None:
         layers.append(
@@ -116,10 +136,9 @@ def _points(measured: Sequence[tuple[int, float]], top: float, span: int, width:
     return ["".join(row) for row in cells]
 
 
-def _legend(cost: StepCost, peak: float, achieved: float | None, span: int, width: int) -> Content:
+def _legend(cost: StepCost, roofline: float, achieved: float | None, span: int, width: int) -> Content:
     """Return the values of both curves at the right end: the second one is the roofline of one token a step."""
-    roofline = three_digits(expected_rate(cost, peak, span))
-    pieces = [Content.assemble(("┈ ", "$text-warning"), (f"{roofline} one token a step", "$quiet"))]
+    pieces = [Content.assemble(("┈ ", "$text-warning"), (f"{three_digits(roofline)} one token a step", "$quiet"))]
     if achieved is not None:
         rate = three_digits(expected_rate(cost, achieved, span))
         pieces.insert(0, Content.assemble(("─ ", "$primary"), (rate, "bold"), (" expected", "$quiet")))

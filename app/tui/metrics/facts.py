@@ -14,10 +14,15 @@ class MachineFacts:
     backend: str = ""
     memory_bytes: int | None = None
     measured_gb_s: float | None = None
-    memory_gb_s: float | None = None  # the latest reading without other load
+    memory_gb_s: float | None = None  # the latest reading without other load, with which MBU compares
     nominal_gb_s: float | None = None
     compute_flops: float | None = None  # FLOP/s, measured
     peak_flops: float | None = None  # dense half-precision, by the vendor
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """The limit of arithmetic: measured, else the vendor's."""
+        return self.compute_flops or self.peak_flops
 
 
 @dataclass(frozen=True, slots=True)

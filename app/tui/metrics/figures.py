@@ -4,7 +4,6 @@ Bytes and FLOPs are computed from shapes, times are measured. A step's time by p
 steps, see `runtime.engine.step_timer`; without such steps it is computed from bytes and bandwidth.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from headrace.app.answer.sentence import StepFigures
 from headrace.app.tui.metrics.facts import MachineFacts, MeasuredPrefill
 from headrace.app.tui.metrics.rates import StepTotals
 from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord
 
 STALL = 3.0  # a step this many times slower than the median is a stall
@@ -184,17 +184,18 @@ class Roofs:
 
     def limit_of(self, point: Point) -> str:
         """Return the roof over a point in words, and the share of it that the point reaches."""
-        memory, compute = (self.memory or 0.0) * point.intensity, self.compute or math.inf
-        roof, limit = ("memory", memory) if memory <= compute else ("arithmetic", compute)
-        corner = f"; arithmetic from {compute / self.memory:.3g} FLOP/B" if self.compute and self.memory else ""
-        if not limit:
+        if not self.memory or not point.intensity:
             return ""
-        return f"{roof} limits it, {point.flops / limit:.0%} used{corner if roof == 'memory' else ''}"
+        limit = step_limit(1.0, point.intensity, self.memory, self.compute)
+        used = f"{limit.roof} limits it, {point.flops * limit.seconds / point.intensity:.0%} used"
+        if limit.roof == "memory" and self.compute:
+            return f"{used}; arithmetic from {self.compute / self.memory:.3g} FLOP/B"
+        return used
 
 
 def roofs(machine: MachineFacts) -> Roofs:
     """Return the machine's limits."""
-    compute = machine.compute_flops or machine.peak_flops
+    compute = machine.flops_per_second
     memory, nominal = (gb_s * 1e9 if gb_s else None for gb_s in (machine.measured_gb_s, machine.nominal_gb_s))
     return Roofs(memory, nominal, compute, not machine.compute_flops and compute is not None)
 

@@ -21,6 +21,7 @@ from headrace.app.tui.metrics.history import DecodeHistory
 from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
 from headrace.runtime.machine.load import Load
+from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
@@ -307,9 +308,9 @@ class LiveMetrics:
         totals, machine, cost = self.totals, self.machine, self.model.cost
         figures = StepFigures(
             step_bytes=cost.step_bytes(self.context) if cost else 0,
-            memory_gb_s=machine.memory_gb_s,
+            step_flops=cost.step_flops(self.context) if cost else 0.0,
             peak_gb_s=machine.measured_gb_s,
-            compute_flops=machine.compute_flops,
+            compute_flops=machine.flops_per_second,
             slowed_by=self._slowed_by,
             ranks=len(self.model.ranks) or 1,
         )
@@ -349,9 +350,13 @@ class LiveMetrics:
 
     @property
     def roofline_rate(self) -> float | None:
-        """Tokens per second at one token a step, if every byte arrived at the measured peak."""
-        last, peak, cost = self.last, self.machine.measured_gb_s, self.model.cost
-        return peak * 1e9 / cost.step_bytes(last.context - 1) if last and peak and cost else None
+        """Tokens per second at one token a step, at most: by the measured bandwidth and arithmetic."""
+        last, machine, cost = self.last, self.machine, self.model.cost
+        if last is None or cost is None or not machine.measured_gb_s:
+            return None
+        past = last.context - 1
+        nbytes, flops = cost.step_bytes(past), cost.step_flops(past)
+        return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
 
     @property
     def latencies(self) -> Percentiles | None:

@@ -1,11 +1,14 @@
 """Rows of the model picker: size, fit in memory, and speed limit by the roofline.
 
-The speed is computed: measured bandwidth / weight bytes of a step, without the KV cache.
+The speed is computed: the limit of a step by measured bandwidth and arithmetic, with an empty KV cache.
 """
 
 from dataclasses import dataclass
 
 from headrace.app.engine.model_card import ModelCard
+from headrace.app.tui.metrics.facts import MachineFacts
+from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.limit import step_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,10 @@ class ModelRow:
     problem: str | None
 
 
-def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[ModelRow]:
+def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     """Return installed models, then the rest of the catalog. Reads files: call it in a thread.
 
-    card: the loaded model's. measured_gb_s: this machine's bandwidth, measured after the first load.
+    card: the loaded model's. machine: its bandwidth and arithmetic are measured after the first load.
     """
     from headrace.app.model_info.kv_fits import fits_text
     from headrace.app.model_info.report import overview
@@ -39,16 +42,12 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
 
     rows = []
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
-    peak = measured_gb_s * 1e9 if measured_gb_s else None
-    # A mixture reads its active experts only.
-    mixtures = {
-        entry.name: entry.step_shape.cost.weight_bytes for entry in load_catalog().values() if entry.shape.experts > 1
-    }
+    costs = {entry.name: entry.step_shape.cost for entry in load_catalog().values()}
+    if card is not None:
+        costs[card.name] = card.cost
     for document in overview(Store(), usable):
         size = document["disk_bytes"] if document["installed"] else document["download_bytes"]
         memory = document["memory_bytes"]
-        loaded = card is not None and card.name == document["name"]
-        weights = card.cost.weight_bytes if card is not None and loaded else mixtures.get(document["name"], size)
         rows.append(
             ModelRow(
                 name=document["name"],
@@ -62,8 +61,16 @@ def model_rows(card: ModelCard | None, measured_gb_s: float | None) -> list[Mode
                 quantization=document["quantization"] or "",
                 licence=str(document.get("licence") or ""),
                 fits=memory <= usable if memory is not None and usable is not None else None,
-                tokens_per_second=peak / weights if peak and weights else None,
+                tokens_per_second=_most(costs.get(document["name"]), size, machine),
                 problem=document.get("problem"),
             )
         )
     return rows
+
+
+def _most(cost: StepCost | None, size: int, machine: MachineFacts) -> float | None:
+    """Return the most tokens per second; None if it is unknown. cost: None outside the catalog: all bytes are read."""
+    nbytes, flops = (cost.step_bytes(0), cost.step_flops(0)) if cost is not None else (size, 0)
+    if not machine.measured_gb_s or not nbytes:
+        return None
+    return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds

@@ -21,7 +21,7 @@ from headrace.app.tui.single_dismissal import SingleDismissal
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
-_SPEED, _SPEED_IS = "tok/s ≤", "tok/s: computed, measured bandwidth / weights read"
+_SPEED, _SPEED_IS = "tok/s ≤", "tok/s: computed, at most by memory and arithmetic"
 # Columns beside the name: title, cells with the gap before them, alignment. Dropped from the right.
 _COLUMNS = (
     ("size", 9, ">"),
@@ -51,7 +51,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         self._rows: list[ModelRow] = []
         self._failed: dict[str, str] = {}  # downloads whose failure the list shows
         self._card: ModelCard | None = None
-        self._measured_gb_s: float | None = None
+        self._machine = state.metrics.machine
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
@@ -70,11 +70,11 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
     def _load(self) -> None:
         """Read the store and the catalog in a thread."""
         card = self._card = self._state.engine.card
-        measured_gb_s = self._measured_gb_s = self._state.metrics.machine.measured_gb_s
+        machine = self._machine = self._state.metrics.machine
 
         def read() -> None:
             try:
-                rows = model_rows(card, measured_gb_s)
+                rows = model_rows(card, machine)
             except (HeadraceError, OSError) as error:  # a disk that has gone away
                 self.app.call_from_thread(self._state.notify, str(error), problem=True)
                 return
@@ -140,9 +140,8 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         self.call_after_refresh(fit_list, self)  # a reason may take several lines
 
     def _follow(self) -> None:
-        """Reload the list after a model was loaded or the bandwidth was measured; show downloads and their failures."""
-        measured_gb_s = self._state.metrics.machine.measured_gb_s
-        if self._state.engine.card is not self._card or measured_gb_s != self._measured_gb_s:
+        """Reload the list after a model was loaded or the machine was measured; show downloads and their failures."""
+        if self._state.engine.card is not self._card or self._state.metrics.machine != self._machine:
             self._load()
         elif self._state.failed_pulls != self._failed:
             self._fill(self._rows)

@@ -21,7 +21,7 @@ KEYS = {
     "prefill_s", "prefill_tokens_per_second", "tpot_s", "decode_tokens_per_second", "itl_ms",
     "weight_bytes_per_step", "kv_bytes_per_token", "kv_cache_bytes", "achieved_bandwidth_gb_s",
     "measured_peak_gb_s", "nominal_peak_gb_s", "mbu", "device", "versions", "ended_by", "decode_steps", "sampling",
-    "roofline_tokens_per_second", "arithmetic_intensity",
+    "measured_compute_gflop_s", "roofline_tokens_per_second", "limited_by", "arithmetic_intensity",
 }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def finished(waits: Sequence[tuple[float, int]], reason: Any, ended_by_token: bo
     answer.steps, answer.finished = steps, Finished(reason, summary, *stop)
     return RunReport(
         model=MODEL, answer=answer, load_s=0.0, session=None, sampling_source="default",
-        machine=machine(), peak=peak, memory_now=peak, kernels={}, versions={},
+        machine=machine(), peak=peak, memory_now=peak, compute_flops=None, kernels={}, versions={},
     )  # fmt: skip
 
 
@@ -124,6 +124,17 @@ def test_mbu_is_of_the_memory_beside_the_answer_or_of_the_peak() -> None:
     slow, fast = (replace(found.peak, bytes_per_second=achieved * factor * 1e9) for factor in (0.5, 2.0))
     assert replace(found, peak=peak, memory_now=fast).mbu.share == pytest.approx(0.5)
     assert replace(found, peak=peak, memory_now=slow).mbu.share == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("compute_flops", "roof"), [(None, "memory"), (1e12, "memory"), (2e9, "arithmetic")])
+def test_the_sentence_and_the_report_have_the_same_limit(compute_flops: float | None, roof: str) -> None:
+    found = replace(finished([(0.5, 1)] * 9, "length", False), compute_flops=compute_flops)
+    slow = replace(found, memory_now=replace(found.peak, bytes_per_second=found.peak.bytes_per_second / 2))
+    for report in (found, slow):
+        said = document(report, with_steps=False)
+        assert said["limited_by"] == roof
+        assert said["roofline_tokens_per_second"] == pytest.approx(report.figures.roofline_rate, rel=1e-3)
+        assert ("GFLOP" in said["explanation"]) == (roof == "arithmetic")
 
 
 def test_the_sentence_has_the_figures_of_the_steps() -> None:
