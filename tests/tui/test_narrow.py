@@ -88,6 +88,31 @@ def test_f3_says_so_where_there_is_no_room_and_changes_nothing(play) -> None:
     play(scenario)
 
 
+def test_the_panel_opens_when_a_small_window_grows(play) -> None:
+    async def scenario(it: Driver) -> None:
+        assert widths(it) == (80, 0)
+        await it.pilot.resize_terminal(120, 40)
+        assert widths(it) == (74, 46)
+        await it.pilot.resize_terminal(80, 24)
+        assert widths(it) == (80, 0)
+
+    play(scenario, size=(80, 24))
+
+
+def test_a_panel_that_was_closed_stays_closed_when_the_window_grows(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f3")
+        assert widths(it)[1] > 0
+        await it.press("f3")
+        if widths(it)[1]:
+            await it.press("f3")
+        assert widths(it) == (100, 0)
+        await it.pilot.resize_terminal(120, 40)
+        assert widths(it) == (120, 0)
+
+    play(scenario, size=(100, 30))
+
+
 def test_every_f3_changes_the_width_of_the_panel(play) -> None:
     async def scenario(it: Driver) -> None:
         for width in (90, 98, 106, 120, 200, 320):

@@ -48,7 +48,7 @@ _USUAL = 13  # lines of a chart
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
 _LEAST, _MOST = 30, 90
 _WIDER = 20
-_OPEN_FROM = 112  # columns of the window from which it is open at the start
+_OPEN_FROM = 112  # columns of the window from which it opens by itself
 _CHAT = 60  # columns of the window that are never taken from the chat
 _WHOLE_CHAT = LONGEST_LINE + 5  # columns of the chat, with those beside its text
 ROOM_FROM = _LEAST + _CHAT
@@ -200,6 +200,7 @@ class DecodePanel(Vertical):
         self._dragging = False
         self._settings = settings
         self._window = 0  # columns
+        self._opens = settings.decode_view  # by itself, in a window that is wide enough; until F3 or the mouse decides
         self._asked: int | None = None  # columns, without those that the chat leaves; None: hidden
 
     def compose(self) -> ComposeResult:
@@ -213,13 +214,15 @@ class DecodePanel(Vertical):
 
     def fit(self, window: int) -> None:
         """Take the width that fits in a window of `window` columns."""
-        if not self._window and window >= _OPEN_FROM and self._settings.decode_view:
+        if self._opens and window >= _OPEN_FROM:
+            self._opens = False
             self._asked = self._settings.decode_view_width
         self._window = window
         self._take_width()
 
     def step(self) -> None:
         """Step to the next width: off, narrow, wide. Skip widths that look the same in this window."""
+        self._opens = False
         narrow = self._settings.decode_view_width
         wider = [cells for cells in (narrow, narrow + _WIDER) if self._shown(cells) > self._shown(self._asked)]
         self._asked = wider[0] if wider else None
