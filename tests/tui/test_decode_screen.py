@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rich.color import ColorSystem, ColorType
 from textual.content import Content
 from textual.events import Paste
 
@@ -11,6 +12,7 @@ from headrace.app.engine.commands import TIMED_EVERY
 from headrace.app.tui.decode.panel import Sections
 from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.decode.step import StepSection
+from headrace.app.tui.input.ask_line import AskLine
 from headrace.runtime.config.paths import data_dir
 from headrace.runtime.machine.load import Load
 from tests.app.scripted_engine import CARD, Script, ScriptedEngine
@@ -66,6 +68,31 @@ def test_sentence_help_and_freeze(play) -> None:
         assert "batch size" not in names
 
     play(scenario, ScriptedEngine().script(Script(["word "] * 20)), size=(80, 24))
+
+
+@pytest.mark.parametrize("size", [(40, 15), (80, 24)], ids=str)
+def test_the_keys_to_go_back_and_for_help_are_shown(play, size: tuple[int, int]) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.press("f2")
+        assert it.text().splitlines()[-1].lstrip().startswith("F2 Back  F1 Help")
+
+    play(scenario, size=size)
+
+
+@pytest.mark.parametrize("theme", ["headrace-dark", "headrace-light", "ansi-dark"])
+def test_a_placeholder_is_visible_in_16_colours(play, theme: str) -> None:
+    async def scenario(it: Driver) -> None:
+        it.app.theme = theme
+        await it.press("f2")
+        strip = it.app.screen.query_one(AskLine).render_line(0)
+        (style,) = [segment.style for segment in strip if "sk here, and watch" in segment.text]
+        assert style is not None
+        assert style.color is not None
+        assert style.bgcolor is not None
+        text, ground = (each.downgrade(ColorSystem.STANDARD) for each in (style.color, style.bgcolor))
+        assert text.type is ColorType.DEFAULT or text != ground
+
+    play(scenario, size=(80, 24))
 
 
 def test_one_can_ask_and_watch(play) -> None:

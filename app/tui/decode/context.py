@@ -188,7 +188,7 @@ def _until_full(metrics: LiveMetrics, width: int) -> Content:
     tokens = Content.assemble((f"{left:,}", "bold"), (" more until full", "$quiet"))
     seconds = seconds_until_full(metrics)
     time = Content.styled(
-        f"{format_roughly(seconds, hour_digits=1)} of decoding" if seconds is not None else "", "$quiet"
+        f"about {format_roughly(seconds, hour_digits=1)} of decoding" if seconds is not None else "", "$quiet"
     )
     return spread(tokens, time, width)
 

@@ -32,6 +32,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f2,escape", "dismiss(None)", "Back", key_display="F2", priority=True),
+        Binding("f1", "app.show_keys", "Help", key_display="F1"),
         Binding("f7", "app.freeze", "Freeze", key_display="F7"),
         Binding("tab", "more", "More", key_display="Tab", priority=True),
         Binding("left", "cursor(-1)", "Step back", key_display="←", show=False, priority=True),

@@ -4,7 +4,7 @@ It looks like textual's Footer, but is one widget: a change of keys mounts, styl
 """
 
 from textual import events
-from textual.binding import Binding
+from textual.binding import ActiveBinding, Binding
 from textual.content import Content
 from textual.screen import Screen
 from textual.strip import Strip
@@ -44,7 +44,7 @@ class KeyBar(Widget, can_focus=False):
         width, bindings = self.size.width, self.screen.active_bindings
         last = bindings.get(self.app.COMMAND_PALETTE_BINDING)
         shown: dict[str, tuple[Binding, bool]] = {}
-        for _, binding, enabled, _ in bindings.values():
+        for _, binding, enabled, _ in sorted(bindings.values(), key=self._order):
             if binding.show:
                 shown.setdefault(binding.action, (binding, enabled))
         end = Content("")
@@ -64,6 +64,13 @@ class KeyBar(Widget, can_focus=False):
         if not line.is_same(self._line):
             self._line = line
             self.refresh()
+
+    def _order(self, active: ActiveBinding) -> tuple[int, int]:
+        """Return the sort key of a binding: those of widgets first, then the screen's as it declares them."""
+        declared = [binding.key for binding in Binding.make_bindings(type(self.screen).BINDINGS)]
+        if active.node not in (self.screen, self.app):
+            return 0, 0
+        return (1, declared.index(active.binding.key)) if active.binding.key in declared else (2, 0)
 
     def _key(self, binding: Binding, enabled: bool) -> Content:
         name = self.app.get_key_display(binding)
