@@ -119,7 +119,9 @@ _BY_NAME = {
         )
     ),
     "afmoe": PreTokenizer((_GROUPED_DIGITS, _ASIAN, _DEEPSEEK3)),
-    "tiny_aya": PreTokenizer((_GROUPED_DIGITS, rf"{_BY_CASE}|\p{{N}}{{1,3}}|{_SIGNS_AND_SLASHES}|{_SPACES}")),
+    "tiny_aya": PreTokenizer(
+        (r"\d{1,3}(?=(?:\d{3})*\b)", rf"{_BY_CASE}|\p{{N}}{{1,3}}|{_SIGNS_AND_SLASHES}|{_SPACES}")
+    ),
     "youtu": PreTokenizer((_YOUTU_SCRIPTS, rf"{_BY_CASE}|\p{{N}}|{_SIGNS_AND_SLASHES}|{_SPACES}"), whole_words=True),
     "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
     "jais-2": PreTokenizer((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|{_HALVES}|\s",)),

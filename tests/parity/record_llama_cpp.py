@@ -29,6 +29,15 @@ PRE_TOKENIZERS = (
     "falcon", "deepseek-coder", "deepseek-v3", "exaone-moe", "bloom", "viking", "deepseek-llm", "spark2_5", "afmoe",
     "glm4", "jais-2", "laguna", "minicpm5", "superbpe", "ufakzeka",
 )  # fmt: skip
+# Names that llama.cpp treats as one of those.
+ALIASES = (
+    "phi-2", "exaone4", "jina-v2-de", "gigachat", "glm5", "chatglm-bpe", "lfm2", "falcon-h1", "midm-2.0", "a.x-4.0",
+    "mellum", "hunyuan", "kormo", "hunyuan-dense", "llama4", "mpt", "olmo", "starcoder", "refact", "command-r",
+    "codeshell", "exaone", "minerva-7b", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "stablelm2",
+    "deepseek-r1-qwen", "megrez", "solar-open", "f2llmv2", "grok-2", "minimax-m2", "kanana2", "bailingmoe",
+    "bailingmoe2", "llada-moe", "joyai-llm", "hy_v4", "talkie", "jina-es", "jina-de", "jina-v2-es", "modern-bert",
+    "jina-v5-nano", "mellum2", "trillion", "granite-docling", "jais", "poro-chat", "gpt3-finnish",
+)  # fmt: skip
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept
 STEPS, SAID_NEXT, EDITED = 6, [3, 90, 17], [*PROMPT[:10], 5, 6, 11]
@@ -53,6 +62,7 @@ def main() -> None:
         "logits": {variant: logits(variant) for variant in VARIANTS},
         "turns": {variant: turns(variant) for variant in VARIANTS},
         "tokens": tokens,
+        "same_tokens": same_tokens(tokens),
     }
     ANSWERS.write_text(as_lines(answers) + "\n")
 
@@ -73,6 +83,14 @@ def vocabulary_files() -> Iterator[tuple[str, Path]]:
             yield pre, vocabulary_file(Path(directory) / f"{pre}.gguf", "byte_level", pre=pre)
         for name, prefix in (("spm", False), ("spm-prefix", True)):
             yield name, vocabulary_file(Path(directory) / f"{name}.gguf", "sentencepiece", space_prefix=prefix)
+
+
+def same_tokens(tokens: dict[str, Any]) -> dict[str, str]:
+    """Return for each of `ALIASES` the first name in `tokens` with the same ids of all texts."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "alias.gguf"
+        ids = {name: token_ids(vocabulary_file(path, "byte_level", pre=name)) for name in ALIASES}
+    return {name: next(case for case, known in tokens.items() if known == each) for name, each in ids.items()}
 
 
 def vocabulary_file(path: Path, vocabulary: str, **options: Any) -> Path:

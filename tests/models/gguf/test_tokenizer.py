@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headrace.models.gguf.metadata import Metadata
-from headrace.models.gguf.pretokenizers import _BY_NAME
+from headrace.models.gguf.pretokenizers import _BY_NAME, _SAME_AS
 from headrace.models.gguf.tokenizer import build_tokenizer, tokenizer_config
 from headrace.models.gguf.vocabulary import SpecialIds, read_vocabulary
 from headrace.models.text.turn_ends import TURN_ENDS
@@ -16,10 +16,12 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests.corpus import NASTY
 from tests.models.gguf.build import HERE, VOCABULARIES
 
-LLAMA_CPP: dict[str, Any] = json.loads((HERE / "llama_cpp.json").read_text())["tokens"]
+RECORDED: dict[str, Any] = json.loads((HERE / "llama_cpp.json").read_text())
+LLAMA_CPP: dict[str, Any] = RECORDED["tokens"]
+SAME_TOKENS: dict[str, str] = RECORDED["same_tokens"]
 CASES = [case for case in LLAMA_CPP if case != "default-model"]
 # llama.cpp splits these models' words otherwise than their own tokenizers: by no case, and Kimi's before marks.
-OWN_WORDS = {"kimi-k2", "tiny_aya", "youtu"}
+OWN_WORDS = {"kimi-k2", "tiny_aya", "cohere2moe", "youtu"}
 # The recorded vocabulary does not tell these from others.
 ALIKE = {"glm4", "jais-2", "minicpm5", "ufakzeka"}
 
@@ -68,6 +70,7 @@ def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others()
     assert set(_BY_NAME) - OWN_WORDS | {"spm", "spm-prefix", "default-model"} == set(LLAMA_CPP)
     answers = [json.dumps(LLAMA_CPP[case]) for case in LLAMA_CPP.keys() - ALIKE]
     assert len(set(answers)) == len(answers)
+    assert SAME_TOKENS.keys() == _SAME_AS.keys() - OWN_WORDS
 
 
 @pytest.mark.parametrize(
