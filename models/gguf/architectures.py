@@ -68,6 +68,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone": Architecture("llama", "LlamaForCausalLM"),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", permuted=True),
     "granite": Architecture("granite", "GraniteForCausalLM", permuted=True, any_head_dim=False),
+    "minicpm": Architecture("granite", "GraniteForCausalLM", permuted=True, any_head_dim=False),  # the same layers
     "granitemoe": Architecture(
         "granitemoe", "GraniteMoeForCausalLM", _mixture(f"{_SPARSE}.router.layer", f"{_SPARSE}.switch_mlp"),
         permuted=True, any_head_dim=False,

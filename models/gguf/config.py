@@ -153,7 +153,7 @@ def _special_entries(metadata: Metadata, config: Config, tensors: Shapes) -> Con
             return biases | {"no_rope_layer_interval": 4, "use_sliding_window": False}
         return biases | (_experts(metadata, "num_local_experts") if kind == "mixtral" else {})
     if kind.startswith("granite"):
-        return _granite(metadata, kind)
+        return _granite(metadata, config)
     if kind == "phi3":
         window = metadata.integer("{arch}.attention.sliding_window", 0)
         return {"attention_bias": False, **({"sliding_window": window} if window else {})}
@@ -195,18 +195,19 @@ def _experts(metadata: Metadata, count: str) -> Config:
     }
 
 
-def _granite(metadata: Metadata, kind: str) -> Config:
+def _granite(metadata: Metadata, config: Config) -> Config:
     if not metadata.flag("{arch}.rope.scaling.finetuned", True):
         raise UnsupportedModelError("a Granite without RoPE is not supported")
-    config: Config = {
+    usual = config["head_dim"] ** -0.5 if metadata.architecture == "minicpm" else None
+    more: Config = {
         "attention_bias": False,
         "mlp_bias": False,
-        "attention_multiplier": metadata.positive("{arch}.attention.scale"),
+        "attention_multiplier": metadata.positive("{arch}.attention.scale", usual),
         "embedding_multiplier": metadata.positive("{arch}.embedding_scale"),
         "residual_multiplier": metadata.positive("{arch}.residual_scale"),
         "logits_scaling": metadata.positive("{arch}.logit_scale"),
     }
-    return config | (_experts(metadata, "num_local_experts") if kind == "granitemoe" else {})
+    return more | (_experts(metadata, "num_local_experts") if config["model_type"] == "granitemoe" else {})
 
 
 def _ministral(metadata: Metadata, config: Config) -> Config:

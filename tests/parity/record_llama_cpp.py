@@ -1,12 +1,13 @@
 """Record llama.cpp's answers on the tiny GGUF files of `tests/models/gguf/build.py`, so that the suite can hold the
 converter to them where llama.cpp is not installed.
 
-    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered]
+    python -m tests.parity.record_llama_cpp [DEFAULT_MODEL.gguf | layered | only VARIANT...]
 
 needs llama-cpp-python and gguf, and rewrites `tests/models/gguf/llama_cpp.json`: token ids of every text of
 `tests/corpus.py` for each tokenizer, and of each tiny model some logits and three greedy answers. With the default
 model's file its token ids are recorded too; without, the ones already there are kept. `layered` rewrites
-`llama_cpp_layered.json` instead, for the files of `build_layered.py`.
+`llama_cpp_layered.json` instead, for the files of `build_layered.py`. `only` adds the answers of these variants to what
+is there.
 """
 
 import json
@@ -24,6 +25,7 @@ from tests.models.gguf.build import VARIANTS, add_vocabulary, write_gguf
 from tests.models.gguf.build_layered import LAYERED, write_layered
 
 ANSWERS = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp.json"
+LAYERED_ANSWERS = ANSWERS.with_name("llama_cpp_layered.json")
 PRE_TOKENIZERS = (
     "default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "tekken", "seed-coder", "gpt-4o",
     "falcon", "deepseek-coder", "deepseek-v3", "exaone-moe", "bloom", "viking", "deepseek-llm", "spark2_5", "afmoe",
@@ -46,6 +48,9 @@ STEPS, SAID_NEXT, EDITED = 6, [3, 90, 17], [*PROMPT[:10], 5, 6, 11]
 def main() -> None:
     if sys.argv[1:] == ["layered"]:
         record_layered()
+        return
+    if sys.argv[1:2] == ["only"]:
+        record_only(sys.argv[2:])
         return
     kept: dict[str, Any] = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {"tokens": {}}
     tokens = {name: token_ids(path) for name, path in vocabulary_files()}
@@ -73,7 +78,16 @@ def record_layered() -> None:
         "edited": EDITED, "logits": {variant: logits(variant) for variant in LAYERED},
         "turns": {variant: turns(variant) for variant in LAYERED},
     }  # fmt: skip
-    ANSWERS.with_name("llama_cpp_layered.json").write_text(as_lines(answers) + "\n")
+    LAYERED_ANSWERS.write_text(as_lines(answers) + "\n")
+
+
+def record_only(variants: list[str]) -> None:
+    for file, known in ((ANSWERS, VARIANTS), (LAYERED_ANSWERS, LAYERED)):
+        answers = json.loads(file.read_text())
+        for variant in (variant for variant in known if variant in variants):
+            answers["logits"][variant], answers["turns"][variant] = logits(variant), turns(variant)
+            answers.setdefault("versions", {})[variant] = llama_cpp.__version__
+        file.write_text(as_lines(answers) + "\n")
 
 
 def vocabulary_files() -> Iterator[tuple[str, Path]]:

@@ -19,7 +19,7 @@ VOCABULARIES: dict[str, dict[str, list[Any]]] = json.loads((HERE / "vocabularies
 }
 
 Weights = dict[str, np.ndarray]
-_PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe", "mistral3")  # rows of Q and K
+_PERMUTED = ("llama", "internlm2", "smollm3", "granite", "granitemoe", "minicpm", "mistral3")  # rows of Q and K
 
 # Byte offsets of the float16 scales in a block.
 SCALES_AT = {
@@ -49,6 +49,7 @@ def _expert_names(router: str, experts: str) -> dict[str, str]:
 
 
 _GRANITE = {"attention.scale": 0.2, "embedding_scale": 4.0, "residual_scale": 0.5, "logit_scale": 6.0}
+_MINICPM = {"embedding_scale": 12.0, "residual_scale": 1.4 / math.sqrt(2), "logit_scale": 2.0}
 _EXPERTS = {"expert_count": 4, "expert_used_count": 2}
 _PHI3 = {"kinds": ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")}
 _LONG = {
@@ -103,6 +104,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": ("exaone", {"rope_factor": 8.0, "head_dim": 16, "metadata": {"rope.freq_base": 5e5}}),
     "smollm3": ("smollm3", {"layers": 5, "tied": True}),
     "granite": ("granite", {"tied": True, "metadata": _GRANITE}),
+    "minicpm": ("minicpm", {"metadata": _MINICPM}),
+    "minicpm-long": (
+        "minicpm",
+        {
+            "tied": True, "long_factors": True, "context": 256,
+            "metadata": {**_MINICPM, "rope.scaling.type": "longrope", "rope.scaling.original_context_length": 256},
+        },
+    ),
     "granitemoe": (
         "granitemoe",
         {
@@ -235,8 +244,9 @@ def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
     if shape["rope_factor"]:
         result["rope_freqs.weight"] = _llama3_factors(shape["rope_factor"], shape["head_dim"])
     if shape.get("long_factors"):
-        result["rope_factors_short.weight"] = np.linspace(1, 1.2, 6, dtype=np.float32)
-        result["rope_factors_long.weight"] = np.linspace(1, 9, 6, dtype=np.float32)
+        count = shape["metadata"].get("rope.dimension_count", shape["head_dim"]) // 2
+        result["rope_factors_short.weight"] = np.linspace(1, 1.2, count, dtype=np.float32)
+        result["rope_factors_long.weight"] = np.linspace(1, 9, count, dtype=np.float32)
     return result
 
 

@@ -20,7 +20,7 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 from tests.alone import new_cache
 from tests.corpus import NASTY
-from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, write_gguf
+from tests.models.gguf.build import HERE, VARIANTS, gguf_weights, header, hf_weights, shape_of, write_gguf
 from tests.tiny import load_decoder
 from tests.watched import split
 
@@ -29,7 +29,8 @@ LLAMA_CPP = json.loads((HERE / "llama_cpp.json").read_text())
 # layers agree to 4e-6 as well; what stays in deeper ones grows with depth. Wrong softcaps, windows, RoPE bases or query
 # scales move these logits by 1.6e-2 and more; a wrong epsilon could hide, and is checked in the config instead.
 TOLERANCE = {"gemma": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3}
-OWN_DECODER = {"phi3-long", "qwen2-yarn-attn"}  # mlx-lm's classes ignore long factors and YaRN's amplitude
+# mlx-lm's classes ignore long factors and YaRN's amplitude.
+OWN_DECODER = {"phi3-long", "minicpm-long", "qwen2-yarn-attn"}
 LATER = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 LARGE = {"hidden": 256, "inner": 512, "head_dim": 64, "layers": 1}
 
@@ -103,6 +104,24 @@ def test_mlx_lm_loads_the_directory_and_gives_llama_cpps_logits(variant: str, tm
 
     model, _ = load_model(convert(write_gguf(tmp_path / "m.gguf", variant)))
     compare(np.array(model(mx.array([LLAMA_CPP["prompt"]]))[0, -1]), variant)
+
+
+@pytest.mark.peer
+def test_minicpm_has_the_logits_of_its_own_class(tmp_path: Path) -> None:
+    from mlx_lm.models.minicpm import Model, ModelArgs
+
+    shape = shape_of("minicpm")
+    args = ModelArgs(
+        model_type="minicpm", hidden_size=shape["hidden"], dim_model_base=shape["hidden"] // 2,
+        num_hidden_layers=shape["layers"], intermediate_size=shape["inner"], num_attention_heads=shape["heads"],
+        rms_norm_eps=1e-5, vocab_size=1001, num_key_value_heads=shape["kv_heads"], scale_depth=1.4, scale_emb=12.0,
+        rope_theta=10_000.0,
+    )  # fmt: skip
+    model = Model(args)
+    model.load_weights([(name, mx.array(values)) for name, values in hf_weights("minicpm").items()])
+    theirs = np.array(model(mx.array([LLAMA_CPP["prompt"]]))[0, -1])
+    ours = first_logits(convert(write_gguf(tmp_path / "m.gguf", "minicpm")))
+    assert np.abs(ours - theirs).max() < 5e-6 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize(
