@@ -89,9 +89,10 @@ def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]
     factor = round(factors[-1], 4)  # the lowest frequency has the full factor
     if factor <= 1 or theta <= 1:
         raise UnsupportedModelError("rope_freqs.weight does not follow the Llama 3 formula")
+    high, context = _trained_range(head_dim, theta, factors, factor)
     config: dict[str, Any] = {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
-        "original_max_position_embeddings": _trained_context(head_dim, theta, factors, factor),
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": high,
+        "original_max_position_embeddings": context,
     }  # fmt: skip
     for index, given in enumerate(factors):
         expected = llama3_factor(2 * math.pi * theta ** (2 * index / head_dim), config)
@@ -100,14 +101,27 @@ def _llama3(head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]
     return config
 
 
-def _trained_context(head_dim: int, theta: float, factors: list[float], factor: float) -> int:
-    """Return the original context that a factor between 1 and the full one follows from; 8192 if there is none."""
+def _trained_range(head_dim: int, theta: float, factors: list[float], factor: float) -> tuple[float, int]:
+    """Return (high_freq_factor, original context), which follow from the factors between 1 and the full one.
+
+    Between them, a linear function of the frequency weighs the two: of one such factor it gives the context for the
+    usual high factor, of two it gives both.
+    """
+    points = []
     for index, given in enumerate(factors):
         if 1.001 < given < 0.999 * factor:
             smooth = (1 / given - 1 / factor) / (1 - 1 / factor)
-            turns = smooth * (_HIGH - _LOW) + _LOW
-            return round(turns * 2 * math.pi * float(theta ** (2 * index / head_dim)))
-    return _LLAMA3_CONTEXT
+            points.append((1 / (2 * math.pi * float(theta ** (2 * index / head_dim))), smooth))
+    if not points:
+        return _HIGH, _LLAMA3_CONTEXT
+    (frequency, smooth), (other, other_smooth) = points[0], points[-1]
+    if frequency == other:
+        return _HIGH, round((smooth * (_HIGH - _LOW) + _LOW) / frequency)
+    slope = (smooth - other_smooth) / (frequency - other)
+    below = slope * frequency - smooth  # low / (high - low)
+    if slope <= 0 or below <= 0:
+        raise UnsupportedModelError("rope_freqs.weight does not follow the Llama 3 formula")
+    return round(_LOW + _LOW / below, 2), round(slope * _LOW / below)
 
 
 def llama3_factor(wavelength: float, config: dict[str, Any]) -> float:

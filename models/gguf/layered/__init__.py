@@ -23,6 +23,8 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "nemotron_h": mamba.NEMOTRON_H,
     "nemotron_h_moe": mamba.NEMOTRON_H,
     "falcon-h1": mamba.FALCON_H1,
+    "mamba2": mamba.MAMBA2,
+    "jamba": mamba.JAMBA,
     "glm4moe": mixtures.GLM4_MOE,
     "deepseek2": mixtures.DEEPSEEK2,
     "minimax-m2": mixtures.MINIMAX_M2,
@@ -36,6 +38,7 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "command-r": dense.COMMAND_R,
     "stablelm": dense.STABLELM,
     "nemotron": dense.NEMOTRON,
+    "deci": dense.DECI,
     "olmoe": mixtures.OLMOE,
     "dots1": mixtures.DOTS1,
     "deepseek": mixtures.DEEPSEEK,
@@ -44,4 +47,5 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "bailingmoe2": mixtures.BAILING_MOE2,
     "afmoe": mixtures.AFMOE,
     "hunyuan-moe": mixtures.HUNYUAN_MOE,
+    "step35": mixtures.STEP35,
 }

@@ -1,4 +1,4 @@
-"""Dense models with LayerNorm: Command R, StableLM 2 and Nemotron."""
+"""Dense models: Command R, StableLM 2 and Nemotron with LayerNorm; DeciLM, whose layers have other sizes each."""
 
 from dataclasses import replace
 
@@ -10,14 +10,17 @@ from headrace.models.gguf.layered.common import (
     base_config,
     biases,
     feed_forward,
+    layers_of,
     mlp,
     require_whole_heads,
     rotated_share,
     scaled_rope,
 )
-from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
+from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Orders, Part, Parts, tables
 from headrace.models.gguf.metadata import Metadata
-from headrace.runtime.errors import UnsupportedModelError
+from headrace.models.gguf.rope import ROPE_FACTORS
+from headrace.models.gguf.target import interleaved
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 
 def _sizes(config: Config) -> dict[str, int]:
@@ -99,4 +102,88 @@ NEMOTRON = LayeredArchitecture(
         },
     },
     tables() | _plus_one(tables()["output_norm"], "output_norm"),
+)  # fmt: skip
+
+
+_FFN_STEP = 256
+"""The class rounds feed-forward widths up to a multiple of it."""
+
+
+def _deci(metadata: Metadata, file: Contents) -> Config:
+    """Return the config of layers with or without attention, or with one matrix in its place."""
+    config = base_config(metadata, file, "nemotron-nas")
+    require_whole_heads(config)
+    count, heads = layers_of(metadata), config["num_attention_heads"]
+    queries = metadata.per_layer("{arch}.attention.head_count", count)
+    keys = metadata.per_layer("{arch}.attention.head_count_kv", count, heads)
+    inner = metadata.per_layer("{arch}.feed_forward_length", count, maximum=1 << 22)
+    return config | scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | {
+        "attention_bias": False, "mlp_bias": False,
+        "block_configs": [
+            {
+                "attention": _deci_attention(heads, layer_heads, kv_heads, width),
+                "ffn": _deci_feed_forward(width, config["hidden_size"]),
+            }
+            for layer_heads, kv_heads, width in zip(queries, keys, inner, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def _deci_attention(heads: int, queries: int, keys: int, inner: int) -> Config:
+    if queries not in (0, heads) or (queries and not inner):  # llama.cpp drops attention without a feed-forward
+        raise UnsupportedModelError(f"a layer of DeciLM with {queries} heads and width {inner} is not supported")
+    if keys and heads % keys:
+        raise CheckpointError(f"{heads} attention heads cannot share {keys} key/value heads")
+    return {
+        "no_op": queries == 0,
+        "replace_with_linear": queries > 0 and keys == 0,
+        "n_heads_in_group": heads // keys if queries and keys else None,
+    }
+
+
+def _deci_feed_forward(inner: int, hidden: int) -> Config:
+    if inner % _FFN_STEP:
+        raise UnsupportedModelError(f"a DeciLM with feed-forwards of {inner} is not supported")
+    # The class takes two thirds of this multiple of the model's width, rounded up: half a step less is safe.
+    multiple = 1.5 * (inner - _FFN_STEP // 2) / hidden
+    return {"no_op": inner == 0, "replace_with_linear": False, "ffn_mult": multiple if inner else None}
+
+
+def _deci_kinds(config: Config) -> list[tuple[str, ...]]:
+    found = []
+    for block in config["block_configs"]:
+        attends, feeds = block["attention"], block["ffn"]
+        inner = round(feeds["ffn_mult"] * config["hidden_size"] / 1.5) + _FFN_STEP // 2 if feeds["ffn_mult"] else 0
+        group = attends["n_heads_in_group"]
+        first = f"attention {config['num_attention_heads'] // group}" if group else "linear"
+        found.append((*(() if attends["no_op"] else (first,)), *((f"mlp {inner}",) if inner else ())))
+    return found
+
+
+class _DeciGroups(dict[str, Parts]):
+    """Tensors of a layer's half by its kind and size: "attention 8" has so many K/V heads, "mlp 256" such a width."""
+
+    def __missing__(self, kind: str) -> Parts:
+        name, _, size = kind.partition(" ")
+        if name == "mlp":
+            return {"ffn_norm": NORMS["ffn_norm"], **mlp(inner=size)}
+        projections = attention(permuted=True)
+        for key, rows in (("attn_k", f"keys {size}"), ("attn_v", "")):
+            projections[key] = replace(projections[key], shape=f"{size}*head hidden", rows=rows)
+        return {"attn_norm": NORMS["attn_norm"], **projections}
+
+
+def _deci_orders(config: Config) -> Orders:
+    heads, head_dim = config["num_attention_heads"], config["head_dim"]
+    groups = {block["attention"]["n_heads_in_group"] for block in config["block_configs"]} - {None}
+    counts = {"queries": heads} | {f"keys {heads // group}": heads // group for group in groups}
+    return {name: interleaved(count, count * head_dim) for name, count in counts.items()}
+
+
+DECI = LayeredArchitecture(
+    "DeciLMForCausalLM", _deci, _deci_kinds, attention_sizes,
+    _DeciGroups(
+        linear={"attn_norm": NORMS["attn_norm"], "attn_output": Part("self_attn.linear", "hidden hidden")}
+    ),
+    tables(), orders=_deci_orders, rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Hybrids of Mamba-2 and attention: Granite 4, Nemotron-H with and without experts, and Falcon-H1.
+"""Mamba-2 alone and in hybrids (Granite 4, Nemotron-H with and without experts, Falcon-H1), and Jamba with Mamba-1.
 
-The files store -exp(A_log), and A, D and norms with another axis. Attention of Granite 4 and Nemotron-H has no
-positions, so its interleaved rows of Q and K need no order.
+The files store -exp(A_log), and A, D and norms of Mamba-2 with another axis. Attention of Granite 4 and Nemotron-H has
+no positions, so its interleaved rows of Q and K need no order.
 """
 
 from headrace.models.gguf.layered.common import (
@@ -16,6 +16,7 @@ from headrace.models.gguf.layered.common import (
     layers_of,
     mixture,
     mlp,
+    require_whole_heads,
     routed,
 )
 from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
@@ -208,6 +209,119 @@ FALCON_H1 = LayeredArchitecture(
         "layer": {
             "attn_norm": Part("input_layernorm", "hidden"), "ffn_norm.": Part("pre_ff_layernorm", "hidden"),
             **attention(), **_mixer("mamba", norm=False, bias=False), **mlp("feed_forward"),
+        },
+    },
+    tables("model.final_layernorm"),
+)  # fmt: skip
+
+
+def _mamba2(metadata: Metadata, file: Contents) -> Config:
+    keys = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias")
+    mamba, epsilon = _mamba(metadata, file, keys), metadata.positive("{arch}.attention.layer_norm_rms_epsilon")
+    if mamba["n_groups"] != 1 or epsilon != _MAMBA2_EPSILON:
+        raise UnsupportedModelError("a Mamba-2 with norms of several groups or with another epsilon is not supported")
+    table = file.shapes.get("token_embd.weight", ())
+    if len(table) != 2:
+        raise CheckpointError("tensor token_embd.weight is missing or no matrix")
+    return mamba | {
+        "model_type": "mamba2", "vocab_size": table[0], "num_hidden_layers": layers_of(metadata),
+        "hidden_size": metadata.integer("{arch}.embedding_length", minimum=1, maximum=1 << 20),
+        "intermediate_size": mamba["num_heads"] * mamba["head_dim"], "layer_norm_epsilon": epsilon, "use_bias": False,
+        "tie_word_embeddings": "output.weight" not in file.shapes, "time_step_limit": [0.0, _LONGEST_STEP],
+        "time_step_rank": mamba["num_heads"],
+        "max_position_embeddings": metadata.integer("{arch}.context_length", minimum=1),
+    }  # fmt: skip
+
+
+def _mamba2_sizes(config: Config) -> dict[str, int]:
+    inner, heads = config["intermediate_size"], config["num_heads"]
+    mixed = inner + 2 * config["state_size"]
+    return {
+        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "mamba_heads": heads, "states": inner,
+        "groups": 1, "per_group": inner, "kernel": config["conv_kernel"], "mixed": mixed, "all": inner + mixed + heads,
+    }  # fmt: skip
+
+
+_MAMBA2_EPSILON = 1e-5  # of the layers' norms, which the class does not read from its config
+MAMBA2 = LayeredArchitecture(
+    "Mamba2ForCausalLM", _mamba2, alike, _mamba2_sizes,
+    {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER, bias=False)}},
+    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}",
+)  # fmt: skip
+
+
+def _jamba(metadata: Metadata, file: Contents) -> Config:
+    config, count = base_config(metadata, file, "jamba"), layers_of(metadata)
+    require_whole_heads(config)
+    inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
+    if inner % config["hidden_size"]:
+        raise CheckpointError(f"Mamba layers of {inner} are no multiple of the width {config['hidden_size']}")
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
+    attends = [heads > 0 for heads in kv_heads]
+    if all(attends) or not any(attends):
+        raise UnsupportedModelError("a Jamba without attention or without Mamba layers is not supported")
+    period, offset = _sparse_layers([f"blk.{layer}.ffn_gate_inp.weight" in file.shapes for layer in range(count)])
+    experts = metadata.integer("{arch}.expert_count", 0, maximum=1 << 14)
+    return config | {
+        "intermediate_size": feed_forward(metadata), "mamba_expand": inner // config["hidden_size"],
+        "mamba_d_conv": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
+        "mamba_d_state": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
+        "mamba_dt_rank": metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16),
+        "layers_block_type": ["attention" if attend else "mamba" for attend in attends],
+        "attn_layer_period": count, "attn_layer_offset": attends.index(True),
+        "expert_layer_period": period, "expert_layer_offset": offset, "num_experts": max(experts, 1),
+        "num_experts_per_tok": metadata.integer("{arch}.expert_used_count", 1, minimum=0, maximum=max(experts, 1)),
+    }  # fmt: skip
+
+
+def _sparse_layers(sparse: list[bool]) -> tuple[int, int]:
+    """Return (period, offset): the class has experts in layers whose number and the offset make a multiple."""
+    if not any(sparse):
+        return 1, 0
+    for period in range(1, len(sparse) + 1):
+        for offset in range(period):
+            if sparse == [(layer + offset) % period == 0 for layer in range(len(sparse))]:
+                return period, offset
+    raise UnsupportedModelError("a Jamba with experts in these layers is not supported")
+
+
+def _jamba_kinds(config: Config) -> list[tuple[str, ...]]:
+    def feeds(layer: int) -> str:
+        sparse = (layer + config["expert_layer_offset"]) % config["expert_layer_period"] == 0
+        return "sparse" if sparse and config["num_experts"] > 1 else "dense"
+
+    return [("norms", kind, feeds(layer)) for layer, kind in enumerate(config["layers_block_type"])]
+
+
+def _jamba_sizes(config: Config) -> dict[str, int]:
+    inner, rank, state = config["intermediate_size"], config["mamba_dt_rank"], config["mamba_d_state"]
+    return attention_sizes(config) | {
+        "inner": inner, "width": inner, "experts": config["num_experts"], "rank": rank, "state": state,
+        "states": config["mamba_expand"] * config["hidden_size"], "kernel": config["mamba_d_conv"],
+        "inputs": rank + 2 * state,
+    }  # fmt: skip
+
+
+_MAMBA1 = "mamba"
+JAMBA = LayeredArchitecture(
+    "JambaForCausalLM", _jamba, _jamba_kinds, _jamba_sizes,
+    {
+        "norms": {"attn_norm": NORMS["attn_norm"], "ffn_norm": Part("pre_ff_layernorm", "hidden")},
+        "attention": attention(), "dense": mlp("feed_forward"),
+        "sparse": experts("feed_forward.router", "feed_forward.switch_mlp"),
+        "mamba": {
+            "ssm_in": Part(f"{_MAMBA1}.in_proj", "2*states hidden"),
+            "ssm_conv1d": Part(f"{_MAMBA1}.conv1d", "states kernel", stored="states kernel 1", plain=True),
+            "ssm_conv1d.bias": Part(f"{_MAMBA1}.conv1d", "states", "bias"),
+            "ssm_x": Part(f"{_MAMBA1}.x_proj", "inputs states"),
+            "ssm_dt": Part(f"{_MAMBA1}.dt_proj", "states rank"),
+            "ssm_dt.bias": Part(f"{_MAMBA1}.dt_proj", "states", "bias"),
+            "ssm_a.": Part(_MAMBA1, "states state", "A_log", values="log", plain=True),
+            "ssm_d.": Part(_MAMBA1, "states", "D", plain=True),
+            "ssm_dt_norm": Part(f"{_MAMBA1}.dt_layernorm", "rank"),
+            "ssm_b_norm": Part(f"{_MAMBA1}.b_layernorm", "state"),
+            "ssm_c_norm": Part(f"{_MAMBA1}.c_layernorm", "state"),
+            "ssm_out": Part(f"{_MAMBA1}.out_proj", "hidden states"),
         },
     },
     tables("model.final_layernorm"),

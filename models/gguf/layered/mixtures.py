@@ -22,6 +22,7 @@ from headrace.models.gguf.layered.common import (
     feed_forwards,
     head_norms,
     latent_sizes,
+    layers_of,
     mixture,
     mlp,
     permuted_heads,
@@ -389,6 +390,89 @@ MELLUM = LayeredArchitecture(
     | {"experts": config["num_experts"], "width": config["moe_intermediate_size"]},
     {"layer": {**NORMS, **attention(), **head_norms(), **experts("mlp.gate", "mlp.switch_mlp")}},
     tables(),
+)  # fmt: skip
+
+
+def _step(metadata: Metadata, file: Contents) -> Config:
+    config, count = base_config(metadata, file, "step3p5"), layers_of(metadata)
+    check_sigmoid(metadata)
+    slides = window_flags(metadata, count, 4)
+    heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=1 << 16)
+    kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count, minimum=1, maximum=1 << 16)
+    full_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if not slide}
+    local_heads = {sizes for sizes, slide in zip(zip(heads, kv_heads, strict=True), slides, strict=True) if slide}
+    if len(full_heads) != 1 or len(local_heads) != 1 or config["tie_word_embeddings"]:
+        raise UnsupportedModelError("a Step 3.5 with other heads or with tied embeddings is not supported")
+    (full,), (sliding,) = full_heads, local_heads
+    theta, local = config["rope_theta"], metadata.positive("{arch}.rope.freq_base_swa", 10_000.0)
+    slides = slides[: config["num_hidden_layers"]]
+    more = routed(metadata)
+    return config | mixture(metadata, "moe_num_experts", "moe_top_k", "moe_intermediate_size") | {
+        "num_attention_heads": full[0], "num_attention_groups": full[1], "num_key_value_heads": full[1],
+        "attention_other_setting": {"num_attention_heads": sliding[0], "num_attention_groups": sliding[1]},
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window", minimum=1),
+        # llama.cpp turns half of each head in layers without a window.
+        "partial_rotary_factors": [1.0 if each else 0.5 for each in slides],
+        "rope_theta": [local if each else theta for each in slides], "yarn_only_types": ["full_attention"],
+        "use_head_wise_attn_gate": "blk.0.attn_gate.weight" in file.shapes,
+        "intermediate_size": feed_forward(metadata),
+        "share_expert_dim": metadata.integer("{arch}.expert_shared_feed_forward_length", minimum=1, maximum=1 << 22),
+        "moe_layers_enum": ",".join(
+            str(layer) for layer in range(len(slides)) if f"blk.{layer}.ffn_gate_inp.weight" in file.shapes
+        ),
+        "moe_router_scaling_factor": more["routed_scaling_factor"], "norm_expert_weight": more["norm_topk_prob"],
+        "swiglu_limits": _limits(metadata, "exp", count), "swiglu_limits_shared": _limits(metadata, "shexp", count),
+    } | scaled_rope(metadata, config, config["head_dim"], file.rope_factors)  # fmt: skip
+
+
+def _limits(metadata: Metadata, kind: str, layers: int) -> list[float] | None:
+    """Return the bounds of activations in each layer, 0 for none."""
+    key = f"{{arch}}.swiglu_clamp_{kind}"
+    if metadata.is_list(key):
+        return metadata.numbers(key, layers)
+    return [metadata.number(key)] * layers if metadata.has(key) else None
+
+
+def _step_kinds(config: Config) -> list[tuple[str, ...]]:
+    sparse = {int(layer) for layer in config["moe_layers_enum"].split(",") if layer}
+    return [
+        ("layer", kind, "sparse" if layer in sparse else "dense") for layer, kind in enumerate(config["layer_types"])
+    ]
+
+
+def _step_sizes(config: Config) -> dict[str, int]:
+    other = config["attention_other_setting"]
+    return attention_sizes(config) | {
+        "local_heads": other["num_attention_heads"], "local_kv_heads": other["num_attention_groups"],
+        "inner": config["intermediate_size"], "experts": config["moe_num_experts"],
+        "width": config["moe_intermediate_size"], "shared": config["share_expert_dim"],
+    }  # fmt: skip
+
+
+def _step_attention(local: str = "") -> dict[str, Part]:
+    queries, keys = f"{local}heads", f"{local}kv_heads*head"
+    return {
+        "attn_q": Part("self_attn.q_proj", f"{queries}*head hidden"),
+        "attn_k": Part("self_attn.k_proj", f"{keys} hidden"),
+        "attn_v": Part("self_attn.v_proj", f"{keys} hidden"),
+        "attn_output": Part("self_attn.o_proj", f"hidden {queries}*head"),
+        "attn_gate": Part("self_attn.g_proj", f"{queries} hidden", optional=True),
+    }
+
+
+STEP35 = LayeredArchitecture(
+    "Step3p5ForCausalLM", _step, _step_kinds, _step_sizes,
+    {
+        "layer": {**NORMS, **head_norms()},
+        "full_attention": _step_attention(), "sliding_attention": _step_attention("local_"),
+        "dense": mlp(),
+        "sparse": {
+            **experts("mlp.gate.gate", "mlp.switch_mlp"), **shared_expert("mlp.share_expert"),
+            "exp_probs_b.bias": Part("mlp.gate", "experts", "router_bias"),
+        },
+    },
+    tables(), rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 

@@ -242,7 +242,7 @@ def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
         prefix = "" if layer is None else f"blk.{layer}."
         result[f"{prefix}{kind}.{leaf}"] = values
     if shape["rope_factor"]:
-        result["rope_freqs.weight"] = _llama3_factors(shape["rope_factor"], shape["head_dim"])
+        result["rope_freqs.weight"] = llama3_factors(shape["rope_factor"], shape["head_dim"])
     if shape.get("long_factors"):
         count = shape["metadata"].get("rope.dimension_count", shape["head_dim"]) // 2
         result["rope_factors_short.weight"] = np.linspace(1, 1.2, count, dtype=np.float32)
@@ -430,7 +430,7 @@ def _interleave(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _llama3_factors(factor: float, head_dim: int, theta: float = 5e5) -> np.ndarray:
+def llama3_factors(factor: float, head_dim: int, theta: float = 5e5) -> np.ndarray:
     """The content of `rope_freqs.weight` for Llama 3.1 and later."""
     wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.models.gguf.build import VOCABULARIES, Weights, add_vocabulary, random_blocks
+from tests.models.gguf.build import VOCABULARIES, Weights, add_vocabulary, llama3_factors, random_blocks
 
 Shapes = dict[str, tuple[int, ...]]
 HIDDEN, INNER, VOCAB = 64, 96, len(VOCABULARIES["byte_level"]["tokens"])
@@ -194,6 +194,16 @@ _NEMOTRON_EXPERTS: Shapes = {
     "ffn_gate_inp.weight": (4, HIDDEN), **_SCORES, "ffn_up_exps.weight": (4, 32, HIDDEN),
     "ffn_down_exps.weight": (4, HIDDEN, 32), "ffn_up_shexp.weight": (48, HIDDEN), "ffn_down_shexp.weight": (HIDDEN, 48),
 }  # fmt: skip
+_JAMBA_KEYS: dict[str, Any] = {
+    "attention.head_count": 4, "feed_forward_length": INNER, "ssm.conv_kernel": 4, "ssm.state_size": 16,
+    "ssm.time_step_rank": 8, "ssm.inner_size": 128,
+}  # fmt: skip
+_MAMBA1: Shapes = {
+    "ssm_in.weight": (256, HIDDEN), "ssm_conv1d.weight": (128, 4), "ssm_conv1d.bias": (128,),
+    "ssm_x.weight": (8 + 2 * 16, 128), "ssm_dt.weight": (128, 8), "ssm_dt.bias": (128,), "ssm_a": (128, 16),
+    "ssm_d": (128,), **_norms("ssm_dt_norm", size=8), **_norms("ssm_b_norm", "ssm_c_norm", size=16),
+    "ssm_out.weight": (HIDDEN, 128),
+}  # fmt: skip
 _STARCODER = {
     **_biased(_norms("attn_norm", "ffn_norm"), "attn_norm", "ffn_norm"),
     **_biased(_attention(), "attn_q", "attn_k", "attn_v", "attn_output"), **_biased(_SQUARED, "ffn_up", "ffn_down"),
@@ -211,6 +221,7 @@ _AFMOE = {
     **_GEMMA_NORMS, **_attention(), **_head_norms(), "attn_gate.weight": (64, HIDDEN),
 }  # fmt: skip
 del _AFMOE["layer_output_scale.weight"]
+_STEP = {**_LFM_NORMS, **_head_norms()}
 _BAILING: Shapes = {
     "attn_qkv.weight": (128, HIDDEN), "attn_output.weight": (HIDDEN, 64), **_head_norms()
 }  # fmt: skip
@@ -313,6 +324,26 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     ),
     "falcon-h1": (
         "falcon-h1", _MAMBA_KEYS, _layers(*({**_FALCON_NORMS, **_attention(), **_mamba(norm=False), **_mlp()},) * 2),
+    ),
+    "mamba2": (
+        "mamba2",
+        {
+            "attention.head_count": 0, "feed_forward_length": 0, "ssm.conv_kernel": 4, "ssm.state_size": 16,
+            "ssm.group_count": 1, "ssm.time_step_rank": 4, "ssm.inner_size": 128,
+        },
+        _layers(*({**_norms("attn_norm"), **_mamba()},) * 2, tied=True),
+    ),
+    "jamba": (
+        "jamba", {**_JAMBA_KEYS, "attention.head_count_kv": [0, 2, 0], "expert_count": 1, "expert_used_count": 1},
+        _layers({**_LFM_NORMS, **_MAMBA1, **_mlp()}, {**_LFM_NORMS, **_attention(), **_mlp()},
+                {**_LFM_NORMS, **_MAMBA1, **_mlp()}),
+    ),
+    "jamba-moe": (
+        "jamba", {**_JAMBA_KEYS, "attention.head_count_kv": [0, 0, 2, 0], "expert_count": 4, "expert_used_count": 2},
+        _layers(
+            {**_LFM_NORMS, **_MAMBA1, **_mlp()}, {**_LFM_NORMS, **_MAMBA1, **_experts(width=INNER)},
+            {**_LFM_NORMS, **_attention(), **_mlp()}, {**_LFM_NORMS, **_MAMBA1, **_experts(width=INNER)}, tied=True,
+        ),
     ),
     "glm4moe": (
         "glm4moe", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "rope.dimension_count": 8, "nextn_predict_layers": 1},
@@ -444,6 +475,19 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         },
         _layers(*({**_BOTH_LAYER_NORMS, **_attention(), **_SQUARED},) * 2, output_norm__bias=(HIDDEN,)),
     ),
+    "deci": (  # layers with attention, with a matrix in its place, without, without anything, and with other sizes
+        "deci",
+        {
+            **_ATTENTION_KEYS, "attention.head_count": [4, 4, 0, 0, 4], "attention.head_count_kv": [2, 0, 0, 0, 1],
+            "feed_forward_length": [256, 512, 256, 0, 768], "rope.freq_base": 5e5, "rope.dimension_count": 16,
+        },
+        _layers(
+            {**_LFM_NORMS, **_attention(), **_mlp(256)},
+            {**_LFM_NORMS, "attn_output.weight": (HIDDEN, HIDDEN), **_mlp(512)},
+            {**_norms("ffn_norm"), **_mlp(256)}, {}, {**_LFM_NORMS, **_attention(kv_heads=1), **_mlp(768)},
+            rope_freqs__weight=(8,),
+        ),
+    ),
     "dots1": (
         "dots1", {**_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.head_count_kv": 4},
         _layers(
@@ -494,6 +538,21 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         "hunyuan-moe", {**_ATTENTION_KEYS, **_SHARED_KEYS, "feed_forward_length": 32},
         _layers(*({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=48)},) * 2, tied=True),
     ),
+    "step35": (  # other counts of heads in layers with a window, and bounds of activations
+        "step35",
+        {
+            **_ATTENTION_KEYS, **_ROUTED_KEYS, "attention.head_count": [4, 6, 6, 4],
+            "attention.head_count_kv": [2, 3, 3, 2], "attention.sliding_window": 12,
+            "attention.sliding_window_pattern": [False, True, True, False], "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4, "expert_shared_feed_forward_length": 48,
+            "swiglu_clamp_exp": [0.0, 0.0, 0.1, 0.0], "swiglu_clamp_shexp": [0.0, 0.0, 0.05, 0.1],
+        },
+        _layers(
+            {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_mlp()},
+            *({**_STEP, **_attention(6, 3), "attn_gate.weight": (6, HIDDEN), **_experts(shared=48), **_SCORES},) * 2,
+            {**_STEP, **_attention(), "attn_gate.weight": (4, HIDDEN), **_experts(shared=48), **_SCORES},
+        ),
+    ),
     "llama4": (
         "llama4",
         {
@@ -511,6 +570,8 @@ def tensors_of(variant: str, seed: int = 0) -> Weights:
     """Random tensors in float32, as the file has them."""
     rng = np.random.default_rng(seed)
     made = {name: _random(rng, name, shape) for name, shape in LAYERED[variant][2].items()}
+    if variant == "deci":
+        made["rope_freqs.weight"] = llama3_factors(8.0, 16)
     for name in made:
         if variant == "gemma3n" and name.endswith("post_ffw_norm.weight"):
             made[name] /= 64  # llama.cpp divides a variance by one less, which shows in so few numbers

@@ -172,10 +172,13 @@ def test_layers_with_windows_are_those_that_the_file_lists() -> None:
             config(arch, **listed)
 
 
-@pytest.mark.parametrize(("factor", "context"), [(8.0, 8192), (32.0, 8192), (16.0, 4096), (8.0, 32768)])
-def test_llama_3_parameters_are_recovered_from_the_factors(factor: float, context: int) -> None:
+@pytest.mark.parametrize(
+    ("factor", "high", "context"),
+    [(8.0, 4.0, 8192), (32.0, 4.0, 8192), (16.0, 4.0, 4096), (8.0, 4.0, 32768), (2.0, 32.0, 131072), (8.0, 2.5, 8192)],
+)
+def test_llama_3_parameters_are_recovered_from_the_factors(factor: float, high: float, context: int) -> None:
     wanted = {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": high,
         "original_max_position_embeddings": context,
     }  # fmt: skip
     wavelengths = [2 * 3.141592653589793 * 5e5 ** (2 * index / 64) for index in range(32)]

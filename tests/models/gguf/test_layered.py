@@ -95,6 +95,10 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "hunyuan-moe",
         "nemotron",
         "command-r",
+        "deci",
+        "mamba2",
+        "jamba-moe",
+        "step35",
     ],
 )
 def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> None:
@@ -200,6 +204,10 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "deepseek2-lite",
         "apertus",
         "llama4",
+        "deci",
+        "mamba2",
+        "jamba",
+        "step35",
     ],
 )
 def test_headers_alone_give_the_shape(variant: str, tmp_path: Path) -> None:
@@ -232,6 +240,27 @@ def test_broken_files_are_one_error(
     tensors |= {} if values is None else {name: values}
     with pytest.raises(CheckpointError, match=message):
         convert(write_layered(tmp_path / "m.gguf", variant, tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "message"),
+    [
+        ("mamba2", {"ssm.group_count": 2}, "norms of several groups"),
+        ("deci", {"attention.head_count": [4, 4, 0, 4, 4]}, "4 heads and width 0"),
+        ("deci", {"attention.head_count": [4, 2, 0, 0, 4]}, "2 heads"),
+        ("deci", {"feed_forward_length": [100, 512, 256, 0, 768]}, "feed-forwards of 100"),
+        ("jamba", {"attention.head_count_kv": 2}, "without Mamba layers"),
+        ("step35", {"attention.head_count": [4, 6, 5, 4]}, "other heads"),
+        ("step35", {"rope.dimension_count": 8}, "dimension_count = 8"),
+    ],
+)
+def test_what_a_class_cannot_run_is_refused(
+    variant: str, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, keys, shapes = LAYERED[variant]
+    monkeypatch.setitem(LAYERED, variant, (architecture, {**keys, **changes}, shapes))
+    with pytest.raises(UnsupportedModelError, match=message):
+        convert(write_layered(tmp_path / "m.gguf", variant))
 
 
 def test_heads_that_are_no_multiple_of_a_group_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
