@@ -2,9 +2,11 @@
 
 import re
 import tomllib
+from typing import Any
 
 import pytest
 
+from headrace.models.cost.shape_sources import shape_of_config
 from headrace.models.registry.catalog import CatalogEntry, HubRepo, Wheel, find, load_catalog
 from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.models.registry.source import CatalogName, HubId, parse_source
@@ -12,6 +14,7 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import ModelNotFoundError
 
 ENTRIES = list(load_catalog().values())
+LICENCES = {"Apache-2.0", "MIT", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community", "LFM Open", "DeepSeek"}
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
@@ -42,8 +45,8 @@ def test_names_parse_to_their_kind(entry: CatalogEntry) -> None:
 def test_facts_are_complete(entry: CatalogEntry) -> None:
     assert entry.title
     assert entry.checked
-    assert entry.licence in {"Apache-2.0", "MIT", "Gemma", "Llama 3.1 Community", "Llama 3.2 Community", "LFM Open"}
-    assert 8192 <= entry.context <= 262144
+    assert entry.licence in LICENCES
+    assert 8192 <= entry.context <= 1048576
     assert entry.shape.heads % entry.shape.kv_heads == 0
     assert entry.shape.head_dim in {64, 128, 256}
     if isinstance(entry.source, HubRepo):
@@ -91,8 +94,68 @@ def test_a_token_reads_the_published_count_of_weights(name: str, weights: float)
 def test_vision_towers_have_plausible_sizes() -> None:
     """Half precision of 0.33 to 0.57 billion weights, audio included."""
     beside = [entry.unread_bytes for entry in ENTRIES if entry.unread_bytes]
-    assert len(beside) == 9
+    assert len(beside) == 10
     assert all(0.6e9 < size < 1.2e9 for size in beside)
+
+
+_GLM: dict[str, Any] = {
+    "hidden_act": "silu", "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False,
+}  # fmt: skip
+# The entries of the models' config.json that sizes follow from.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma-4-12b": {
+        "model_type": "gemma4_text", "hidden_size": 3840, "hidden_size_per_layer_input": 0, "intermediate_size": 15360,
+        "num_hidden_layers": 48, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 1, "head_dim": 256,
+        "global_head_dim": 512, "attention_k_eq_v": True, "num_kv_shared_layers": 0, "sliding_window": 1024,
+        "vocab_size": 262144, "enable_moe_block": False, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    },
+    "deepseek-coder-v2-lite": {
+        **_GLM, "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
+        "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "norm_topk_prob": False, "topk_method": "greedy", "scoring_func": "softmax", "routed_scaling_factor": 1.0,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 102400,
+    },
+    "glm-4.7-flash": {
+        **_GLM, "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240,
+        "num_hidden_layers": 47, "moe_intermediate_size": 1536, "n_routed_experts": 64, "num_experts_per_tok": 4,
+        "topk_method": "noaux_tc", "routed_scaling_factor": 1.8, "num_attention_heads": 20, "num_key_value_heads": 20,
+        "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "vocab_size": 154880,
+    },
+    "kimi-linear-48b-a3b": {
+        **_GLM, "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27,
+        "moe_intermediate_size": 1024, "num_experts": 256, "num_shared_experts": 1, "num_experts_per_token": 8,
+        "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.446,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 72, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840,
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+            "short_conv_kernel_size": 4, "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+        },
+    },
+    "glm-4.5-air": {
+        **_GLM, "model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+        "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8, "routed_scaling_factor": 1.0,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "partial_rotary_factor": 0.5,
+        "attention_bias": True, "use_qk_norm": False, "vocab_size": 151552,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_figures_follow_from_the_models_config(name: str) -> None:
+    shape = shape_of_config({**CONFIGS[name], "quantization": {"group_size": 64, "bits": 4}})
+    entry = find(name)
+    assert entry.weight_bytes == pytest.approx(shape.resident_bytes, rel=1e-4)
+    assert entry.step_shape.cost.weight_flops == pytest.approx(shape.cost.weight_flops, rel=1e-4)
+    assert entry.step_shape.cost.kv_bytes_per_token == shape.cost.kv_bytes_per_token
 
 
 def test_layers_that_differ_have_their_own_cache() -> None:
