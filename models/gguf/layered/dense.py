@@ -1,4 +1,4 @@
-"""Dense models: Command R, StableLM 2 and Nemotron with LayerNorm; DeciLM, whose layers have other sizes each."""
+"""Dense models: Command R, StableLM 2 and Nemotron with LayerNorm; Arcee; DeciLM, whose layers have different sizes."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from headrace.models.gguf.layered.common import (
     feed_forward,
     layers_of,
     mlp,
+    permuted_heads,
     require_whole_heads,
     rotated_share,
     scaled_rope,
@@ -102,6 +103,25 @@ NEMOTRON = LayeredArchitecture(
         },
     },
     tables() | _plus_one(tables()["output_norm"], "output_norm"),
+)  # fmt: skip
+
+
+def _arcee(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "arcee")
+    return config | scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | {
+        "intermediate_size": feed_forward(metadata), "hidden_act": "relu2", "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+
+
+ARCEE = LayeredArchitecture(
+    "ArceeForCausalLM", _arcee, alike, _sizes,
+    {
+        "layer": {
+            **NORMS, **attention(permuted=True), "ffn_up": Part("mlp.up_proj", "inner hidden"),
+            "ffn_down": Part("mlp.down_proj", "hidden inner"),
+        },
+    },
+    tables(), orders=permuted_heads, rope_tensors=(ROPE_FACTORS,),
 )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
-"""Mixtures of experts with dense first layers or corrected scores: GLM-4.5 and later, DeepSeek, MiniMax, ERNIE 4.5.
+"""Mixtures of experts with dense first layers or corrected scores: GLM-4.5 and later, DeepSeek, Step 3.5, ERNIE 4.5.
 
 Layers for multi-token prediction are left out.
 """
+
+from dataclasses import replace
 
 from headrace.models.gguf.layered.common import (
     LATENT_HEADS,
@@ -95,29 +97,55 @@ def _deepseek(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "deepseek_v3")
     corrected = any(name.endswith(".exp_probs_b.bias") for name in file.shapes)
     gating = metadata.integer("{arch}.expert_gating_func", 0) or (SIGMOID if corrected else SOFTMAX)
-    mla = metadata.has("{arch}.attention.key_length_mla")
-    query = metadata.integer("{arch}.attention.key_length_mla" if mla else "{arch}.attention.key_length")
-    value = metadata.integer("{arch}.attention.value_length_mla" if mla else "{arch}.attention.value_length")
-    rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2)
-    if config["tie_word_embeddings"] or not 0 < rotated < query or gating not in (SOFTMAX, SIGMOID):
+    if config["tie_word_embeddings"] or gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("this variant of GGUF architecture 'deepseek2' is not supported")
-    config |= _routed(metadata) | scaled_rope(metadata, config, rotated) | {
-        "q_lora_rank": metadata.integer("{arch}.attention.q_lora_rank", 0, maximum=1 << 20) or None,
-        "kv_lora_rank": metadata.integer("{arch}.attention.kv_lora_rank", minimum=1, maximum=1 << 20),
-        "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "v_head_dim": value,
-        "num_key_value_heads": config["num_attention_heads"], "attention_bias": False, "moe_layer_freq": 1,
-        "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    config |= _latent_attention(metadata, config) | _routed(metadata) | {
+        "attention_bias": False, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
     }  # fmt: skip
-    config.pop("head_dim")
-    if (scaling := config["rope_scaling"]) is not None:
-        scale = 10 * metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
-        config["rope_scaling"] = {**scaling, "type": scaling["rope_type"], "mscale": scale, "mscale_all_dim": scale}
     if gating == SIGMOID:  # the class of GLM-4.7-Flash is that of DeepSeek V3 with a stated epsilon
         return config if config["rms_norm_eps"] == 1e-6 else config | {"model_type": "glm4_moe_lite"}
     if config["norm_topk_prob"]:
         raise UnsupportedModelError("a DeepSeek V2 with normalized weights of experts is not supported")
     method = "group_limited_greedy" if config["n_group"] > 1 else "greedy"
     return config | {"model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
+
+
+def _latent_attention(metadata: Metadata, config: Config) -> Config:
+    """Return the entries of attention over latents, and take the size of a head out of `config`, which has several."""
+    mla = metadata.has("{arch}.attention.key_length_mla")
+    query = metadata.integer("{arch}.attention.key_length_mla" if mla else "{arch}.attention.key_length")
+    value = metadata.integer("{arch}.attention.value_length_mla" if mla else "{arch}.attention.value_length")
+    rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2)
+    if not 0 < rotated < query:
+        raise UnsupportedModelError(f"this variant of GGUF architecture {metadata.architecture!r} is not supported")
+    scaling = scaled_rope(metadata, config, rotated)["rope_scaling"]
+    if scaling is not None:
+        scale = 10 * metadata.number("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
+        scaling = {**scaling, "type": scaling["rope_type"], "mscale": scale, "mscale_all_dim": scale}
+    config.pop("head_dim")
+    return {
+        "q_lora_rank": metadata.integer("{arch}.attention.q_lora_rank", 0, maximum=1 << 20) or None,
+        "kv_lora_rank": metadata.integer("{arch}.attention.kv_lora_rank", minimum=1, maximum=1 << 20),
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": query - rotated, "v_head_dim": value,
+        "num_key_value_heads": config["num_attention_heads"], "rope_scaling": scaling,
+    }  # fmt: skip
+
+
+def _mistral4(metadata: Metadata, file: Contents) -> Config:
+    config = base_config(metadata, file, "mistral4")
+    gating = metadata.integer("{arch}.expert_gating_func", 0) or SOFTMAX
+    config |= _latent_attention(metadata, config) | _routed(metadata)
+    scaling = config.pop("rope_scaling")
+    if gating != SOFTMAX or scaling is None or scaling["rope_type"] != "yarn" or config["rms_norm_eps"] != 1e-6:
+        raise UnsupportedModelError("this variant of GGUF architecture 'mistral4' is not supported")
+    temperature = metadata.number("{arch}.attention.temperature_scale", 0.0)
+    trained = "original_max_position_embeddings"
+    if metadata.integer("{arch}.attention.temperature_length", scaling[trained]) != scaling[trained]:
+        raise UnsupportedModelError("a Mistral 4 whose attention scales at another context than YaRN is not supported")
+    return config | {
+        "rope_parameters": {**scaling, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": temperature},
+        "rope_interleave": True, "attention_bias": False,
+    }  # fmt: skip
 
 
 def _deepseek_sizes(config: Config) -> dict[str, int]:
@@ -145,6 +173,9 @@ DEEPSEEK2 = LayeredArchitecture(
     unused=("attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight"),  # some files have both forms
     drafts=NUMBERED_DRAFTS,
 )  # fmt: skip
+
+
+MISTRAL4 = replace(DEEPSEEK2, model_class="Mistral4ForCausalLM", config=_mistral4, drafts=None)
 
 
 def _minimax(metadata: Metadata, file: Contents) -> Config:

@@ -475,6 +475,24 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
         },
         _layers(*({**_BOTH_LAYER_NORMS, **_attention(), **_SQUARED},) * 2, output_norm__bias=(HIDDEN,)),
     ),
+    "arcee": (
+        "arcee",
+        {
+            **_ATTENTION_KEYS, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+        _layers(*({**_LFM_NORMS, **_attention(), **_SQUARED},) * 2),
+    ),
+    "mistral4": (
+        "mistral4",
+        {
+            **_MLA_KEYS, "leading_dense_block_count": 0, "expert_gating_func": 1, "attention.temperature_scale": 0.1,
+            "attention.temperature_length": 8, "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 8, "rope.scaling.yarn_log_multiplier": 0.1,
+        },
+        _layers(*({**_MLA, **_experts(shared=32)},) * 2),
+    ),
     "deci": (  # layers with attention, with a matrix in its place, without, without anything, and with other sizes
         "deci",
         {
@@ -603,7 +621,7 @@ def layered_header(path: Path, variant: str) -> gguf.GGUFWriter:
     writer.add_context_length(256)
     writer.add_embedding_length(HIDDEN)
     writer.add_vocab_size(VOCAB)
-    if "attention.layer_norm_epsilon" not in keys:
+    if not any("norm" in key and "epsilon" in key for key in keys):
         writer.add_layer_norm_rms_eps(1e-5)
     for key, value in keys.items():
         name = key if key.startswith("xielu") else f"{arch}.{key}"
