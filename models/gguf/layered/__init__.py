@@ -46,6 +46,7 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "deepseek": mixtures.DEEPSEEK,
     "mellum": mixtures.MELLUM,
     "exaone-moe": mixtures.EXAONE_MOE,
+    "bailingmoe": mixtures.BAILING_MOE,
     "bailingmoe2": mixtures.BAILING_MOE2,
     "afmoe": mixtures.AFMOE,
     "hunyuan-moe": mixtures.HUNYUAN_MOE,

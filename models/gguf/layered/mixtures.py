@@ -5,6 +5,8 @@ Layers for multi-token prediction are left out.
 
 from dataclasses import replace
 
+import numpy as np
+
 from headrace.models.gguf.layered.common import (
     LATENT_HEADS,
     LATENTS,
@@ -34,7 +36,7 @@ from headrace.models.gguf.layered.common import (
     scaled_rope,
     shared_expert,
 )
-from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, tables
+from headrace.models.gguf.layered.parts import Config, Contents, LayeredArchitecture, Part, Vector, tables
 from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.models.gguf.windows import window_flags
@@ -568,3 +570,23 @@ ERNIE_MOE = LayeredArchitecture(
     },
     tables(),
 )  # fmt: skip
+
+
+def _ling(metadata: Metadata, file: Contents) -> Config:
+    """Return the config of ERNIE's class, which computes the same: the class of Ling 1 has Q, K and V in one matrix."""
+    if not metadata.flag("{arch}.expert_weights_norm", False):
+        raise UnsupportedModelError("a Ling 1 without normalized weights of experts is not supported")
+    return _ernie(metadata, file)
+
+
+def _no_corrections(_: Metadata, config: Config) -> dict[str, Vector]:
+    """Return corrections of the routers' scores that correct nothing."""
+    zeros = np.zeros((1, config["moe_num_experts"]), np.float32)
+    sparse = (layer for layer, kinds in enumerate(_ernie_kinds(config)) if "sparse" in kinds)
+    return {f"model.layers.{layer}.mlp.moe_statics.e_score_correction_bias": zeros for layer in sparse}
+
+
+_UNCORRECTED = {key: part for key, part in ERNIE_MOE.groups["sparse"].items() if key != "exp_probs_b.bias"}
+BAILING_MOE = replace(
+    ERNIE_MOE, config=_ling, made=_no_corrections, groups={**ERNIE_MOE.groups, "sparse": _UNCORRECTED}
+)

@@ -537,6 +537,15 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
             *({**_LFM_NORMS, **_attention(), **_head_norms(), **_experts(shared=32), **_SCORES},) * 4,
         ),
     ),
+    "bailingmoe": (
+        "bailingmoe",
+        {
+            **_ATTENTION_KEYS, **_EXPERT_KEYS, "expert_shared_count": 2, "leading_dense_block_count": 0,
+            "expert_weights_norm": True, "expert_weights_scale": 1.0, "rope.dimension_count": 16,
+            "rope.scaling.type": "none",
+        },
+        _layers(*({**_LFM_NORMS, **_attention(), **_experts(shared=64)},) * 2),
+    ),
     "bailingmoe2": (
         "bailingmoe2",
         {
