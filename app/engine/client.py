@@ -6,7 +6,17 @@ A client belongs to one thread. `state` and `card` change only in `poll` and `st
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from headrace.app.engine.commands import Cancel, CountTokens, Generate, ModelSpec, PrefetchPrompt, Pull, Rest, TimeSteps
+from headrace.app.engine.commands import (
+    Cancel,
+    CountTokens,
+    Generate,
+    LimitKV,
+    ModelSpec,
+    PrefetchPrompt,
+    Pull,
+    Rest,
+    TimeSteps,
+)
 from headrace.app.engine.events import (
     Abandoned,
     AnswerEvent,
@@ -135,6 +145,11 @@ class EngineClient:
         self.start(self._spec)
 
     @property
+    def is_shared(self) -> bool:
+        """True if several machines share the model."""
+        return self._hosts is not None
+
+    @property
     def descriptor(self) -> int | None:
         """The socket whose arrivals `poll` reads, for an event loop."""
         return self._link.descriptor if self._link else None
@@ -161,6 +176,11 @@ class EngineClient:
     def time_steps(self, every: int) -> None:
         if self._link is not None:
             self._link.send(TimeSteps(every))
+
+    def limit_kv(self, total: int) -> None:
+        """Limit the bytes for K/V, also during answers and while the model loads."""
+        if self._link is not None:
+            self._link.send(LimitKV(total))
 
     def cancel(self, generation: int | None = None) -> None:
         if self._link is not None:

@@ -109,6 +109,16 @@ class TimeSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitKV:
+    """Use at most `total` bytes for the K/V of all sequences, but never less than one of full context needs.
+
+    Another model shares the memory. Taken during an answer, too.
+    """
+
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Quit:
     """Write recent K/V to disk for at most `seconds`, then exit."""
 
@@ -122,4 +132,4 @@ class Pull:
     name: str
 
 
-Command = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | TimeSteps | Quit | Pull
+Command = ModelSpec | Generate | CountTokens | PrefetchPrompt | Cancel | Rest | TimeSteps | LimitKV | Quit | Pull

@@ -205,6 +205,10 @@ class EngineHost:
 
         return start
 
+    def limit_kv(self, total: int) -> None:
+        """Use at most `total` bytes for K/V."""
+        self._answerer.engine.limit_kv(total)
+
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
         batch, several = 0, len(self._running) / 2 if self._serving else 1

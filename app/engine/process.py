@@ -24,6 +24,7 @@ from headrace.app.engine.commands import (
     Command,
     CountTokens,
     Generate,
+    LimitKV,
     ModelSpec,
     PrefetchPrompt,
     Pull,
@@ -61,7 +62,10 @@ _INTERVAL_S = 0.1
 
 
 class Inbox:
-    """Commands in order, and the cancel flag of every generation. timed_every: of the newest TimeSteps."""
+    """Commands in order, and the cancel flag of every generation.
+
+    timed_every: of the newest TimeSteps. kv_bytes: of the newest LimitKV; None: no limit.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -69,6 +73,7 @@ class Inbox:
         self._arrived = threading.Condition()
         self._cancelled: dict[int, CancelFlag] = {}
         self.timed_every = TIMED_EVERY
+        self.kv_bytes: int | None = None
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def next(self, timeout: float | None) -> Command | Prepared | None:
@@ -118,6 +123,8 @@ class Inbox:
                         self.cancel_flag(command.id).set()
                     elif isinstance(command, TimeSteps):
                         self.timed_every = command.every
+                    elif isinstance(command, LimitKV):
+                        self.kv_bytes = command.total
                     else:
                         with self._arrived:
                             self._commands.append(command)
@@ -187,6 +194,8 @@ class Server:
             if time.monotonic() > until:
                 break
         host.timed_every = self._inbox.timed_every
+        if self._inbox.kv_bytes is not None:
+            host.limit_kv(self._inbox.kv_bytes)
         try:
             host.step(self._send_event)
         except Exception as error:

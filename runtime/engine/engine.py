@@ -172,6 +172,10 @@ class Engine:
         self._ended.clear()
         self._abandon_work()
 
+    def limit_kv(self, total: int) -> None:
+        """Use at most `total` bytes for K/V from now on, or those of one full context."""
+        self._budget.limit_total(total)
+
     @property
     def has_work(self) -> bool:
         """True if `step` has something to do: sequences, or memory to free."""

@@ -28,6 +28,10 @@ class KVBudget:
             self._total = least if machine is None else max(least, machine.usable - CACHE_LIMIT)
         return self._total
 
+    def limit_total(self, total: int) -> None:
+        """Use at most `total` bytes from now on, or the minimum. Sequences keep what they have reserved."""
+        self._total = max(total, self._cost.kv_bytes(self.limit))
+
     def check(self, prompt: int) -> None:
         """Raise NotEnoughMemoryError, with figures, for a prompt of more tokens than ever fit."""
         if prompt > self.limit:

@@ -164,6 +164,19 @@ def test_one_sequence_may_reserve_its_limit_and_no_more() -> None:
     assert (sequence.reserved, room.used) == (LIMIT, room.total)
 
 
+def test_a_lower_limit_keeps_what_is_reserved_and_one_full_context() -> None:
+    room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4))
+    timeline: Any = SimpleNamespace()
+    sequences = [Sequence(Request(range(9), 5), LIMIT, timeline) for _ in range(3)]
+    assert all(room.reserve(sequence, LIMIT) for sequence in sequences[:2])
+    room.limit_total(0)
+    assert (room.total, room.used) == (COST.kv_bytes(LIMIT), 2 * COST.kv_bytes(LIMIT))
+    assert not room.reserve(sequences[2], 1)
+    for sequence in sequences[:2]:
+        room.release(sequence)
+    assert room.reserve(sequences[2], LIMIT)
+
+
 Served.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestServed = Served.TestCase
 
