@@ -26,7 +26,7 @@ _COMMANDS = {
     "chat": ("headrace.app.cli.chat", "chat", "Chat in the terminal and watch the decode loop (the default)."),
     "run": ("headrace.app.cli.run", "run", "Answer one prompt, streamed to standard output."),
     "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many at a time."),
-    "serve": ("headrace.app.cli.serve", "serve", "Serve a model to clients of OpenAI's and Anthropic's APIs."),
+    "serve": ("headrace.app.cli.serve", "serve", "Serve models to clients of OpenAI's and Anthropic's APIs."),
     "top": ("headrace.app.cli.top", "top", "Watch the decode loop of a running server."),
     "bench": (
         "headrace.app.cli.bench",

@@ -1,7 +1,7 @@
 """`headrace serve`: a local server for clients of OpenAI's and Anthropic's APIs."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from headrace.app.cli.completion import model_names
 from headrace.app.cli.draft import chosen_draft, draft_option
 from headrace.app.cli.hosts_options import chosen_hosts, hosts_options
 from headrace.app.cli.say import say
-from headrace.runtime.errors import UsageError
+from headrace.runtime.errors import ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from headrace.app.engine.events import Event
@@ -30,6 +30,7 @@ class ServeArguments:
     """Arguments of `headrace serve`."""
 
     model: str | None
+    models: tuple[str, ...] | None
     host: str
     port: int
     api_key: str | None
@@ -48,6 +49,11 @@ class ServeArguments:
     force: bool
     quiet: bool
 
+    @property
+    def first_model(self) -> str | None:
+        """The model to load at the start; None for the default."""
+        return self.models[0] if self.model is None and self.models else self.model
+
     def rules(self) -> "Rules":
         """Return the rules of access. Raises UsageError for an address without a key that others reach."""
         from headrace.app.server.guard import Rules, is_loopback
@@ -63,6 +69,12 @@ class ServeArguments:
 @click.command()
 @click.option(
     "-m", "--model", metavar="MODEL", shell_complete=model_names, help="Catalog name, directory, .gguf file or hub id."
+)
+@click.option(
+    "--models",
+    metavar="A,B",
+    callback=lambda _ctx, _param, value: _names(value),
+    help="Installed models that requests may name [all].",
 )
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, help=f"Port; 0 is any free one [{PORT}].")
@@ -88,9 +100,10 @@ class ServeArguments:
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no line per request.")
 @as_object(ServeArguments)
 def serve(arguments: ServeArguments) -> int:
-    """Serve a model to clients of OpenAI's and Anthropic's APIs, on this machine.
+    """Serve models to clients of OpenAI's and Anthropic's APIs, on this machine.
 
-    Answer options that a request lacks are as for `run`. Ctrl-C stops the server, SIGTERM after the running answers.
+    MODEL is loaded at the start, another installed one when a request names it. Answer options that a request lacks are
+    as for `run`. Ctrl-C stops the server, SIGTERM after the running answers.
     """
     keep_awake()
     from headrace.app.cli.gguf_copy import agree_to_copy
@@ -101,7 +114,8 @@ def serve(arguments: ServeArguments) -> int:
     rules = arguments.rules()
     settings = load_settings()
     draft = chosen_draft(arguments.draft, settings.chat.draft, None)
-    model = chosen_model(arguments.model, settings)
+    model = arguments.first_model or chosen_model(None, settings)
+    _check_installed(name for name in arguments.models or () if name != model)
     for name in (model, draft):
         agree_to_copy(name, quiet=arguments.quiet)
     spec = ModelSpec(
@@ -126,6 +140,7 @@ def serve(arguments: ServeArguments) -> int:
             rules,
             settings.sampling,
             frozenset(arguments.aliases),
+            () if client.is_shared else arguments.models,
             arguments.queue,
             grace_s=arguments.grace,
             idle_unload_s=arguments.idle_unload,
@@ -154,22 +169,39 @@ class _Announcer:
 
     def show(self, event: "Event") -> None:
         """Show an event of the engine."""
-        from headrace.app.engine.events import Damaged, Died, LoadProgress, Ready, one_line
+        from headrace.app.engine.events import Damaged, Died, Failed, LoadProgress, Ready, one_line
         from headrace.app.output.progress import drawn_progress
 
         if isinstance(event, LoadProgress):
             if self._progress is None:
                 self._progress = self._drawing.enter_context(drawn_progress(quiet=self._quiet))
             self._progress(event.stage, event.done, event.total)
-        elif isinstance(event, Ready | Damaged | Died):
+        elif isinstance(event, Ready | Damaged | Died) or (isinstance(event, Failed) and event.id is None):
             self._drawing.close()
             self._progress = None
             if isinstance(event, Ready):
                 say(f"headrace: {event.card.name} at {self._url}")
                 sys.stdout.flush()
             else:
-                hint = event.hint if isinstance(event, Damaged) else "it is started again"
+                hint = "it is started again" if isinstance(event, Died) else event.hint
                 say(f"headrace: {one_line(event.message, hint)}", err=True)
+
+
+def _names(value: str | None) -> tuple[str, ...] | None:
+    """Return the names of a list with commas; None without a list."""
+    if value is None:
+        return None
+    return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
+def _check_installed(names: Iterable[str]) -> None:
+    """Raise ModelNotFoundError for a name that no installed model has."""
+    from headrace.app.server.models import installed_models, named
+
+    installed = installed_models()
+    for name in names:
+        if named(name, installed) is None:
+            raise ModelNotFoundError(f"{name} is not installed", f"`headrace models pull {name}` fetches it")
 
 
 def _url(host: str, port: int) -> str:

@@ -12,8 +12,9 @@ _WAIT_S = 5.0
 
 @click.command()
 @click.argument("url", metavar="[URL]", default=f"http://127.0.0.1:{PORT}")
+@click.option("-m", "--model", metavar="MODEL", help="Model of the server [the one of its start].")
 @click.option("--api-key", metavar="KEY", help="Key of the server [HEADRACE_API_KEY].")
-def top(url: str, api_key: str | None) -> int:
+def top(url: str, model: str | None, api_key: str | None) -> int:
     """Watch a running `headrace serve`: sequences, queue, K/V, latency, bandwidth. URL is its address
     [http://127.0.0.1:8080].
     """
@@ -24,7 +25,7 @@ def top(url: str, api_key: str | None) -> int:
     from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
     from headrace.runtime.config import environment
 
-    reader = TelemetryReader(HTTPAddress(url, api_key or environment.api_key()))
+    reader = TelemetryReader(HTTPAddress(url, api_key or environment.api_key()), model)
     events = wait_for_model(reader, _WAIT_S)
     if not events and reader.problem:
         raise EngineError(f"{url}: {reader.problem}", "is `headrace serve` running there?")

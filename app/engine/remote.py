@@ -22,7 +22,7 @@ from headrace.app.engine.http_address import HTTPAddress, ServerError, events
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.engine.remote_answer import RemoteAnswer
 from headrace.app.engine.telemetry import event_of
-from headrace.app.engine.telemetry_reader import PATH as TELEMETRY
+from headrace.app.engine.telemetry_reader import telemetry_path
 from headrace.models.text.thinking import split_thinking
 from headrace.runtime.errors import EngineError
 
@@ -128,16 +128,27 @@ class RemoteEngine:
             if model is None:
                 raise ServerError(f"the server has no model {self._model!r}")
             self._model, self._own = str(model["id"]), model.get("owned_by") == _OWN
+            if self._own and model.get("status", {}).get("value") == "unloaded":
+                self._load_model()
             card = self._own_card() if self._own else unknown_card(self._model, model)
             self._events.put((number, Ready(card)))
         except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
             self._events.put((number, Failed(None, f"{self._address.url}: {_reason(error)}", None)))
 
+    def _load_model(self) -> None:
+        """Have headrace's own server load the model, by the shortest request that needs it."""
+        connection = self._address.connection(_SILENCE_S)
+        body = {"model": self._model, "messages": [{"role": "user", "content": "hello"}]}
+        try:
+            self._address.ask(connection, "/v1/messages/count_tokens", body).read()
+        finally:
+            connection.close()
+
     def _own_card(self) -> ModelCard:
-        """Return the card of headrace's own server."""
+        """Return the model's card on headrace's own server."""
         connection = self._address.connection(_CONNECT_S)
         try:
-            for name, data in events(self._address.ask(connection, TELEMETRY)):
+            for name, data in events(self._address.ask(connection, telemetry_path(self._model))):
                 if isinstance(event := event_of(name, json.loads(data)), Ready):
                     return event.card
             raise ServerError("the server has no loaded model")

@@ -8,22 +8,29 @@ import threading
 import time
 from collections import deque
 from http.client import HTTPException
+from urllib.parse import quote
 
 from headrace.app.engine.events import Event
 from headrace.app.engine.http_address import HTTPAddress, events
 from headrace.app.engine.telemetry import event_of
 
-PATH = "/v1/telemetry"
 _TIMEOUT_S = 30.0  # without a keep-alive
 _AGAIN_S = 1.0  # between two attempts
 _KEPT = 10_000  # events that were not polled
 
 
-class TelemetryReader:
-    """Reads one server's events. problem: the latest failure, one line; "" while connected."""
+def telemetry_path(model: str | None) -> str:
+    """Return the path of a model's events. model: None for the model of the server's start."""
+    return "/v1/telemetry" if model is None else f"/v1/telemetry?model={quote(model, safe='')}"
 
-    def __init__(self, address: HTTPAddress) -> None:
+
+class TelemetryReader:
+    """Reads the events of one of a server's models. problem: the latest failure, one line; "" while connected."""
+
+    def __init__(self, address: HTTPAddress, model: str | None = None) -> None:
+        """Begin to read. model: its name; None: the model of the server's start."""
         self._address = address
+        self._path = telemetry_path(model)
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._closed = threading.Event()
         self.problem = "connecting"
@@ -53,7 +60,7 @@ class TelemetryReader:
         """Read until the connection ends. Raises OSError, HTTPException, and the errors of other documents."""
         connection = self._address.connection(_TIMEOUT_S)
         try:
-            response = self._address.ask(connection, PATH)
+            response = self._address.ask(connection, self._path)
             self.problem = ""
             for name, data in events(response):
                 if (event := event_of(name, json.loads(data))) is not None:

@@ -1,7 +1,8 @@
 """The endpoints: requests to calls, answers to responses."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -15,13 +16,13 @@ from headrace.app.server import anthropic, openai_chat, openai_completions, resp
 from headrace.app.server.body import read_body
 from headrace.app.server.call import Call
 from headrace.app.server.engine import ServedEngine
-from headrace.app.server.errors import ApiError
 from headrace.app.server.fields import Body
 from headrace.app.server.form import Form
 from headrace.app.server.guard import Rules
 from headrace.app.server.metrics import Metrics
-from headrace.app.server.models import is_served, model_list, model_object
+from headrace.app.server.models import installed_object, model_list, model_object
 from headrace.app.server.respond import DocumentResponse, StreamResponse, answer, while_connected
+from headrace.app.server.served_models import ServedModels
 from headrace.app.server.telemetry import Telemetry
 
 Log = Callable[[str], None]
@@ -30,22 +31,15 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Needs of the endpoints. aliases: other names of the model; `*`: any name. defaults: options of all requests."""
+    """Needs of the endpoints. telemetry: of each engine. defaults: options of all requests."""
 
-    engine: ServedEngine
+    models: ServedModels
     rules: Rules
     metrics: Metrics
-    telemetry: Telemetry
+    telemetry: Mapping[ServedEngine, Telemetry]
     defaults: AnswerOptions = field(default_factory=AnswerOptions)
-    aliases: frozenset[str] = frozenset()
     keep_alive_s: float = 10.0
     log: Log = lambda _: None
-
-    def check_model(self, name: str | None, card: ModelCard) -> None:
-        """Raises ApiError for a model that is not served."""
-        if not is_served(name, card, self.aliases):
-            message = f"the model {name!r:.100} is not served here, only {card.name!r}"
-            raise ApiError(404, message, "model_not_found", "model")
 
 
 def routes(served: Served) -> list[Route]:
@@ -76,10 +70,9 @@ def _answers(served: Served, read: Callable[[Body], Call], form: Callable[..., F
         call = read(await read_body(request))
 
         def form_of(card: ModelCard) -> Form:
-            served.check_model(call.model, card)
             return form(call, card.name, thinks=card.thinks)
 
-        work = answer(call, served.engine, form_of, served.defaults, served.keep_alive_s)
+        work = answer(call, served.models, form_of, served.defaults, served.keep_alive_s)
         return await while_connected(request.receive, work)
 
     return endpoint
@@ -87,10 +80,9 @@ def _answers(served: Served, read: Callable[[Body], Call], form: Callable[..., F
 
 def _count_tokens(served: Served) -> Endpoint:
     async def count(call: Call) -> Response:
-        card = await served.engine.ready()
-        served.check_model(call.model, card)
+        engine, card = await served.models.ready(call.model)
         thinking = call.thinking(card, served.defaults)
-        answering = served.engine.submit(
+        answering = engine.submit(
             lambda ids: [CountTokens(ids[0], call.messages, thinking, call.tools, call.options.chat_template_kwargs)]
         )
         try:
@@ -109,32 +101,52 @@ def _count_tokens(served: Served) -> Endpoint:
 
 def _models(served: Served) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        return DocumentResponse(model_list(await while_connected(request.receive, served.engine.ready())))
+        return DocumentResponse(model_list(await while_connected(request.receive, _model_objects(served.models))))
 
     return endpoint
 
 
 def _model(served: Served) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        card = await while_connected(request.receive, served.engine.ready())
-        served.check_model(str(request.path_params["name"]), card)
-        return DocumentResponse(model_object(card))
+        engine = await while_connected(request.receive, served.models.find(str(request.path_params["name"])))
+        found = await while_connected(request.receive, _model_objects(served.models))
+        return DocumentResponse(next(model for model in found if model["id"] == engine.name))
 
     return endpoint
 
 
+async def _model_objects(models: ServedModels) -> list[dict[str, Any]]:
+    """Return the documents of all models. Loads none but that of the start."""
+    first = models.first
+    documents = [model_object(first.card or await first.loaded(), first.state)]
+    for model, engine in await models.listed():
+        if engine is not None and engine.card is not None:
+            documents.append(model_object(engine.card, engine.state))
+        else:
+            documents.append(installed_object(model, engine.state if engine is not None else "unloaded"))
+    return documents
+
+
 def _telemetry(served: Served) -> Endpoint:
-    async def endpoint(_: Request) -> Response:
-        return StreamResponse(served.telemetry.stream(served.engine.card, served.keep_alive_s))
+    async def endpoint(request: Request) -> Response:
+        name = request.query_params.get("model")
+        engine = await while_connected(request.receive, served.models.find(name)) if name else served.models.first
+        return StreamResponse(served.telemetry[engine].stream(engine.card, served.keep_alive_s))
 
     return endpoint
 
 
 def _health(served: Served) -> Endpoint:
     async def endpoint(_: Request) -> Response:
-        engine = served.engine
-        well = engine.state in ("ready", "unloaded")
-        document = {"status": "ok" if well else engine.state, "engine": engine.state, "requests": engine.open}
+        state = served.models.first.state
+        well = state in ("ready", "unloaded")
+        engines = served.models.engines
+        document = {
+            "status": "ok" if well else state,
+            "engine": state,
+            "requests": sum(engine.open for engine in engines),
+            "models_loaded": sum(engine.state == "ready" for engine in engines),
+        }
         return DocumentResponse(document, 200 if well else 503)
 
     return endpoint

@@ -1,13 +1,13 @@
-"""The engine process on an asyncio loop: requests in, events of each request out, restart, unload when idle.
+"""A model's engine process on an asyncio loop: requests in, events of each request out, restart, unload when idle.
 
 Everything runs on the loop's thread, and nothing blocks it: the engine's socket is read when it has data. Listeners see
 every event, for metrics and telemetry.
 """
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import TIMED_EVERY, CountTokens, Generate, ModelSpec
@@ -18,16 +18,17 @@ from headrace.app.engine.events import (
     Failed,
     LoadProgress,
     Ready,
+    one_line,
 )
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.answering import END, Answering
 from headrace.app.server.errors import ApiError
+from headrace.models.registry.resolve import DEFAULT_MODEL
 from headrace.runtime.errors import HeadraceError
 
 _TICK_S = 0.25  # between two looks at the process and the clock
 _RESTART_S = (0.0, 1.0, 5.0, 30.0)  # before a restart: the first, second, ... in a row
 _STEADY_S = 60.0  # of work after which restarts count from the beginning
-NOT_LOADED = ApiError(503, "the model cannot be loaded", "model_not_loaded", retry_after=30)
 DIED = ApiError(500, "the engine stopped unexpectedly; it is started again", "engine_died")
 
 Listener = Callable[[Event], None]
@@ -36,46 +37,98 @@ Listener = Callable[[Event], None]
 class ServedEngine:
     """One model for many requests at once.
 
-    card: the latest loaded model; None before the first. most_open: generations at a time, waiting ones included.
-    idle_unload_s: seconds without a request after which the process is ended; None: never.
+    card: the latest loaded model; None before the first.
+    requested_at: monotonic clock of the latest request.
     """
 
     def __init__(
-        self, client: EngineClient, spec: ModelSpec, *, most_open: int, idle_unload_s: float | None = None
+        self,
+        client: EngineClient,
+        spec: ModelSpec,
+        *,
+        most_open: int,
+        ids: Iterator[int],
+        name: str | None = None,
+        idle_unload_s: float | None = None,
     ) -> None:
-        """client: with the model already loading, or not."""
+        """Make the engine of a model.
+
+        client: with the model already loading, or not.
+        most_open: generations at a time, waiting ones included.
+        ids: of generations; engines share them, so that telemetry tells generations apart.
+        name: of the model, as requests give it; None: the file's until it is loaded.
+        idle_unload_s: seconds without a request after which the process is ended; None: never.
+        """
         self.card: ModelCard | None = None
+        self.requested_at = time.monotonic()
         self.failure: Failed | None = None  # of the latest attempt to load
         self.restarts = 0
         self.listeners: list[Listener] = []
         self.on_failure: Callable[[], None] = lambda: None
-        self._client, self._spec = client, spec
-        self._most_open, self._idle_unload_s = most_open, idle_unload_s
+        self.on_unload: Callable[[], None] = lambda: None
+        self.spec = spec
+        self._client = client
+        self._most_open = most_open
+        self._idle_unload_s = idle_unload_s
         self._answering: dict[int, Answering] = {}
-        self._numbers = itertools.count(1)
+        self._ids = ids
         self._changed = asyncio.Event()  # of the engine's state
         self._descriptor: int | None = None
         self._writing = False
         self._watchers = 0
         self._deaths: list[float] = []
         self._restart_at: float | None = None
-        self._busy_at = time.monotonic()
+        self._name = name or Path(spec.name or DEFAULT_MODEL).name
+        self._unload: asyncio.Future[None] | None = None  # under way
+        self._kv_limit: int | None = None  # bytes
         self._durations: list[float] = []  # of the latest answers
         self._task: asyncio.Task[None] | None = None
         self._stopping: ApiError | None = None
 
     def start(self) -> None:
-        """Watch the engine on the running loop, and load the model unless it is loading."""
-        if self._client.state == "stopped":
-            self._client.start(self._spec)
-        self._tell_watched()
+        """Watch the engine on the running loop."""
+        self._instruct()
         self._task = asyncio.get_running_loop().create_task(self._watch())
         self._poll()
+
+    async def load(self) -> None:
+        """Begin to load the model, unless that is done."""
+        while self._is_unloading:
+            await self._change()
+        if not self.is_started:
+            self.failure = None
+            self.requested_at = time.monotonic()
+            self._kv_limit = None
+            self._client.start(self.spec)
+            self._instruct()
+            self._poll()
+            self._changed.set()
+
+    async def unload(self) -> None:
+        """End the engine process, and with it all requests."""
+        if not self._is_unloading:
+            self._detach()
+            self._restart_at = None
+            self._unload = asyncio.ensure_future(asyncio.to_thread(self._client.close))  # may write K/V to disk first
+            self._unload.add_done_callback(lambda _: self._unloaded())
+        assert self._unload is not None
+        await asyncio.shield(self._unload)
+
+    def _unloaded(self) -> None:
+        self._poll()
+        self._changed.set()
+        self.on_unload()
+
+    @property
+    def _is_unloading(self) -> bool:
+        return self._unload is not None and not self._unload.done()
 
     async def close(self) -> None:
         """End the engine process."""
         if self._task is not None:
             self._task.cancel()
+        if self._unload is not None:
+            await asyncio.wait([self._unload])
         self._detach()
         self._client.close()
 
@@ -85,35 +138,51 @@ class ServedEngine:
         return {"stopped": "unloaded", "dead": "restarting"}.get(self._client.state, self._client.state)
 
     @property
+    def is_started(self) -> bool:
+        """True if the model is loaded or loads, also again after the engine died."""
+        return not self._is_unloading and self._client.state in ("loading", "ready", "dead")
+
+    @property
     def open(self) -> int:
         """Generations that run or wait."""
         return len(self._answering)
 
-    async def ready(self) -> ModelCard:
-        """Return the loaded model, loaded again if it was unloaded. Raises ApiError if it cannot be loaded."""
-        self._check_stopping()
-        self._busy_at = time.monotonic()
-        if self._client.state in ("stopped", "failed"):
-            self.failure = None
-            self._client.start(self._spec)
-            self._tell_watched()
-            self._poll()
+    async def loaded(self) -> ModelCard:
+        """Return the model, once it is loaded. Raises ApiError if it cannot be loaded, or is not being loaded."""
+        self.check_stopping()
         while self._client.state != "ready" or self.card is None:
-            self._check_stopping()
-            if self._client.state == "failed":
-                raise NOT_LOADED
+            self.check_stopping()
+            if not self.is_started:
+                raise self._not_loaded()
             if self._client.state == "dead" and self._restart_at is not None and len(self._deaths) > 1:
                 wait = max(1, round(self._restart_at - time.monotonic()))
                 raise ApiError(503, "the engine is being started again", "engine_restarting", retry_after=wait)
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         return self.card
+
+    async def _change(self) -> None:
+        """Wait until the engine's state changes."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _not_loaded(self) -> ApiError:
+        """Return the error of requests for a model that cannot be loaded. It has no paths of files."""
+        reason = "its files may be damaged, `headrace models verify` checks them"
+        if self.failure is not None and self.failure.error == "NotEnoughMemoryError":
+            reason = one_line(self.failure.message, self.failure.hint)
+        message = f"the model {self.name!r:.100} cannot be loaded: {reason}"
+        return ApiError(503, message, "model_not_loaded", retry_after=30)
+
+    @property
+    def name(self) -> str:
+        """The model's name, as requests give it."""
+        return self.card.name if self.card is not None else self._name
 
     def watch(self, more: int) -> None:
         """Count more readers of step records, or fewer: the engine sends records only while there are some."""
         before, self._watchers = self._watchers, self._watchers + more
         if bool(before) != bool(self._watchers):
-            self._tell_watched()
+            self._instruct()
 
     def submit(
         self,
@@ -126,10 +195,10 @@ class ServedEngine:
 
         Raises ApiError with status 429 if too many generations are open.
         """
-        self._check_stopping()
+        self.check_stopping()
         if self.open + count > self._most_open:
             raise ApiError(429, "too many requests are waiting", "queue_full", retry_after=self._retry_after())
-        ids = [next(self._numbers) for _ in range(count)]
+        ids = [next(self._ids) for _ in range(count)]
         answering = Answering(self._left, ids, int(watched))
         self.watch(answering.watchers)
         try:
@@ -154,33 +223,44 @@ class ServedEngine:
             self._client.cancel(generation)
         self._fail_all(self._stopping)
 
-    def _tell_watched(self) -> None:
-        """Tell the engine process, also a new one, whether anyone reads step records."""
+    def limit_kv(self, total: int) -> None:
+        """Limit the bytes of the model's K/V, until it is unloaded."""
+        self._kv_limit = total
+        self._client.limit_kv(total)
+
+    def _instruct(self) -> None:
+        """Tell the engine process, also a new one, its limit, and whether anyone reads step records."""
+        if self._is_unloading:  # another thread has the client
+            return
         self._client.time_steps(TIMED_EVERY if self._watchers else 0)
+        if self._kv_limit is not None:
+            self._client.limit_kv(self._kv_limit)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            if self._is_unloading:
+                continue
             self._poll()
             now = time.monotonic()
             if self._restart_at is not None and now >= self._restart_at:
                 self._restart_at = None
                 self.restarts += 1
                 self._client.restart()
-                self._tell_watched()
+                self._instruct()
                 self._poll()
             if self._answering:
-                self._busy_at = now
-            idle_for = now - self._busy_at
+                self.requested_at = now
+            idle_for = now - self.requested_at
             if self._idle_unload_s is not None and self._client.state == "ready" and idle_for > self._idle_unload_s:
-                self._detach()
-                self._client.close()
-                self._changed.set()
+                await self.unload()
 
     def _poll(self) -> None:
         """Take the engine's events, and send what waits to be sent."""
+        if self._is_unloading:  # another thread has the client
+            return
         for event in self._client.poll():
             self._take(event)
         self._attach()
@@ -210,10 +290,11 @@ class ServedEngine:
             case Ready():
                 self.card = event.card
                 self.failure = None
+                self.requested_at = time.monotonic()  # its requests come now
                 self._changed.set()
             case Failed(id=None):
                 self.failure = event
-                self._fail_all(NOT_LOADED)
+                self._fail_all(self._not_loaded())
                 self._changed.set()
                 self.on_failure()
             case Died():
@@ -255,7 +336,8 @@ class ServedEngine:
         answering.watchers = 0
         self._poll()
 
-    def _check_stopping(self) -> None:
+    def check_stopping(self) -> None:
+        """Raise the error of `stop`, if it was called."""
         if self._stopping is not None:
             raise self._stopping
 

@@ -1,6 +1,7 @@
-"""`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engine's events."""
+"""`/metrics`: counters, gauges and histograms of the server for Prometheus, from the engines' events."""
 
 import asyncio
+from collections.abc import Callable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,12 +21,15 @@ _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The figures of one server. `take` is a listener of the engine."""
+    """The figures of one server, over all its models. `take` is a listener of an engine.
 
-    def __init__(self, engine: ServedEngine) -> None:
+    engines: returns those of the models that were asked for.
+    """
+
+    def __init__(self, engines: Callable[[], list[ServedEngine]]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # times at which the server started, again and again
         self._registry = registry = CollectorRegistry()
-        self._engine = engine
+        self._loads: dict[ServedEngine, BatchStatus] = {}  # the latest of each loaded model
         self.requests = Counter(
             "headrace_requests", "Requests by path and status.", ["path", "status"], registry=registry
         )
@@ -46,14 +50,16 @@ class Metrics:
         self._mbu = Gauge("headrace_mbu", "Model bandwidth utilisation of the latest answer.", registry=registry)
         self._memory = Gauge("headrace_memory_gb_s", "Measured memory bandwidth, in GB/s.", registry=registry)
         open_ = Gauge("headrace_open_answers", "Answers that run or wait.", registry=registry)
-        open_.set_function(lambda: engine.open)
+        open_.set_function(lambda: sum(engine.open for engine in engines()))
         tasks = Gauge("headrace_tasks", "Asyncio tasks of the server.", registry=registry)
         tasks.set_function(lambda: len(asyncio.all_tasks()))
-        ready = Gauge("headrace_model_loaded", "1 if the model is loaded.", registry=registry)
-        ready.set_function(lambda: engine.state == "ready")
+        ready = Gauge("headrace_model_loaded", "1 if the model of the start is loaded.", registry=registry)
+        ready.set_function(lambda: engines()[0].state == "ready")
+        loaded = Gauge("headrace_models_loaded", "Loaded models.", registry=registry)
+        loaded.set_function(lambda: sum(engine.state == "ready" for engine in engines()))
 
-    def take(self, event: Event) -> None:
-        """Count an event of the engine."""
+    def take(self, engine: ServedEngine, event: Event) -> None:
+        """Count an event of an engine."""
         match event:
             case Delta():
                 for latency in event.itl_s:
@@ -61,7 +67,9 @@ class Metrics:
             case Done():
                 self._count(event)
             case BatchStatus():
-                self._load(event)
+                for batch in event.batches:
+                    self._batch.observe(batch)
+                self._loads[engine] = event
             case Failed(id=int()):
                 self._ended.labels("failed").inc()
             case Died():
@@ -71,6 +79,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return the figures in Prometheus's text format."""
+        self._sum_loads()
         return generate_latest(self._registry)
 
     def _count(self, done: Done) -> None:
@@ -89,13 +98,16 @@ class Metrics:
         if summary.mbu is not None:
             self._mbu.set(summary.mbu)
 
-    def _load(self, status: BatchStatus) -> None:
-        for batch in status.batches:
-            self._batch.observe(batch)
+    def _sum_loads(self) -> None:
+        """Set the gauges of sequences and K/V to the sums of all loaded models."""
+        loads = [status for engine, status in self._loads.items() if engine.is_started]
+        if not self._loads:
+            return
+        states = [state for status in loads for state in status.states.values()]
         for state in ("waiting", "prefill", "decode", "preempted"):
-            self._sequences.labels(state).set(sum(found == state for found in status.states.values()))
-        self._kv.labels("used").set(status.kv_used_bytes)
-        self._kv.labels("budget").set(status.kv_room_bytes)
-        if status.blocks is not None:
-            for state in ("used", "shared", "cached", "free"):
-                self._blocks.labels(state).set(getattr(status.blocks, state))
+            self._sequences.labels(state).set(states.count(state))
+        self._kv.labels("used").set(sum(status.kv_used_bytes for status in loads))
+        self._kv.labels("budget").set(sum(status.kv_room_bytes for status in loads))
+        pools = [status.blocks for status in loads if status.blocks is not None]
+        for state in ("used", "shared", "cached", "free"):
+            self._blocks.labels(state).set(sum(getattr(blocks, state) for blocks in pools))

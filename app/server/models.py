@@ -1,42 +1,102 @@
-"""`/v1/models`: the model that is served, in the fields that clients of OpenAI, Anthropic, vLLM and llama.cpp read."""
+"""`/v1/models`: the models of a server, in the fields that clients of OpenAI, Anthropic, vLLM and llama.cpp read."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from headrace.app.engine.model_card import ModelCard
+from headrace.models.registry.store import Store, StoredModel
 
 _STARTED = datetime.now(UTC).replace(microsecond=0)
 _OWN_NAMES = ("default", "headrace")
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model of the store.
+
+    name: as requests give it.
+    stored_as: its name in the store.
+    context: the longest one in tokens; None: unknown.
+    """
+
+    name: str
+    stored_as: str
+    context: int | None
+    weight_bytes: int
+
+
 def is_served(name: str | None, card: ModelCard, aliases: frozenset[str]) -> bool:
-    """Return whether a request for this name is one for the model; None and "" are any model."""
-    return not name or "*" in aliases or name in (card.name, *_OWN_NAMES, *aliases)
+    """Return whether a request for this name is one for the model of the start; None and "" are that one, too."""
+    return not name or name in (card.name, *_OWN_NAMES, *aliases)
 
 
-def model_list(card: ModelCard) -> dict[str, Any]:
+def installed_models(only: Sequence[str] | None = None) -> list[InstalledModel]:
+    """Return the models of the store, in the order of their names. only: names to return; None: all."""
+    models = [_installed(model) for model in Store().list()]
+    return models if only is None else [model for name in only if (model := named(name, models)) is not None]
+
+
+def named(name: str, models: Sequence[InstalledModel]) -> InstalledModel | None:
+    """Return the model of a name, in any case of letters, also by its name in the store; None without one."""
+    wanted = name.lower()
+    return next((model for model in models if wanted in (model.name.lower(), model.stored_as.lower())), None)
+
+
+def _installed(model: StoredModel) -> InstalledModel:
+    try:
+        weights = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
+    except OSError:
+        weights = 0
+    return InstalledModel(str(model.origin.get("id", model.name)), model.name, _context(model.path), weights)
+
+
+def _context(directory: Path) -> int | None:
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+        length = config.get("text_config", config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return length if isinstance(length, int) else None
+
+
+def model_list(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the list of models."""
     return {
         "object": "list",
-        "data": [model_object(card)],
+        "data": list(models),
         "has_more": False,
-        "first_id": card.name,
-        "last_id": card.name,
+        "first_id": models[0]["id"],
+        "last_id": models[-1]["id"],
         "models": [],  # of Codex's own list: a model in it would need Codex's system prompt
     }
 
 
-def model_object(card: ModelCard) -> dict[str, Any]:
-    """Return one model. context_length: tokens of prompt and answer together."""
+def model_object(card: ModelCard, state: str) -> dict[str, Any]:
+    """Return a model that has been loaded. state: of its engine."""
+    return _object(card.name, card.context_limit, state, {"size": card.weight_bytes, "kv": card.kv})
+
+
+def installed_object(model: InstalledModel, state: str) -> dict[str, Any]:
+    """Return a model that has not been loaded yet; its context may be limited by the memory."""
+    return _object(model.name, model.context, state, {"size": model.weight_bytes})
+
+
+def _object(name: str, context: int | None, state: str, meta: dict[str, Any]) -> dict[str, Any]:
+    """Return one model. context: tokens of prompt and answer together; None: unknown."""
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "type": "model",
-        "display_name": card.name,
+        "display_name": name,
         "created": int(_STARTED.timestamp()),
         "created_at": _STARTED.isoformat().replace("+00:00", "Z"),
         "owned_by": "headrace",
-        "context_length": card.context_limit,
-        "max_model_len": card.context_limit,
-        "meta": {"n_ctx": card.context_limit, "size": card.weight_bytes, "kv": card.kv},
+        "context_length": context,
+        "max_model_len": context,
+        "status": {"value": "loaded" if state == "ready" else state},  # as llama.cpp's server has it
+        "meta": {"n_ctx": context, **meta},
     }

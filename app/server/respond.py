@@ -14,9 +14,9 @@ from headrace.app.engine.events import Event, Prefill
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.server.answering import Answering
 from headrace.app.server.call import Call
-from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import api_error
 from headrace.app.server.form import Form, json_bytes
+from headrace.app.server.served_models import ServedModels
 
 WRITE_S = 30.0  # for a client to take a piece
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -61,13 +61,13 @@ async def _left(receive: Receive) -> None:
 
 async def answer(
     call: Call,
-    engine: ServedEngine,
+    models: ServedModels,
     form_of: Callable[[ModelCard], Form],
     defaults: AnswerOptions,
     keep_alive_s: float,
 ) -> Response:
     """Return the response to a call. Raises ApiError for one that fails before its first event."""
-    card = await engine.ready()
+    engine, card = await models.ready(call.model)
     form = form_of(card)
     watched = call.steps and call.stream
     answering = engine.submit(lambda ids: call.commands(ids, card, defaults), call.choices, watched=watched)

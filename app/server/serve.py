@@ -1,15 +1,17 @@
-"""The server process: socket, engine, uvicorn, signals, end.
+"""The server process: socket, engines, uvicorn, signals, end.
 
 SIGTERM stops taking requests and waits for the running ones, up to a grace time; Ctrl-C cuts them at once.
 """
 
 import asyncio
+import itertools
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -18,7 +20,7 @@ from starlette.applications import Starlette
 from headrace.app.answer.options import AnswerOptions
 from headrace.app.engine.client import EngineClient
 from headrace.app.engine.commands import ModelSpec
-from headrace.app.engine.events import Event
+from headrace.app.engine.events import Event, Failed
 from headrace.app.server.application import application
 from headrace.app.server.connection import http_options
 from headrace.app.server.endpoints import Log, Served
@@ -26,6 +28,8 @@ from headrace.app.server.engine import ServedEngine
 from headrace.app.server.errors import ApiError
 from headrace.app.server.guard import Rules
 from headrace.app.server.metrics import Metrics
+from headrace.app.server.models import InstalledModel, installed_models
+from headrace.app.server.served_models import ServedModels
 from headrace.app.server.telemetry import Telemetry
 from headrace.runtime.errors import HeadraceError, UsageError
 
@@ -36,13 +40,20 @@ _STOPPING = ApiError(503, "the server is stopping", "stopping", retry_after=5)
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of `headrace serve`. max_waiting: requests beyond the running ones. grace_s: for running answers at
-    SIGTERM. idle_unload_s: see `ServedEngine`. log: takes a line per request.
+    """Options of `headrace serve`.
+
+    aliases: other names of the model of the start; `*`: any name.
+    others: installed models that requests may name; None: all.
+    max_waiting: requests of a model beyond the running ones.
+    grace_s: seconds for running answers at SIGTERM.
+    idle_unload_s: seconds without a request after which a model is unloaded; None: never.
+    log: takes a line per request.
     """
 
     rules: Rules
     defaults: AnswerOptions = field(default_factory=AnswerOptions)
     aliases: frozenset[str] = frozenset()
+    others: Sequence[str] | None = None
     max_waiting: int = 64
     keep_alive_s: float = 10.0
     grace_s: float = 30.0
@@ -76,33 +87,53 @@ def serve(
     listening: socket.socket,
     on_event: Callable[[Event], None],
 ) -> None:
-    """Serve until a signal. client: perhaps loading already. on_event: takes LoadProgress, Ready and the like.
+    """Serve until a signal.
 
+    client: of the model of the start, which loads.
+    on_event: takes LoadProgress, Ready and the like of all models.
     Raises HeadraceError if the model cannot be loaded at the start.
     """
-    engine = ServedEngine(
-        client, spec, most_open=spec.max_running + options.max_waiting, idle_unload_s=options.idle_unload_s
-    )
-    metrics, telemetry = Metrics(engine), Telemetry(engine)
-    engine.listeners += [on_event, metrics.take, telemetry.take]
-    served = Served(
-        engine,
-        options.rules,
-        metrics,
-        telemetry,
-        options.defaults,
-        options.aliases,
-        options.keep_alive_s,
-        options.log,
-    )
+    ids = itertools.count(1)
+    telemetry: dict[ServedEngine, Telemetry] = {}
+    metrics = Metrics(lambda: models.engines)
+
+    def announce(engine: ServedEngine, event: Event) -> None:
+        is_start = engine is models.first and engine.card is None  # a failure then ends the server, with its message
+        if not (is_start and isinstance(event, Failed)):
+            on_event(event)
+
+    def make(client: EngineClient, spec: ModelSpec, name: str | None = None) -> ServedEngine:
+        engine = ServedEngine(
+            client,
+            spec,
+            most_open=spec.max_running + options.max_waiting,
+            ids=ids,
+            name=name,
+            idle_unload_s=options.idle_unload_s,
+        )
+        telemetry[engine] = Telemetry(engine)
+        engine.listeners += [partial(announce, engine), partial(metrics.take, engine), telemetry[engine].take]
+        return engine
+
+    def make_other(model: InstalledModel) -> ServedEngine:
+        context = spec.context
+        if context is not None and model.context is not None:
+            context = min(context, model.context)
+        other = replace(spec, name=model.stored_as, context=context, draft=None)
+        engine = make(EngineClient(), other, model.name)
+        engine.start()
+        return engine
+
+    models = ServedModels(make(client, spec), make_other, lambda: installed_models(options.others), options.aliases)
+    served = Served(models, options.rules, metrics, telemetry, options.defaults, options.keep_alive_s, options.log)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        engine.start()
+        models.first.start()
         try:
             yield
         finally:
-            await engine.close()
+            await models.close()
 
     _silence("uvicorn", "asyncio")
     config = uvicorn.Config(
@@ -118,8 +149,8 @@ def serve(
     server = _Server(config, served, options.grace_s)
     with closing(listening):
         server.run(sockets=[listening])
-    if server.load_failed and engine.failure is not None:
-        raise HeadraceError(engine.failure.message, engine.failure.hint)
+    if server.load_failed and models.first.failure is not None:
+        raise HeadraceError(models.first.failure.message, models.first.failure.hint)
 
 
 class _Server(uvicorn.Server):
@@ -129,7 +160,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.load_failed = False
         self._served, self._grace_s = served, grace_s
-        served.engine.on_failure = self._loading_failed
+        served.models.first.on_failure = self._loading_failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGINT:
@@ -137,17 +168,18 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        engine = self._served.engine
-        engine.stop(_STOPPING)
-        self._served.telemetry.stop()
-        cut = asyncio.get_running_loop().call_later(self._grace_s, engine.cut)
+        models = self._served.models
+        models.stop(_STOPPING)
+        for telemetry in self._served.telemetry.values():
+            telemetry.stop()
+        cut = asyncio.get_running_loop().call_later(self._grace_s, models.cut)
         try:
             await super().shutdown(sockets)
         finally:
             cut.cancel()
 
     def _loading_failed(self) -> None:
-        if self._served.engine.card is None:
+        if self._served.models.first.card is None:
             self.load_failed = self.should_exit = True
 
 

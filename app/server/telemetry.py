@@ -1,4 +1,4 @@
-"""`/v1/telemetry`: the engine's events as server-sent events: step records, progress, ends, load.
+"""`/v1/telemetry`: a model's events as server-sent events: step records, progress, ends, load.
 
 Answers appear by number only: no text leaves here.
 """
@@ -17,7 +17,7 @@ MAX_BEHIND = 256  # events of a reader that is too slow; older ones are dropped
 
 
 class Telemetry:
-    """All readers of the engine's events. `take` is a listener of the engine."""
+    """All readers of an engine's events. `take` is a listener of the engine."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine

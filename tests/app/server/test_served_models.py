@@ -1,0 +1,127 @@
+"""The choice of models that are unloaded for another one, with engines that load at once."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headrace.app.server import served_models
+from headrace.app.server.engine import ServedEngine
+from headrace.app.server.errors import ApiError
+from headrace.app.server.models import InstalledModel
+from headrace.app.server.served_models import ServedModels
+from headrace.runtime.machine.memory import Budget
+from tests.app.scripted_engine import CARD
+
+GB = 1 << 30
+NAMES = ("b", "c", "d")
+STOPPING = ApiError(503, "the server is stopping", "stopping")
+
+
+class Engine:
+    """A ServedEngine without a process. Each model needs 1 GiB, and 3.5 may be used."""
+
+    def __init__(self, name: str, log: list[str], *, is_started: bool = False) -> None:
+        self.name = name
+        self.log = log
+        self.is_started = is_started
+        self.open = 0
+        self.requested_at = 0.0
+        self.failure: Any = None
+        self.spec = SimpleNamespace(name=name)
+        self.kv_limit = 0
+        self.stopping: ApiError | None = None
+        cost = replace(CARD.cost, kv=[])
+        machine = replace(CARD.machine, backend="metal")
+        budget = Budget(4 * GB, 5 * GB // 2, 0, "recommended working set")
+        self.card = replace(
+            CARD, name=name, cost=cost, weight_bytes=GB, active_memory_bytes=GB, budget=budget, machine=machine
+        )
+
+    async def load(self) -> None:
+        self.is_started = True
+        self.log.append(f"load {self.name}")
+
+    async def loaded(self) -> Any:
+        self.check_stopping()
+        return self.card
+
+    async def unload(self) -> None:
+        self.is_started = False
+        self.log.append(f"unload {self.name}")
+
+    def limit_kv(self, total: int) -> None:
+        self.kv_limit = total
+
+    def check_stopping(self) -> None:
+        if self.stopping is not None:
+            raise self.stopping
+
+    def stop(self, error: ApiError) -> None:
+        self.stopping = error
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(served_models, "memory_needed", lambda _: GB)
+    return []
+
+
+def make(log: list[str]) -> ServedModels:
+    installed = [InstalledModel(name, name, 100, GB) for name in NAMES]
+
+    def engine(model: InstalledModel) -> ServedEngine:
+        return cast(ServedEngine, Engine(model.name, log))
+
+    return ServedModels(cast(ServedEngine, Engine("a", log, is_started=True)), engine, lambda: installed)
+
+
+def test_the_least_recently_used_model_goes(log: list[str]) -> None:
+    async def use() -> None:
+        models = make(log)
+        for name in ("b", "c", "a", "d", "b"):
+            await models.ready(name)
+        assert log == ["load b", "load c", "unload b", "load d", "unload c", "load b"]
+
+    asyncio.run(use())
+
+
+def test_a_model_without_requests_goes_before_one_that_answers(log: list[str]) -> None:
+    async def use() -> None:
+        models = make(log)
+        first, _ = await models.ready("a")
+        first.__dict__["open"] = 1
+        for name in ("b", "c", "d"):
+            await models.ready(name)
+        assert log == ["load b", "load c", "unload b", "load d"]
+
+    asyncio.run(use())
+
+
+def test_loaded_models_share_the_memory_for_kv(log: list[str]) -> None:
+    async def use() -> None:
+        models = make(log)
+        await models.ready("b")
+        limits = {engine.__dict__["kv_limit"] for engine in models.engines}
+        assert limits == {3 * GB // 4 - served_models.CACHE_LIMIT}
+
+    asyncio.run(use())
+
+
+def test_a_wait_for_memory_ends_with_the_server(log: list[str]) -> None:
+    async def use() -> None:
+        models = make(log)
+        for name in ("a", "b", "c"):
+            engine, _ = await models.ready(name)
+            engine.__dict__["open"] = 1
+        waiting = asyncio.ensure_future(models.ready("d"))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        models.stop(STOPPING)
+        with pytest.raises(ApiError) as caught:
+            await waiting
+        assert caught.value is STOPPING
+
+    asyncio.run(use())

@@ -1,0 +1,240 @@
+"""Several models in one server: by name, at once, within the memory, and what happens when one cannot be loaded."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from headrace.app.engine.http_address import HTTPAddress
+from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
+from headrace.models.registry.store import Store
+from tests.patience import PATIENCE_S
+from tests.processes import engines
+from tests.server_process import ServerProcess
+from tests.tiny_chat import IM_END, write_chat_model
+
+Starter = Callable[..., ServerProcess]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+ENDLESS: Any = {"temperature": 1, "logit_bias": {str(IM_END): -100}}
+LONG = 1_000_000_000  # tokens of a context that takes all memory: such models are not loaded together
+
+
+def install(home: Path, name: str, **overrides: Any) -> None:
+    """Install a tiny model under a name."""
+
+    def build(directory: Path) -> dict[str, Any]:
+        made = write_chat_model(directory / "made", **overrides)
+        for file in made.iterdir():
+            file.rename(directory / file.name)
+        made.rmdir()
+        return {"id": name}
+
+    Store(home / "data" / "models").install(name.replace("/", "--"), build)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    install(home, "lake", seed=1)
+    install(home, "org/river", seed=2)
+    return home
+
+
+def ask(server: ServerProcess, model: str, **fields: Any) -> Any:
+    """Return a completion of the openai package, or its error."""
+    with openai.OpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        return client.chat.completions.create(model=model, messages=HELLO, **{"max_tokens": 4, **fields})
+
+
+def states(server: ServerProcess) -> dict[str, str]:
+    """Return the state of every model."""
+    found = httpx.get(f"{server.root}/v1/models", timeout=PATIENCE_S).json()["data"]
+    return {model["id"]: model["status"]["value"] for model in found}
+
+
+def until(server: ServerProcess, **wanted: str) -> None:
+    """Wait until models have these states."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not wanted.items() <= (found := states(server)).items():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_request_loads_the_model_that_it_names(start: Starter) -> None:
+    server = start()
+    assert states(server) == {"tiny": "loaded", "lake": "unloaded", "org/river": "unloaded"}
+    for asked, name in [("lake", "lake"), ("org--river", "org/river"), ("Lake", "lake"), ("default", "tiny")]:
+        assert ask(server, asked).model == name
+    assert set(states(server).values()) == {"loaded"}
+    assert server.health()["models_loaded"] == 3
+    with pytest.raises(openai.NotFoundError, match="lake"):
+        ask(server, "sea")
+    with openai.OpenAI(base_url=f"{server.root}/v1", api_key="none") as client:
+        assert client.models.retrieve("lake").model_extra["context_length"] == 4096  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("home")
+def test_models_that_are_not_listed_are_not_served(start: Starter) -> None:
+    server = start("--models", "lake")
+    assert list(states(server)) == ["tiny", "lake"]
+    assert ask(server, "lake").model == "lake"
+    with pytest.raises(openai.NotFoundError):
+        ask(server, "org/river")
+
+
+def test_the_first_of_the_listed_models_is_loaded_at_the_start(home: Path) -> None:
+    with ServerProcess(home, "--models", "org/river,lake") as server:
+        assert server.name == "org/river"
+        assert states(server) == {"org/river": "loaded", "lake": "unloaded"}
+
+
+@pytest.mark.usefixtures("home")
+def test_models_that_are_asked_for_at_once_are_all_answered(start: Starter) -> None:
+    server = start()
+    names = ["lake", "org/river", "tiny", "lake", "org/river"]
+    with ThreadPoolExecutor(len(names)) as threads:
+        assert [answer.model for answer in threads.map(lambda name: ask(server, name), names)] == names
+
+
+def test_models_that_do_not_fit_together_take_turns(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for seed, name in enumerate(["lake", "river"]):
+        install(home, name, context=LONG, seed=seed)
+    with ServerProcess(home, "-m", "lake") as server:
+        assert ask(server, "river").model == "river"
+        assert states(server) == {"lake": "unloaded", "river": "loaded"}
+        assert ask(server, "").model == "lake"
+        assert states(server) == {"lake": "loaded", "river": "unloaded"}
+        names = ["lake", "river"] * 3
+        with ThreadPoolExecutor(len(names)) as threads:
+            assert [answer.model for answer in threads.map(lambda name: ask(server, name), names)] == names
+        assert server.health()["models_loaded"] == 1
+        if sys.platform == "linux":
+            assert len(engines(home)) == 1
+
+
+def test_a_model_is_not_unloaded_while_it_answers(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for seed, name in enumerate(["lake", "river"]):
+        install(home, name, context=LONG, seed=seed)
+    with ServerProcess(home, "-m", "lake") as server, ThreadPoolExecutor(3) as threads:
+        running = threads.submit(ask, server, "lake", max_tokens=600, **ENDLESS)
+        server.until(requests=1)
+        other = threads.submit(ask, server, "river")
+        again = threads.submit(ask, server, "lake")
+        assert running.result().usage.completion_tokens == 600
+        assert (other.result().model, again.result().model) == ("river", "lake")
+
+
+def test_the_least_recently_used_model_is_unloaded(tmp_path: Path) -> None:
+    """Two small models fit; the large one needs all memory."""
+    home = tmp_path / "home"
+    for seed, name in enumerate(["lake", "river"]):
+        install(home, name, seed=seed)
+    install(home, "sea", context=LONG)
+    with ServerProcess(home, "-m", "lake") as server:
+        ask(server, "river")
+        assert states(server) == {"lake": "loaded", "river": "loaded", "sea": "unloaded"}
+        ask(server, "sea")
+        assert states(server) == {"lake": "unloaded", "river": "unloaded", "sea": "loaded"}
+
+
+@pytest.mark.usefixtures("home")
+def test_a_loaded_model_answers_while_another_loads(start: Starter) -> None:
+    server = start()
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(ask, server, "lake")
+        before = 0
+        while not other.done():
+            assert ask(server, "tiny").model == "tiny"
+            before += 1
+        assert other.result().model == "lake"
+    assert before > 3
+
+
+def test_a_model_that_cannot_be_loaded_is_one_error(home: Path, start: Starter, tmp_path: Path) -> None:
+    broken = home / "data" / "models" / "lake" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:100])
+    server = start()
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(server, "lake")
+        assert (caught.value.status_code, caught.value.code) == (503, "model_not_loaded")
+        assert "lake" in caught.value.message
+        assert str(tmp_path) not in caught.value.message
+    assert ask(server, "tiny").model == "tiny"
+    assert ask(server, "org/river").model == "org/river"
+    assert server.health()["status"] == "ok"
+    assert states(server)["lake"] == "failed"
+    assert "lake" in server.errors
+
+
+def send(server: ServerProcess, model: str) -> HTTPConnection:
+    """Send a request, and return its connection before the answer comes."""
+    connection = HTTPConnection(server.root.removeprefix("http://"), timeout=PATIENCE_S)
+    body = json.dumps({"model": model, "messages": HELLO, "max_tokens": 4})
+    connection.request("POST", "/v1/chat/completions", body)
+    return connection
+
+
+@pytest.mark.usefixtures("home")
+def test_a_load_goes_on_when_its_client_leaves(start: Starter) -> None:
+    server = start()
+    connection = send(server, "lake")
+    until(server, lake="loading")
+    connection.close()
+    until(server, lake="loaded")
+    assert ask(server, "lake").model == "lake"
+    server.until(requests=0)
+
+
+def test_a_wait_for_memory_ends_with_its_client(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for seed, name in enumerate(["lake", "river"]):
+        install(home, name, context=LONG, seed=seed)
+    with ServerProcess(home, "-m", "lake") as server:
+        url, body = f"{server.root}/v1/chat/completions", {"messages": HELLO, "stream": True, **ENDLESS}
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as running:
+            lines = running.iter_lines()
+            next(lines)
+            connection = send(server, "river")
+            time.sleep(0.5)
+            connection.close()
+            assert ask(server, "lake").model == "lake"  # nobody waits for the other model: this one stays
+            assert states(server) == {"lake": "loaded", "river": "unloaded"}
+            next(lines)
+
+
+@pytest.mark.usefixtures("home")
+def test_each_idle_model_is_unloaded(start: Starter) -> None:
+    server = start("--idle-unload", "1")
+    assert ask(server, "lake").model == "lake"
+    until(server, lake="unloaded", tiny="unloaded")
+    assert ask(server, "lake").model == "lake"
+    assert states(server)["tiny"] == "unloaded"
+
+
+@pytest.mark.usefixtures("home")
+def test_telemetry_is_one_models(start: Starter) -> None:
+    server = start()
+    ask(server, "lake")
+    for name, model in [("tiny", None), ("lake", "lake"), ("org/river", "org/river")]:
+        reader = TelemetryReader(HTTPAddress(server.root), model)
+        if model == "org/river":
+            assert wait_for_model(reader, 0.3) == []  # watching loads no model
+            ask(server, model)
+        found = wait_for_model(reader, PATIENCE_S)
+        reader.close()
+        assert found[0].card.name == name  # type: ignore[union-attr]
+    text = httpx.get(f"{server.root}/metrics", timeout=PATIENCE_S).text
+    assert "headrace_models_loaded 3.0" in text
+    assert 'headrace_answers_total{reason="length"} 2.0' in text
