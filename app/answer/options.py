@@ -27,7 +27,7 @@ from headrace.app.answer.value_types import (
 from headrace.models.text.structured.schema_check import schema_text
 from headrace.models.text.structured.source import GrammarSource
 from headrace.runtime.errors import UsageError
-from headrace.runtime.sampling.params import MAX_MAGNITUDE, SEEDS, SamplingParams
+from headrace.runtime.sampling.params import MAX_MAGNITUDE, MIN_TEMPERATURE, SEEDS, SamplingParams
 
 SPECULATE = ("auto", "ngram", "mtp", "off")
 """Choices of draft tokens, where no draft model is named."""
@@ -151,8 +151,14 @@ class AnswerOptions:
         return None if self.grammar is None else GrammarSource("grammar", self.grammar)
 
     def resolved(self, recommended: Mapping[str, Any]) -> "AnswerOptions":
-        """Return these options over those that the model recommends, over greedy decoding."""
-        return self.over(recommended_options(recommended).over(AnswerOptions(temperature=0.0)))
+        """Return these options over those that the model recommends, over greedy decoding.
+
+        A recommended repetition penalty applies to sampled answers only.
+        """
+        base = recommended_options(recommended)
+        if self.temperature is not None and self.temperature < MIN_TEMPERATURE:
+            base = replace(base, repetition_penalty=None)  # `-t 0` takes the model's most likely tokens
+        return self.over(base.over(AnswerOptions(temperature=0.0)))
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""

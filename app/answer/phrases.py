@@ -9,7 +9,7 @@ from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.metrics.units import format_seconds, three_digits
 from headrace.runtime.sampling.params import SamplingParams
 
-_FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))  # with the value at which each is off
+_FILTERS = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0))  # and the value that is off
 _SOURCES: Mapping[SamplingSource, str] = {
     "options": "as asked",
     "session": "of the conversation",

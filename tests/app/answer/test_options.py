@@ -60,6 +60,22 @@ def test_given_options_go_before_recommended_ones_and_those_before_greedy_decodi
     assert recommended_options({"do_sample": True, "top_k": 64}).given() == {"temperature": 1.0, "top_k": 64}
 
 
+@pytest.mark.parametrize(
+    ("given", "penalty"),
+    [
+        (AnswerOptions(), 1.1),
+        (AnswerOptions(temperature=0.7), 1.1),
+        (AnswerOptions(repetition_penalty=1.3), 1.3),
+        (AnswerOptions(temperature=0.0), 1.0),
+        (AnswerOptions(temperature=1e-9), 1.0),
+        (AnswerOptions(temperature=0.0, repetition_penalty=1.2), 1.2),
+    ],
+)
+def test_a_recommended_repetition_penalty_leaves_greedy_answers_alone(given: AnswerOptions, penalty: float) -> None:
+    recommended = {"temperature": 0.2, "repetition_penalty": 1.1}
+    assert given.resolved(recommended).sampling_params().repetition_penalty == penalty
+
+
 def test_the_source_of_the_temperature_is_told() -> None:
     warm, none = AnswerOptions(temperature=0.5), AnswerOptions(top_k=5)
     assert sampling_source({"options": none, "settings": none}, {}) == "default"

@@ -7,15 +7,17 @@ import pytest
 
 from headrace.models.loading.recommended import catalog_sampling, recommended_sampling
 from headrace.models.registry.catalog import load_catalog
-from headrace.models.registry.resolve import ResolvedModel
+from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel
 
 SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-360m", "smollm2-1.7b"])
 def test_the_catalog_recommends_the_cards_sampling(name: str, tmp_path: Path) -> None:
-    assert recommended_sampling(ResolvedModel(name, tmp_path, "", stored_as=name)) == SMOLLM2
-    assert load_catalog()[name].sampling == SMOLLM2
+    penalty = {"repetition_penalty": 1.1} if name == DEFAULT_MODEL else {}
+    expected = {**SMOLLM2, **penalty}
+    assert recommended_sampling(ResolvedModel(name, tmp_path, "", stored_as=name)) == expected
+    assert load_catalog()[name].sampling == expected
 
 
 @pytest.mark.parametrize("own", [{"temperature": 0.6}, {"do_sample": True}, {"do_sample": False}])
