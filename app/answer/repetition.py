@@ -6,7 +6,7 @@ REPEATED = 500
 """Number of tokens that repeat earlier ones in a row before an answer counts as repeating itself."""
 LONGEST_PERIOD = 160
 """Longest repeated passage in tokens."""
-REPEATS = f"the answer has repeated itself for {REPEATED} tokens"
+REPEATS = f"the answer has repeated itself for {REPEATED} tokens; larger models do this less"
 _BETWEEN = 32  # tokens between two checks
 
 

@@ -957,7 +957,7 @@ def test_a_loop_is_shown_while_it_lasts(play) -> None:
 
     async def scenario(it: Driver) -> None:
         await it.write("go")
-        await it.until(lambda: "repeated itself for 500 tokens; Esc stops it" in it.text())
+        await it.until(lambda: "repeated itself for 500 tokens; larger models" in it.text())
         await it.press("escape")
         await it.idle()
         await it.until(lambda: "repeated itself" not in it.text())
