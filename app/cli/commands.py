@@ -62,8 +62,9 @@ _NUMBERS = {"integer": "N", "integer range": "N", "float": "X", "float range": "
 class _LazyGroup(click.Group):
     """A group that imports a subcommand only to run it or to show its help.
 
-    Without a command it is `chat` on a terminal and `run` otherwise; options of both may follow. `run` without a prompt
-    is `chat` on a terminal, too. `help` and `version` stand for the options.
+    Without a command it is `chat` on a terminal and `run` otherwise; options of both may follow. A first argument with
+    a space in it is the prompt of `run`. `run` without a prompt is `chat` on a terminal. `help` and `version` stand for
+    the options.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -97,6 +98,8 @@ class _LazyGroup(click.Group):
             if ctx.resilient_parsing:  # shell completion
                 return None
             return "chat" if _on_a_terminal() else None if sys.stdin.isatty() else "run"
+        if _is_prompt(args[0]):
+            return "run"
         name = args[0].partition("=")[0]
         if not name.startswith("-") or name in ("--", *self._own_options(ctx)):
             return None
@@ -171,7 +174,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 def cli() -> None:
     """Run a quantized language model on this machine and watch its decode loop.
 
-    Without a command, opens the chat on a terminal and otherwise answers piped text; options of both work.
+    Without a command, opens the chat on a terminal and otherwise answers piped text; options of both work. A quoted
+    prompt is answered: headrace "Why is the sky blue?"
     """
     for line in environment.check():
         _complain(line, None)
@@ -181,6 +185,11 @@ def cli() -> None:
             "this Python is built for Intel, and MLX has no GPU there",
             "headrace needs an arm64 Python on a Mac with Apple silicon; `headrace doctor` shows the way",
         )
+
+
+def _is_prompt(argument: str) -> bool:
+    """Return whether a first argument is a quoted prompt: commands and their misspellings have no space."""
+    return not argument.startswith("-") and len(argument.split()) > 1
 
 
 def _on_a_terminal() -> bool:

@@ -78,6 +78,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         (["run", "-m", "x"], ("chat", {"model": "x"})),
         (["run", "--json"], ("run", {"as_json": True})),
         (["run", "hi"], ("run", {"words": ("hi",)})),
+        (["Why is the sky blue?"], ("run", {"words": ("Why is the sky blue?",)})),
+        (["List three rivers", "-n", "9"], ("run", {"words": ("List three rivers",), "max_tokens": 9})),
         (["run", "-"], ("run", {"words": ("-",)})),
         (["run", "Why", "so", "blue?", "-n", "9"], ("run", {"words": ("Why", "so", "blue?"), "max_tokens": 9})),
         (
@@ -107,6 +109,7 @@ def test_what_is_meant_on_a_terminal(arguments: list[str], meant: Call, headrace
         (["-m", "x"], ("run", {"model": "x"})),
         (["run"], ("run", {})),
         (["-m", "x", "and this?"], ("run", {"model": "x", "words": ("and this?",)})),
+        (["Why is the sky blue?"], ("run", {"words": ("Why is the sky blue?",)})),
     ],
 )
 def test_what_is_meant_in_a_pipe(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
@@ -167,7 +170,7 @@ def test_with_nothing_to_read_and_nobody_to_look_there_is_the_help(
         (["download", "qwen3-4b"], "did you mean pull?"),
         (["info"], "did you mean models show?"),
         (["serach", "words"], "did you mean sessions search?"),
-        (["Why is the sky blue?"], "`headrace run PROMPT` answers a prompt"),
+        (["Hello"], "`headrace run PROMPT` answers a prompt"),
         (["--nonsense"], "`headrace --help` shows the options"),
     ],
 )
