@@ -25,10 +25,9 @@ from headrace.app.answer.tools import read_tools
 from headrace.app.answer.value_types import Flag, Whole, read_value, shown
 from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
-from headrace.app.predict.document import ENGINE
 from headrace.app.predict.prediction import Prediction
 from headrace.app.predict.prediction import predict as predict_shape
-from headrace.app.predict.published import assumptions
+from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.predict.targets import targets_for
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading.load import LoadedModel, LoadOptions, load_resolved

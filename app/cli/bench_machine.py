@@ -121,9 +121,8 @@ class _Report:
 
 def _fitting() -> list[str]:
     """Return the models that fit into this machine's memory with their longest test."""
-    from headrace.app.predict.document import ENGINE
     from headrace.app.predict.prediction import predict
-    from headrace.app.predict.published import assumptions
+    from headrace.app.predict.published import ENGINE, assumptions
     from headrace.app.predict.targets import targets_for
     from headrace.models.registry.catalog import find
 

@@ -31,6 +31,9 @@ from headrace.app.output.document import Document
 from headrace.app.output.progress import drawn_progress
 from headrace.app.output.tables import Column, print_lines, table_lines
 from headrace.app.output.terminal import may_style, table_width
+from headrace.app.predict.recommend import recommendations, uses_by_model
+from headrace.app.predict.targets import known_target
+from headrace.app.predict.uses import STAR, legend
 from headrace.models.registry.catalog import find, squashed
 from headrace.models.registry.import_gguf import find_copy
 from headrace.models.registry.progress import Progress
@@ -38,6 +41,7 @@ from headrace.models.registry.resolve import ResolvedModel, find_source, install
 from headrace.models.registry.source import CatalogName, HubId, LocalGGUF
 from headrace.models.registry.store import Store, directory_bytes
 from headrace.runtime.errors import CheckpointError, HeadraceError, UsageError
+from headrace.runtime.machine.hardware import machine
 from headrace.runtime.metrics.units import format_bytes
 
 _LABEL = 14
@@ -78,6 +82,8 @@ def list_models(filter: str | None, as_json: bool) -> None:
         foreign = [row for row in foreign if squashed(filter) in squashed(str(row["name"]))]
         if not rows and not foreign:
             raise HeadraceError(f"no model has {filter!r} in its name", "`headrace models list` lists all models")
+    uses = _recommended_uses()
+    rows = [row | {"recommended_for": uses.get(row["name"], [])} for row in rows]
     if as_json:
         print_json(rows + foreign)
         return
@@ -88,6 +94,12 @@ def list_models(filter: str | None, as_json: bool) -> None:
         print_lines(table_lines(_foreign_columns(foreign), table_width(sys.stdout), rule=False))
 
 
+def _recommended_uses() -> dict[str, list[str]]:
+    """Return the uses of this machine's recommended models, by name; nothing before its bandwidth was measured."""
+    target = known_target(machine(), usable_memory())
+    return {} if target is None else uses_by_model(recommendations(target))
+
+
 def _print_overview(rows: list[Document]) -> None:
     print_lines(table_lines(_columns(rows), table_width(sys.stdout), rule=False))
     for row in rows:
@@ -96,6 +108,8 @@ def _print_overview(rows: list[Document]) -> None:
     click.echo(f"\nMEMORY: weights, KV cache of {_tokens(MEMORY_CONTEXT)} tokens, and the program itself.")
     if any(row["context_fits"] for row in rows):
         click.echo("FITS: tokens of context in the memory free now, by K/V format (--kv).")
+    if stars := legend({row["name"]: row["recommended_for"] for row in rows}):
+        click.echo(stars)
 
 
 def _columns(rows: list[Document]) -> list[Column]:
@@ -103,7 +117,7 @@ def _columns(rows: list[Document]) -> list[Column]:
         return Column.of(rows, name, lambda row: _clean(cell(row)), leaves, right=right)
 
     return [
-        column("NAME", 0, lambda row: _typed_name(row) + (" (default)" if row["default"] else "")),
+        column("NAME", 0, _marked_name),
         column("SIZE", 1, _size, right=True),
         column("MEMORY", 0, lambda row: _or_dash(row["memory_bytes"], format_bytes), right=True),
         column("CONTEXT", 3, lambda row: _or_dash(row["context"], _tokens), right=True),
@@ -131,6 +145,12 @@ def _typed_name(row: Document) -> str:
     """Return the name as `-m` takes it; the store calls a hub repository org--name."""
     title = str(row["title"])
     return title if "--" in row["name"] and "/" in title else str(row["name"])
+
+
+def _marked_name(row: Document) -> str:
+    """Return the name with its marks: the default, a recommended model."""
+    name = _typed_name(row) + (" (default)" if row["default"] else "")
+    return f"{name} {STAR}" if row["recommended_for"] else name
 
 
 def _state(row: Document) -> str:

@@ -7,11 +7,10 @@ from pathlib import Path
 from headrace.app.hosts.facts import Facts
 from headrace.app.hosts.hostfile import RING, Hosts
 from headrace.app.hosts.probe import Measured
-from headrace.app.predict.document import ENGINE
 from headrace.app.predict.hosts import SPLITS, Way, best, predict_hosts, split_layers, tensor_shares, waits
 from headrace.app.predict.links import Link, links
 from headrace.app.predict.prediction import Target
-from headrace.app.predict.published import assumptions
+from headrace.app.predict.published import ENGINE, assumptions
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.cost.step_shape import StepShape

@@ -18,7 +18,8 @@ from headrace.app.predict.prediction import (
     summarise_assumptions,
     verifying_seconds,
 )
-from headrace.app.predict.published import Assumptions, assumptions
+from headrace.app.predict.published import ENGINE, Assumptions, assumptions
+from headrace.app.predict.recommend import recommendations, uses_by_model
 from headrace.models.cost.step_shape import Operation, StepShape, total
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.machine.chips import table
@@ -26,7 +27,6 @@ from headrace.runtime.ops.kv_format import FLOAT16
 
 _SPEEDS = ("roofline", "expected")
 _NOTICEABLE = 0.005  # smaller gains round to 1.00
-ENGINE = "mlx-lm"  # its published figures apply to Macs that were not measured
 
 
 def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
@@ -152,6 +152,7 @@ def _shared(found: Prediction) -> Document:
 def catalog_fit(target: Target, context: int) -> Document:
     """Predict every catalog model on one target, smallest first."""
     assumed = assumptions(ENGINE)
+    uses = uses_by_model(recommendations(target))
     rows = []
     for entry in load_catalog().values():
         shape = entry.step_shape
@@ -162,6 +163,7 @@ def catalog_fit(target: Target, context: int) -> Document:
                 "title": entry.title,
                 "quantization": entry.quantization,
                 "largest_context": largest_context(shape, target),
+                "recommended_for": uses.get(entry.name, []),
                 **asdict(predict(shape, target, assumed, at)),
             }
         )

@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_table
-from headrace.app.predict.document import ENGINE, described_model
+from headrace.app.predict.document import described_model
 from headrace.app.predict.hosts import HostsPrediction, Way, allowed, best, predict_hosts
 from headrace.app.predict.links import Link, has_thunderbolt5, links
 from headrace.app.predict.prediction import Target, summarise_assumptions
-from headrace.app.predict.published import assumptions
+from headrace.app.predict.published import ENGINE, assumptions
 from headrace.app.predict.view import print_head, print_notes
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError

@@ -17,6 +17,8 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.machine import chips
 from headrace.runtime.metrics.cost import quantized_bytes
 
+ENGINE = "mlx-lm"
+"""Engine whose published figures apply to Macs that were not measured."""
 _SMALL = 1e9  # bytes of a step
 _GENERATION = re.compile(r"\bM([1-9][0-9]?)\b")
 

@@ -5,8 +5,9 @@ from headrace.app.predict.fit_store import remembered
 from headrace.app.predict.prediction import Target
 from headrace.runtime.machine.bandwidth import known_peak
 from headrace.runtime.machine.compute import cached_compute, measure_compute
-from headrace.runtime.machine.hardware import machine
+from headrace.runtime.machine.hardware import Machine, machine
 from headrace.runtime.machine.memory import budget
+from headrace.runtime.machine.peaks import cached_peak
 
 
 def targets_for(
@@ -21,6 +22,27 @@ def targets_for(
         return list(dict.fromkeys(target for chip in chips for target in chip_targets(chip, memory)))
     here = _this_machine(memory, compute=compute)
     return [*([here] if here else []), *(known_targets(memory) if others or here is None else [])]
+
+
+def known_target(host: Machine, usable: int | None) -> Target | None:
+    """Return this machine without a measurement; None if its bandwidth is not known yet.
+
+    usable: bytes available to a model; None if unknown.
+    """
+    peak = cached_peak(host)
+    nominal = host.nominal_bandwidth if host.backend == "metal" else None
+    bandwidth = nominal or (peak.bytes_per_second if peak is not None else None)
+    if bandwidth is None:
+        return None
+    return Target(
+        name="this machine",
+        bandwidth=bandwidth,
+        memory=usable,
+        apple=nominal is not None,
+        fit=remembered(host),
+        measured=nominal is None,
+        chip=host.device_name,
+    )
 
 
 def _this_machine(memory: int | None, *, compute: bool) -> Target | None:

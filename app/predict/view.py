@@ -8,6 +8,7 @@ from rich.text import Text
 from headrace.app.output.document import Document
 from headrace.app.output.tables import Column, print_table
 from headrace.app.output.terminal import console
+from headrace.app.predict.uses import STAR, legend
 from headrace.runtime.metrics.units import format_bytes, speed_text
 
 _FITS = {True: "yes", False: "no", None: "?"}
@@ -139,7 +140,7 @@ def show_fit(document: Document) -> None:
         return Column(name, cells, leaves, right=name != "model")
 
     print_table(
-        column("model", lambda row: str(row["model"])),
+        column("model", lambda row: f"{row['model']} {STAR}" if row["recommended_for"] else str(row["model"])),
         column("bits", lambda row: str(row["quantization"]), 4),
         column("memory", lambda row: format_bytes(row["memory"]), 2),
         Column("", [Text.assemble(marks[row["fits"]]) for row in rows]),
@@ -147,7 +148,9 @@ def show_fit(document: Document) -> None:
         column("expected", _expected),
         column("max context", lambda row: f"{row['largest_context']:,}" if row["largest_context"] else "", 3),
     )
-    print_notes([f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]])
+    uses = {row["model"]: row["recommended_for"] for row in rows if row["recommended_for"]}
+    notes = [f"tok/s and memory with {document['context']:,} tokens in the cache", *document["assumptions"]]
+    print_notes([legend(uses), *notes] if uses else notes)
 
 
 def show_chips(chips: list[Document]) -> None:

@@ -148,13 +148,23 @@ class CatalogEntry:
 
 
 @cache
-def load_catalog() -> dict[str, CatalogEntry]:
-    """Return all entries by name, in the order of the file (smallest first)."""
+def _document() -> dict[str, Any]:
     import tomllib  # 4 ms that an installed model's start does not need
 
     with (ASSETS / "catalog.toml").open("rb") as file:
-        document = tomllib.load(file)
-    return {name: _entry(name, row) for name, row in document["models"].items()}
+        return tomllib.load(file)
+
+
+@cache
+def load_catalog() -> dict[str, CatalogEntry]:
+    """Return all entries by name, in the order of the file (smallest first)."""
+    return {name: _entry(name, row) for name, row in _document()["models"].items()}
+
+
+def load_ranks() -> dict[str, list[str]]:
+    """Return the names of the best models by use (`chat`, `code`, `fastest`), the best first."""
+    ranks: dict[str, list[str]] = _document()["ranks"]
+    return ranks
 
 
 def find(name: str, others: Iterable[str] = ()) -> CatalogEntry:

@@ -13,7 +13,10 @@ from headrace.runtime.metrics.limit import step_limit
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model; sizes in bytes. fits: None and context_fits: empty if the machine's memory is unknown."""
+    """One model; sizes in bytes. fits: None and context_fits: empty if the machine's memory is unknown.
+
+    recommended_for: uses for which it is the catalog's best on this machine.
+    """
 
     name: str
     title: str
@@ -28,6 +31,7 @@ class ModelRow:
     fits: bool | None
     tokens_per_second: float | None
     problem: str | None
+    recommended_for: tuple[str, ...] = ()
 
 
 def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
@@ -41,6 +45,7 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
     from headrace.models.registry.store import Store
 
     rows = []
+    uses = _recommended_uses(card)
     usable = card.budget.usable + card.active_memory_bytes if card and card.budget else None
     costs = {entry.name: entry.step_shape.cost for entry in load_catalog().values()}
     if card is not None:
@@ -63,6 +68,7 @@ def model_rows(card: ModelCard | None, machine: MachineFacts) -> list[ModelRow]:
                 fits=memory <= usable if memory is not None and usable is not None else None,
                 tokens_per_second=_most(costs.get(document["name"]), size, machine),
                 problem=document.get("problem"),
+                recommended_for=tuple(uses.get(document["name"], ())),
             )
         )
     return rows
@@ -74,3 +80,14 @@ def _most(cost: StepCost | None, size: int, machine: MachineFacts) -> float | No
     if not machine.measured_gb_s or not nbytes:
         return None
     return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
+
+
+def _recommended_uses(card: ModelCard | None) -> dict[str, list[str]]:
+    """Return the uses of this machine's recommended models, by name; nothing before its bandwidth was measured."""
+    from headrace.app.predict.recommend import recommendations, uses_by_model
+    from headrace.app.predict.targets import known_target
+
+    if card is None or card.budget is None:
+        return {}
+    target = known_target(card.machine, card.budget.usable + card.active_memory_bytes)
+    return {} if target is None else uses_by_model(recommendations(target))

@@ -1,0 +1,43 @@
+"""Recommended models of a machine: the best of each rank of the catalog that fits and is fast enough there."""
+
+from collections.abc import Mapping
+
+from headrace.app.predict import DEFAULT_CONTEXT
+from headrace.app.predict.prediction import Target, predict
+from headrace.app.predict.published import ENGINE, assumptions
+from headrace.app.predict.uses import Recommendation
+from headrace.models.registry.catalog import CatalogEntry, load_catalog, load_ranks
+
+LEAST_TOKENS_PER_SECOND = 10.0
+"""Slowest predicted decode speed of a recommended model."""
+MEMORY_SHARE = 1 / 2
+"""Largest part of the memory for models that a recommended model takes."""
+
+
+def recommendations(target: Target) -> dict[str, Recommendation]:
+    """Return the recommended model of each use; a use without one is left out."""
+    chosen = {}
+    for use, names in load_ranks().items():
+        for name in names:
+            if (model := _recommended(load_catalog()[name], target)) is not None:
+                chosen[use] = model
+                break
+    return chosen
+
+
+def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:
+    """Return the uses of each recommended model, by its name."""
+    uses: dict[str, list[str]] = {}
+    for use, model in chosen.items():
+        uses.setdefault(model.name, []).append(use)
+    return uses
+
+
+def _recommended(entry: CatalogEntry, target: Target) -> Recommendation | None:
+    """Return the entry as a recommendation; None if it is too large or too slow."""
+    found = predict(entry.step_shape, target, assumptions(ENGINE), min(DEFAULT_CONTEXT, entry.context - 1))
+    speed = found.roofline if found.expected is None else found.expected
+    fits = target.memory is not None and found.memory <= MEMORY_SHARE * target.memory
+    if not fits or speed < LEAST_TOKENS_PER_SECOND:
+        return None
+    return Recommendation(entry.name, entry.download_bytes, speed, is_limit=found.expected is None)

@@ -1,0 +1,30 @@
+"""Uses of recommended models: their labels, and a recommendation. Imports nothing heavy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+STAR = "★"
+USES: Mapping[str, str] = {"chat": "best chat", "code": "best for code", "fastest": "fastest"}
+"""Labels of the catalog's ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One model of the catalog.
+
+    download_bytes: of its files.
+    tokens_per_second: predicted decode speed with DEFAULT_CONTEXT tokens in the cache.
+    is_limit: the speed is the roofline, an upper bound; else the expected speed.
+    """
+
+    name: str
+    download_bytes: int
+    tokens_per_second: float
+    is_limit: bool
+
+
+def legend(uses: Mapping[str, list[str]]) -> str:
+    """Return the uses in one line: `★ best chat: qwen3.5-4b · fastest: lfm2.5-1.2b`; empty without any."""
+    models = {use: name for name, its_uses in uses.items() for use in its_uses}
+    parts = [f"{label}: {models[use]}" for use, label in USES.items() if use in models]
+    return f"{STAR} {' · '.join(parts)}" if parts else ""
