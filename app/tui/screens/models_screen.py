@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -14,10 +15,13 @@ from textual.widgets.option_list import Option
 from headrace.app.chat.download_plan import DownloadPlan, download_plan
 from headrace.app.engine.model_card import ModelCard
 from headrace.app.output.sanitise import sanitise
+from headrace.app.predict.uses import STAR, USES
+from headrace.app.tui.input.fields import Field
 from headrace.app.tui.screens.chat_state import ChatState
 from headrace.app.tui.screens.dialogs import Choose, fit_list, is_open
 from headrace.app.tui.screens.model_rows import ModelRow, model_rows
 from headrace.app.tui.single_dismissal import SingleDismissal
+from headrace.models.registry.catalog import squashed
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
@@ -37,11 +41,14 @@ _MARK, _DEFAULT = 2, " default"
 
 
 class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
-    """Enter returns an installed model, or asks whether to download one. Downloads outlive the screen."""
+    """Enter returns an installed model, or asks whether to download one. Typing filters the list.
+
+    Downloads outlive the screen.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "take", "Use or download", priority=True),
-        Binding("delete,x", "cancel_pull", "Stop download", key_display="x"),
+        Binding("ctrl+d,delete", "cancel_pull", "Stop download", key_display="^D", priority=True),
         Binding("escape,f5", "dismiss(None)", "Close", key_display="Esc", priority=True),
     ]
 
@@ -50,12 +57,14 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         self._state = state
         self._rows: list[ModelRow] = []
         self._failed: dict[str, str] = {}  # downloads whose failure the list shows
+        self._matching: list[ModelRow] = []  # rows that the filter leaves, as listed
         self._card: ModelCard | None = None
         self._machine = state.metrics.machine
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -large") as box:
             box.border_title = Content("models")
+            yield Field(placeholder="type to filter", id="filter")
             yield Static(id="model-head")
             yield OptionList(Option(Content("reading the catalog …"), disabled=True), id="models")
             yield Static(id="fits", markup=False)
@@ -63,7 +72,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).focus()
+        self.query_one("#filter", Field).focus()
         self._load()
         self.set_interval(0.5, self._follow)
 
@@ -85,6 +94,24 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
     def on_resize(self) -> None:
         self.call_after_refresh(self._fill, self._rows)
 
+    def on_input_changed(self) -> None:
+        self.query_one("#models", OptionList).highlighted = None  # the first match is highlighted
+        self._fill(self._rows)
+
+    def on_key(self, event: events.Key) -> None:
+        """Move in the list while the field has the focus."""
+        models = self.query_one("#models", OptionList)
+        moves = {
+            "up": models.action_cursor_up,
+            "down": models.action_cursor_down,
+            "pageup": models.action_page_up,
+            "pagedown": models.action_page_down,
+        }
+        if event.key in moves and not models.has_focus:
+            event.stop()
+            event.prevent_default()
+            moves[event.key]()  # type: ignore[no-untyped-call]
+
     def _fill(self, rows: list[ModelRow]) -> None:
         """Fill the list with as many columns as fit."""
         if not is_open(self) or not rows:
@@ -93,10 +120,11 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         at = models.highlighted
         self._rows = rows
         self._failed = dict(self._state.failed_pulls)
+        self._matching = _matching(rows, self.query_one("#filter", Field).value)
         current = self._state.metrics.model.name
         models.clear_options()
         width = max(20, models.scrollable_content_region.width - 1)
-        longest = max(len(sanitise(row.name)) + len(_DEFAULT) * row.is_default for row in rows)
+        longest = max(len(sanitise(row.name)) + len(_marks(row)) for row in rows)
         name_cells = max(
             12, min(_LONGEST_NAME, longest + 1, width - _MARK - sum(cells for _, cells, _ in _COLUMNS[:5]))
         )
@@ -112,13 +140,18 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         )
         self.query_one("#model-head", Static).update(Content.styled(head.plain, "$quiet"))
         lines = []
-        for row in rows:
+        for row in self._matching:
             line = _line(row, self._failed.get(row.name), row.name == current, name_cells, shown)
             lines.append(line.truncate(width, ellipsis=True))
         models.add_options(
-            [Option(line, id=row.name, disabled=bool(row.problem)) for line, row in zip(lines, rows, strict=True)]
+            [
+                Option(line, id=row.name, disabled=bool(row.problem))
+                for line, row in zip(lines, self._matching, strict=True)
+            ]
         )
-        models.highlighted = at if at is not None and at < len(rows) else 0
+        if not self._matching:
+            models.add_option(Option(Content.styled("no model has this in its name", "$quiet"), disabled=True))
+        models.highlighted = at if at is not None and at < len(self._matching) else 0
         fit_list(self)
         self._show_detail()
 
@@ -128,15 +161,17 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
     def _show_detail(self) -> None:
         """Show why the highlighted model's download failed, or the context lengths that fit in memory by K/V format."""
         at = self.query_one("#models", OptionList).highlighted
-        row = self._rows[at] if at is not None and at < len(self._rows) else None
+        row = self._matching[at] if at is not None and at < len(self._matching) else None
         failure = self._failed.get(row.name) if row is not None else None
         fits = row.context_fits if row is not None else ""
+        uses = ", ".join(USES[use] for use in row.recommended_for) if row is not None else ""
         line = self.query_one("#fits", Static)
         line.display = bool(failure or fits)
         if failure:
             line.update(Content.assemble(("✗ ", "$text-error"), sanitise(failure), ("; Enter tries again", "$quiet")))
         else:
-            line.update(Content.assemble(("context that fits: ", "$quiet"), fits))
+            star = f" · {STAR} {uses}" if uses else ""
+            line.update(Content.assemble(("context that fits: ", "$quiet"), fits, (star, "$text-success")))
         self.call_after_refresh(fit_list, self)  # a reason may take several lines
 
     def _follow(self) -> None:
@@ -172,7 +207,7 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         )
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        row = self._rows[event.option_index]
+        row = self._matching[event.option_index]
         if row.installed:
             self.dismiss(row.name)
             return
@@ -232,8 +267,11 @@ def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, sh
     if failure:
         return Content.assemble(("✗ ", "$text-error"), f"{sanitise(row.name)}  {sanitise(failure)}")
     fits = {True: ("yes", "$text-success"), False: ("too big", "$text-error"), None: ("?", "$quiet")}[row.fits]
+    star = f" {STAR}" if row.recommended_for else ""
     name = Content.assemble(
-        (sanitise(row.name), "bold" if row.installed else ""), (_DEFAULT if row.is_default else "", "$quiet")
+        (sanitise(row.name), "bold" if row.installed else ""),
+        (star, "$text-success"),
+        (_DEFAULT if row.is_default else "", "$quiet"),
     )
     facts: list[str | Content] = [
         format_bytes(row.bytes),
@@ -245,6 +283,17 @@ def _line(row: ModelRow, failure: str | None, current: bool, name_cells: int, sh
         Content.styled(sanitise(row.licence) or "–", "$quiet"),
     ]
     return Content.assemble(mark, " ", name.truncate(name_cells, ellipsis=True, pad=True), *_cells(facts, shown))
+
+
+def _marks(row: ModelRow) -> str:
+    """Return the text after a model's name."""
+    return f" {STAR}" * bool(row.recommended_for) + _DEFAULT * row.is_default
+
+
+def _matching(rows: Sequence[ModelRow], words: str) -> list[ModelRow]:
+    """Return the rows with all words in their name, title or uses, spelled with or without dashes."""
+    texts = [(row, squashed(" ".join((row.name, row.title, *row.recommended_for)))) for row in rows]
+    return [row for row, text in texts if all(squashed(word) in text for word in words.split())]
 
 
 def _cells(texts: Sequence[str | Content], shown: int) -> list[Content]:
