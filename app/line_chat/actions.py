@@ -69,6 +69,7 @@ class LineActions:
             if command.name in self._actions:
                 self._chat.say(f"/{command.name} {command.argument}".rstrip() + f": {command.about}")
         self._chat.say("Lines pasted at once are one message. A leading // stands for one slash.")
+        self._chat.say('A trailing \\ begins another line; so does Enter between """ and """.')
         self._chat.say("Ctrl-C stops an answer; Ctrl-D at the prompt ends.")
 
     # -- model and settings ----------------------------------------------------------------------------------------

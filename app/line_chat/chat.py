@@ -3,8 +3,10 @@
 import time
 
 from headrace.app.chat.commands import message_text, parse_command
+from headrace.app.chat.continued_lines import begins_line, unquoted_lines, with_new_line
 from headrace.app.line_chat.actions import LineActions
-from headrace.app.line_chat.conversation import PROMPT, LineConversation
+from headrace.app.line_chat.conversation import MORE, PROMPT, LineConversation
+from headrace.app.line_chat.terminal import Lines
 from headrace.runtime.errors import HeadraceError
 
 _TWICE_S = 2.0  # within which a second Ctrl-C at the prompt leaves
@@ -17,7 +19,7 @@ def run_line_chat(chat: LineConversation) -> None:
     chat.load()
     while not actions.ended:
         try:
-            _handle(chat, actions, chat.lines.read(PROMPT))
+            _handle(chat, actions, _read(chat.lines))
         except EOFError:
             chat.say("")
             return
@@ -29,6 +31,14 @@ def run_line_chat(chat: LineConversation) -> None:
             chat.say("Ctrl-C again quits, and so does Ctrl-D")
         except HeadraceError as error:
             chat.show_error(error)
+
+
+def _read(lines: Lines) -> str:
+    """Return the next message or command, of several lines after a backslash and within triple quotes."""
+    text = lines.read(PROMPT)
+    while begins_line(text):
+        text = with_new_line(text) + lines.read(MORE)
+    return unquoted_lines(text)
 
 
 def _handle(chat: LineConversation, actions: LineActions, text: str) -> None:

@@ -17,6 +17,8 @@ from headrace.models.registry.progress import Progress, silent
 from headrace.runtime.errors import HeadraceError
 
 PROMPT = "> "
+MORE = ". "
+"""Prompt of a message's further lines."""
 POLL_S = 0.05
 _WAYS_OUT: Mapping[str, str] = {
     "failed": "/restart tries again, /model NAME takes another model",

@@ -2,7 +2,8 @@
 
 A long paste is shown as a placeholder, which is edited and deleted as one character would be.
 
-Ctrl+J, and Shift+Enter where the terminal reports it, insert a line break. Up on the first line and Down on the last
+Ctrl+J, and Shift+Enter where the terminal reports it, insert a line break; so does Enter after a backslash and within
+triple quotes. Up on the first line and Down on the last
 step through the history. Each key is handled before the next one: Enter sends the text of its own moment.
 """
 
@@ -17,6 +18,7 @@ from textual.message import Message as Event
 from textual.strip import Strip
 from textual.widgets.text_area import Edit, EditResult, Location
 
+from headrace.app.chat.continued_lines import begins_line, unquoted_lines, with_new_line
 from headrace.app.engine.events import PromptCounted
 from headrace.app.output.sanitise import sanitise
 from headrace.app.sessions.records import Draft
@@ -88,7 +90,10 @@ class Prompt(Area):
         return self.draft.whole
 
     def action_send(self) -> None:
-        text, typed = self.whole_text, self.text
+        text, typed = unquoted_lines(self.whole_text), self.text
+        if begins_line(typed):
+            self.put(with_new_line(typed))
+            return
         if not text.strip():
             return
         self.keep_draft()

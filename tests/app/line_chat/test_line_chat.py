@@ -242,3 +242,9 @@ def test_a_schema_counts_from_the_next_answer_on(store: SessionStore, tmp_path: 
     assert schemas == [{"type": "object", "properties": {"title": {"type": "string"}}}, None, {"type": "object"}]
     assert chat.conversation.session.sampling == {"schema": '{"type": "object"}'}
     assert store.session(chat.conversation.session.id).sampling == {"schema": '{"type": "object"}'}
+
+
+def test_a_message_may_have_several_lines(store: SessionStore) -> None:
+    printed, chat = chatted(store, "one\\", "two", '"""three', "", 'four"""')
+    assert contents(chat)[::2] == ["one\ntwo", "three\n\nfour"]
+    assert "> one\\\n. two\n" in printed

@@ -1,0 +1,23 @@
+"""Messages of several lines: a trailing backslash and triple quotes begin another line."""
+
+QUOTES = '"""'
+
+
+def begins_line(text: str) -> bool:
+    """Return whether Enter after this text begins another line: quotes are open, or the text ends with a backslash."""
+    if text.startswith(QUOTES) and text.count(QUOTES) % 2:
+        return True
+    backslashes = len(text) - len(text.rstrip("\\"))
+    return backslashes % 2 == 1  # two are a line break of LaTeX
+
+
+def with_new_line(text: str) -> str:
+    """Return the text with a new line at its end, in place of a trailing backslash."""
+    in_quotes = text.startswith(QUOTES) and text.count(QUOTES) % 2
+    return (text if in_quotes else text.removesuffix("\\")) + "\n"
+
+
+def unquoted_lines(text: str) -> str:
+    """Return the text between triple quotes around all of it, else the text as it is."""
+    is_quoted = text.startswith(QUOTES) and text.rstrip().endswith(QUOTES) and text.count(QUOTES) == 2
+    return text.rstrip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n") if is_quoted else text
