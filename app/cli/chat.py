@@ -22,6 +22,7 @@ from headrace.runtime.errors import FullDiskError, HeadraceError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.app.chat.conversation import Conversation
     from headrace.app.config.settings import Settings
     from headrace.app.engine.client import ChatEngine
     from headrace.app.sessions.records import Session
@@ -161,6 +162,8 @@ def _line_chat(
             chat.close()
     if store.unsaved is not None and not store.save_again():
         say(f"headrace: {store.unsaved}", err=True)
+    else:
+        _say_saved(chat.conversation)
     return 0
 
 
@@ -197,14 +200,22 @@ def _screen_chat(
         app.state.close()
     if store.unsaved is not None and not store.save_again():
         say(f"headrace: {store.unsaved}", err=True)
-    elif (left := app.state.conversation.session).draft:
-        say(f"headrace: unsent text kept; `headrace chat --resume {left.id}` shows it again", err=True)
+    elif app.state.store_error is None and app.crash is None:
+        _say_saved(app.state.conversation)
     if app.state.store_error is not None:
         raise app.state.store_error
     if app.crash is not None:
         stored = app.state.conversation.session.id
         raise HeadraceError(app.crash, f"`headrace chat --resume {stored}` goes on with this conversation")
     return app.return_code or 0
+
+
+def _say_saved(conversation: "Conversation") -> None:
+    """Print the command that continues the conversation, unless it is empty."""
+    session = conversation.session
+    if conversation.messages or session.draft:
+        unsent = " (with unsent text)" if session.draft else ""
+        say(f"saved: headrace chat --resume {session.id}{unsent}", err=True)
 
 
 def _session(store: "SessionStore", given: ChatOptions, settings: "Settings") -> "Session":

@@ -132,7 +132,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.press("Escape")
     tmux.until(lambda screen: "«capital»" not in screen)  # else the next key would be Alt and that key
     tmux.ask("/quit")
-    tmux.sees("left with 0")
+    tmux.sees(f"saved: headrace chat --resume {identity}", "left with 0")
     tmux.until(lambda _: not tmux.engines())
     assert "headrace  " not in tmux.screen  # the screen is as it was before
 

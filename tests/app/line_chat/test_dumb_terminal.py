@@ -61,6 +61,7 @@ def test_a_chat_on_a_dumb_terminal(start: Start, tmp_path: Path) -> None:
     chat.expect("Ctrl-C again quits")
     chat.expect(PROMPT)
     chat.sendeof()
+    chat.expect(f"saved: headrace chat --resume {session.id}\r\n")
     chat.expect(pexpect.EOF)
     chat.close()
     assert chat.exitstatus == 0
@@ -68,6 +69,15 @@ def test_a_chat_on_a_dumb_terminal(start: Start, tmp_path: Path) -> None:
     contents = [message.content for message in store.branch(session.id)]
     store.close()
     assert contents[::2] == ["first", "one\ntwo\nthree"]
+
+
+def test_an_empty_chat_prints_no_way_back(start: Start, tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "tiny")
+    chat = start("-m", str(model))
+    chat.expect(PROMPT)
+    chat.sendeof()
+    chat.expect(pexpect.EOF)
+    assert "saved:" not in str(chat.before)
 
 
 def test_an_endless_answer_is_stopped_and_resumed(start: Start, tmp_path: Path) -> None:
