@@ -151,7 +151,8 @@ def test_what_is_no_number_of_answers_is_refused(play) -> None:
             await it.write(command)
             await it.until(lambda: any(refusal in toast.message for toast in it.app._notifications), refusal)  # noqa: B023
             assert isinstance(it.app.screen, ChatScreen)
-            assert it.prompt.text == command
+            assert it.prompt.text == ""
+            assert it.prompt.recent_texts[0] == command
 
     play(scenario, scripted())
 
