@@ -140,14 +140,31 @@ def test_fused_projections_and_experts_are_split(tmp_path: Path) -> None:
     assert all(mx.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("variant", ["qwen35moe", "gemma4", "granitehybrid-moe", "nemotron_h_moe", "lfm2"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "qwen35moe",
+        "gemma4",
+        "granitehybrid-moe",
+        "nemotron_h_moe",
+        "lfm2",
+        "deci",
+        "jamba-moe",
+        "step35",
+        "mistral4",
+        "bailingmoe",
+    ],
+)
 def test_a_gpu_computes_in_half_precision(variant: str, tmp_path: Path) -> None:
     """The files' norms are in float32; one of them would promote all activations and the cache."""
+    from mlx_lm.models.cache import make_prompt_cache
+
     directory = convert(write_layered(tmp_path / "m.gguf", variant, matrices="Q8_0"))
     model, _ = load(open_checkpoint(directory), mx.DeviceType.gpu)
-    cache = model.make_cache()
+    cache = make_prompt_cache(model)
     assert model(mx.array([[1, 2, 3]]), cache).dtype == mx.bfloat16
-    assert {layer.keys.dtype for layer in cache if hasattr(layer, "keys")} == {mx.bfloat16}
+    keys = [part.keys for part in cache if getattr(part, "keys", None) is not None]
+    assert {each.dtype for each in keys} == {mx.bfloat16}
 
 
 def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
