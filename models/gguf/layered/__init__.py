@@ -23,6 +23,7 @@ LAYERED: dict[str, LayeredArchitecture] = {
     "nemotron_h": mamba.NEMOTRON_H,
     "nemotron_h_moe": mamba.NEMOTRON_H,
     "falcon-h1": mamba.FALCON_H1,
+    "mamba": mamba.MAMBA,
     "mamba2": mamba.MAMBA2,
     "jamba": mamba.JAMBA,
     "glm4moe": mixtures.GLM4_MOE,

@@ -1,4 +1,4 @@
-"""Mamba-2 alone and in hybrids (Granite 4, Nemotron-H with and without experts, Falcon-H1), and Jamba with Mamba-1.
+"""Mamba-2 alone and in hybrids (Granite 4, Nemotron-H with and without experts, Falcon-H1), Mamba-1, and Jamba with it.
 
 The files store -exp(A_log), and A, D and norms of Mamba-2 with another axis. Attention of Granite 4 and Nemotron-H has
 no positions, so its interleaved rows of Q and K need no order.
@@ -215,21 +215,30 @@ FALCON_H1 = LayeredArchitecture(
 )  # fmt: skip
 
 
-def _mamba2(metadata: Metadata, file: Contents) -> Config:
-    keys = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias")
-    mamba, epsilon = _mamba(metadata, file, keys), metadata.positive("{arch}.attention.layer_norm_rms_epsilon")
-    if mamba["n_groups"] != 1 or epsilon != _MAMBA2_EPSILON:
-        raise UnsupportedModelError("a Mamba-2 with norms of several groups or with another epsilon is not supported")
+def _recurrent(metadata: Metadata, file: Contents, model_type: str) -> Config:
+    """Return the entries of a model without attention."""
+    epsilon = metadata.positive("{arch}.attention.layer_norm_rms_epsilon")
     table = file.shapes.get("token_embd.weight", ())
+    if epsilon != _RECURRENT_EPSILON:
+        raise UnsupportedModelError(f"a {model_type} with norms of epsilon {epsilon} is not supported")
     if len(table) != 2:
         raise CheckpointError("tensor token_embd.weight is missing or no matrix")
-    return mamba | {
-        "model_type": "mamba2", "vocab_size": table[0], "num_hidden_layers": layers_of(metadata),
+    return {
+        "model_type": model_type, "vocab_size": table[0], "num_hidden_layers": layers_of(metadata),
         "hidden_size": metadata.integer("{arch}.embedding_length", minimum=1, maximum=1 << 20),
-        "intermediate_size": mamba["num_heads"] * mamba["head_dim"], "layer_norm_epsilon": epsilon, "use_bias": False,
-        "tie_word_embeddings": "output.weight" not in file.shapes, "time_step_limit": [0.0, _LONGEST_STEP],
-        "time_step_rank": mamba["num_heads"],
+        "layer_norm_epsilon": epsilon, "use_bias": False, "tie_word_embeddings": "output.weight" not in file.shapes,
         "max_position_embeddings": metadata.integer("{arch}.context_length", minimum=1),
+    }  # fmt: skip
+
+
+def _mamba2(metadata: Metadata, file: Contents) -> Config:
+    keys = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias")
+    mamba = _mamba(metadata, file, keys)
+    if mamba["n_groups"] != 1:
+        raise UnsupportedModelError("a Mamba-2 with norms of several groups is not supported")
+    return mamba | _recurrent(metadata, file, "mamba2") | {
+        "intermediate_size": mamba["num_heads"] * mamba["head_dim"], "time_step_limit": [0.0, _LONGEST_STEP],
+        "time_step_rank": mamba["num_heads"],
     }  # fmt: skip
 
 
@@ -242,7 +251,7 @@ def _mamba2_sizes(config: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
-_MAMBA2_EPSILON = 1e-5  # of the layers' norms, which the class does not read from its config
+_RECURRENT_EPSILON = 1e-5  # of the layers' norms, which the classes do not read from their configs
 MAMBA2 = LayeredArchitecture(
     "Mamba2ForCausalLM", _mamba2, alike, _mamba2_sizes,
     {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer(_MIXER, bias=False)}},
@@ -302,7 +311,21 @@ def _jamba_sizes(config: Config) -> dict[str, int]:
     }  # fmt: skip
 
 
-_MAMBA1 = "mamba"
+def _mixer1(at: str) -> dict[str, Part]:
+    """Return the tensors of a Mamba-1 layer, without norms."""
+    return {
+        "ssm_in": Part(f"{at}.in_proj", "2*states hidden"),
+        "ssm_conv1d": Part(f"{at}.conv1d", "states kernel", stored="states kernel 1", plain=True),
+        "ssm_conv1d.bias": Part(f"{at}.conv1d", "states", "bias"),
+        "ssm_x": Part(f"{at}.x_proj", "inputs states"),
+        "ssm_dt": Part(f"{at}.dt_proj", "states rank"),
+        "ssm_dt.bias": Part(f"{at}.dt_proj", "states", "bias"),
+        "ssm_a.": Part(at, "states state", "A_log", values="log", plain=True),
+        "ssm_d.": Part(at, "states", "D", plain=True),
+        "ssm_out": Part(f"{at}.out_proj", "hidden states"),
+    }
+
+
 JAMBA = LayeredArchitecture(
     "JambaForCausalLM", _jamba, _jamba_kinds, _jamba_sizes,
     {
@@ -310,19 +333,34 @@ JAMBA = LayeredArchitecture(
         "attention": attention(), "dense": mlp("feed_forward"),
         "sparse": experts("feed_forward.router", "feed_forward.switch_mlp"),
         "mamba": {
-            "ssm_in": Part(f"{_MAMBA1}.in_proj", "2*states hidden"),
-            "ssm_conv1d": Part(f"{_MAMBA1}.conv1d", "states kernel", stored="states kernel 1", plain=True),
-            "ssm_conv1d.bias": Part(f"{_MAMBA1}.conv1d", "states", "bias"),
-            "ssm_x": Part(f"{_MAMBA1}.x_proj", "inputs states"),
-            "ssm_dt": Part(f"{_MAMBA1}.dt_proj", "states rank"),
-            "ssm_dt.bias": Part(f"{_MAMBA1}.dt_proj", "states", "bias"),
-            "ssm_a.": Part(_MAMBA1, "states state", "A_log", values="log", plain=True),
-            "ssm_d.": Part(_MAMBA1, "states", "D", plain=True),
-            "ssm_dt_norm": Part(f"{_MAMBA1}.dt_layernorm", "rank"),
-            "ssm_b_norm": Part(f"{_MAMBA1}.b_layernorm", "state"),
-            "ssm_c_norm": Part(f"{_MAMBA1}.c_layernorm", "state"),
-            "ssm_out": Part(f"{_MAMBA1}.out_proj", "hidden states"),
+            **_mixer1("mamba"), "ssm_dt_norm": Part("mamba.dt_layernorm", "rank"),
+            "ssm_b_norm": Part("mamba.b_layernorm", "state"), "ssm_c_norm": Part("mamba.c_layernorm", "state"),
         },
     },
     tables("model.final_layernorm"),
+)  # fmt: skip
+
+
+def _mamba1(metadata: Metadata, file: Contents) -> Config:
+    return _recurrent(metadata, file, "mamba") | {
+        "intermediate_size": metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22),
+        "state_size": metadata.integer("{arch}.ssm.state_size", minimum=1, maximum=1 << 16),
+        "conv_kernel": metadata.integer("{arch}.ssm.conv_kernel", minimum=1, maximum=64),
+        "time_step_rank": metadata.integer("{arch}.ssm.time_step_rank", minimum=1, maximum=1 << 16),
+        "use_bcdt_rms": metadata.flag("{arch}.ssm.dt_b_c_rms", False), "use_conv_bias": True,
+    }  # fmt: skip
+
+
+def _mamba1_sizes(config: Config) -> dict[str, int]:
+    rank, state = config["time_step_rank"], config["state_size"]
+    return {
+        "hidden": config["hidden_size"], "vocab": config["vocab_size"], "states": config["intermediate_size"],
+        "kernel": config["conv_kernel"], "rank": rank, "state": state, "inputs": rank + 2 * state,
+    }  # fmt: skip
+
+
+MAMBA = LayeredArchitecture(
+    "MambaForCausalLM", _mamba1, alike, _mamba1_sizes,
+    {"layer": {"attn_norm": Part("norm", "hidden"), **_mixer1(_MIXER)}},
+    tables("backbone.norm_f", "backbone.embeddings"), layer="backbone.layers.{}",
 )  # fmt: skip

@@ -456,6 +456,8 @@ def _step(metadata: Metadata, file: Contents) -> Config:
         ),
         "moe_router_scaling_factor": more["routed_scaling_factor"], "norm_expert_weight": more["norm_topk_prob"],
         "swiglu_limits": _limits(metadata, "exp", count), "swiglu_limits_shared": _limits(metadata, "shexp", count),
+        # The file's factors are those of whole heads. The class computes them anew for the half that turns, as the
+        # model's own code does; llama.cpp applies the first ones.
     } | scaled_rope(metadata, config, config["head_dim"], file.rope_factors)  # fmt: skip
 
 

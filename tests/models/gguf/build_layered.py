@@ -198,12 +198,13 @@ _JAMBA_KEYS: dict[str, Any] = {
     "attention.head_count": 4, "feed_forward_length": INNER, "ssm.conv_kernel": 4, "ssm.state_size": 16,
     "ssm.time_step_rank": 8, "ssm.inner_size": 128,
 }  # fmt: skip
-_MAMBA1: Shapes = {
+_MAMBA1_KEYS = {**_JAMBA_KEYS, "attention.head_count": 0, "feed_forward_length": 0}
+_MIXER1: Shapes = {
     "ssm_in.weight": (256, HIDDEN), "ssm_conv1d.weight": (128, 4), "ssm_conv1d.bias": (128,),
     "ssm_x.weight": (8 + 2 * 16, 128), "ssm_dt.weight": (128, 8), "ssm_dt.bias": (128,), "ssm_a": (128, 16),
-    "ssm_d": (128,), **_norms("ssm_dt_norm", size=8), **_norms("ssm_b_norm", "ssm_c_norm", size=16),
-    "ssm_out.weight": (HIDDEN, 128),
+    "ssm_d": (128,), "ssm_out.weight": (HIDDEN, 128),
 }  # fmt: skip
+_MAMBA1 = {**_MIXER1, **_norms("ssm_dt_norm", size=8), **_norms("ssm_b_norm", "ssm_c_norm", size=16)}
 _STARCODER = {
     **_biased(_norms("attn_norm", "ffn_norm"), "attn_norm", "ffn_norm"),
     **_biased(_attention(), "attn_q", "attn_k", "attn_v", "attn_output"), **_biased(_SQUARED, "ffn_up", "ffn_down"),
@@ -324,6 +325,13 @@ LAYERED: dict[str, tuple[str, dict[str, Any], Shapes]] = {
     ),
     "falcon-h1": (
         "falcon-h1", _MAMBA_KEYS, _layers(*({**_FALCON_NORMS, **_attention(), **_mamba(norm=False), **_mlp()},) * 2),
+    ),
+    "mamba": (
+        "mamba", {**_MAMBA1_KEYS, "ssm.dt_b_c_rms": False},
+        _layers(*({**_norms("attn_norm"), **_MIXER1},) * 2, tied=True),
+    ),
+    "mamba-normed": (  # as Falcon Mamba
+        "mamba", {**_MAMBA1_KEYS, "ssm.dt_b_c_rms": True}, _layers(*({**_norms("attn_norm"), **_MIXER1},) * 2),
     ),
     "mamba2": (
         "mamba2",

@@ -195,7 +195,7 @@ def test_llama_3_parameters_are_recovered_from_the_factors(factor: float, high: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arch": "mamba"}, "architecture 'mamba' is not supported"),
+        ({"arch": "rwkv7"}, "architecture 'rwkv7' is not supported"),
         ({"arch": "qwen2", "expert_count": 8}, "with mixture of experts is not supported"),
         ({"arch": "qwen3moe"}, "without mixture of experts is not supported"),
         ({"arch": "granite", "attention__key_length": 32}, "heads of 32 are not supported in a granite"),

@@ -1,6 +1,7 @@
 """GGUFs of architectures whose layers differ: llama.cpp's logits and answers, layouts, and what is refused."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from headrace.models.cost.shape_sources import shape_of_gguf
 from headrace.models.gguf import convert_gguf
 from headrace.models.gguf.container import open_container
 from headrace.models.gguf.layered import LAYERED as KNOWN
+from headrace.models.gguf.rope import llama3_factor
 from headrace.models.loading.load import load_model
 from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mlx_lm_load import load
@@ -98,6 +100,7 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
         "arcee",
         "bailingmoe",
         "deci",
+        "mamba",
         "mamba2",
         "mistral4",
         "jamba-moe",
@@ -167,6 +170,26 @@ def test_a_gpu_computes_in_half_precision(variant: str, tmp_path: Path) -> None:
     assert {each.dtype for each in keys} == {mx.bfloat16}
 
 
+def test_step_3_5_has_the_rope_scaling_of_its_checkpoint(tmp_path: Path) -> None:
+    """Its file states factors for whole heads, from which the parameters follow."""
+    wanted = {
+        "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    wavelengths = [2 * math.pi * 5e5 ** (index / 8) for index in range(8)]
+    factors = np.array([llama3_factor(each, wanted) for each in wavelengths], np.float32)
+    assert sum(1 < each < 2 for each in factors) > 1  # some lie on the slope
+    tensors = tensors_of("step35") | {"rope_freqs.weight": factors}
+    directory = convert(write_layered(tmp_path / "m.gguf", "step35", tensors=tensors))
+    config = json.loads((directory / "config.json").read_text())
+    assert config["rope_scaling"] == wanted
+    assert config["yarn_only_types"] == ["full_attention"]
+    plain = convert(write_layered(tmp_path / "plain.gguf", "step35"))
+    (plain / "config.json").write_text(json.dumps(config))
+    prompt = RECORDED["prompt"]
+    assert np.array_equal(logits_of(directory, prompt), logits_of(plain, prompt))
+
+
 def test_a_wide_layer_for_multi_token_prediction_is_left_out(tmp_path: Path) -> None:
     config = json.loads((convert(write_layered(tmp_path / "m.gguf", "glm4moe")) / "config.json").read_text())
     assert config["num_hidden_layers"] == 2
@@ -227,6 +250,7 @@ def test_a_layer_for_multi_token_prediction_is_kept(
         "arcee",
         "bailingmoe",
         "deci",
+        "mamba-normed",
         "mamba2",
         "mistral4",
         "jamba",
@@ -268,6 +292,7 @@ def test_broken_files_are_one_error(
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [
+        ("mamba", {"attention.layer_norm_rms_epsilon": 1e-6}, "epsilon"),
         ("mamba2", {"ssm.group_count": 2}, "norms of several groups"),
         ("deci", {"attention.head_count": [4, 4, 0, 4, 4]}, "4 heads and width 0"),
         ("deci", {"attention.head_count": [4, 2, 0, 0, 4]}, "2 heads"),
