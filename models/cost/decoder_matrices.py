@@ -1,115 +1,52 @@
-"""Matrices of the layers of headrace's decoder, with their sizes, from its configuration."""
+"""Matrices of headrace's decoder with their bytes, from its table of tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from fractions import Fraction
-from itertools import groupby
 
 from headrace.models.cost.step_shape import Matrix
 from headrace.models.network.config import DecoderConfig
-from headrace.models.network.latent_config import projections_of
-from headrace.models.network.layer_config import LayerConfig
-from headrace.models.network.mixer_config import gates_of, projections_into
+from headrace.models.network.tensors import Tensor, layer_tensors
 
 SizeOf = Callable[[str, int, int], int]
 """(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
-# Projections before the entry that a layer's token appends, or computed with them.
-_BEFORE = ("q_", "k_", "v_", "kv_", "in_", "g_", "f_", "a_", "b_", "embed_q", "unembed_out")
-
-
-@dataclass(slots=True)
-class _Matrices:
-    """Matrices of layers, collected by kind and size."""
-
-    size_of: SizeOf
-    inputs: Sequence[str]  # projections into a feed-forward
-    last: int  # the last layer that appends
-    found: list[Matrix] = field(default_factory=list)
-
-    def add(
-        self, name: str, module: str, layers: Sequence[int], rows: int, columns: int, of: int = 1, active: int = 1
-    ) -> None:
-        """Add a projection of these layers. of, active: experts in each, and how many of them a token uses."""
-        behind = self.last + name.startswith(_BEFORE)  # the first layer that is late
-        sizes = sorted((self.size_of(f"model.layers.{i}.{module}", rows, columns), i >= behind) for i in layers)
-        for size, same in groupby(sizes, lambda found: found[0]):
-            late = [is_late for _, is_late in same]
-            share = Fraction(active, of)
-            self.found.append(Matrix(name, of * len(late), rows, columns, size, share, late=of * sum(late)))
-
-    def add_feed_forward(
-        self, kind: str, at: str, layers: Sequence[int], inner: int, width: int, of: int = 1, active: int = 1
-    ) -> None:
-        shapes = dict.fromkeys(self.inputs, (inner, width)) | {"down_proj": (width, inner)}
-        for name, (rows, columns) in shapes.items():
-            self.add(kind + name, f"{at}.{name}", layers, rows, columns, of, active)
-
 
 def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
-    """Return all matrices but the tables and the output projection."""
-    width, every = config.hidden_size, range(len(config.layers))
-    matrices = _Matrices(size_of, config.family.inputs, config.appending - 1)
-    attends = [i for i in every if config.layers[i].attends]
-    kinds = {i: (*config.heads_of(config.layers[i]), config.layers[i].projects) for i in attends}
-    for kind in dict.fromkeys(kinds.values()):
-        layers = [i for i in attends if kinds[i] == kind]
-        for name, (rows, columns) in _attention_matrices(config, config.layers[layers[0]]).items():
-            matrices.add(name, f"self_attn.{name}", layers, rows, columns)
-    for mixer in {layer.mixer for layer in config.layers if layer.mixer}:
-        layers = [i for i in every if config.layers[i].mixer == mixer]
-        for name, rows in projections_into(mixer).items():
-            matrices.add(name, f"mixer.{name}", layers, rows, width)
-        for name, rows in gates_of(mixer).items():
-            matrices.add(name, f"mixer.{name}", layers, rows, mixer.rank)
-        matrices.add("out_proj", "mixer.out_proj", layers, width, mixer.sizes.inner)
-    dense = [i for i in every if (experts := config.layers[i].experts) is None or experts.branch]
-    dense = [i for i in dense if config.layers[i].feeds]
-    widths = {i: config.layers[i].inner or config.intermediate_size for i in dense}
-    for inner in dict.fromkeys(widths.values()):
-        matrices.add_feed_forward("", "mlp", [i for i in dense if widths[i] == inner], inner, width)
-    for experts in {layer.experts for layer in config.layers if layer.experts}:
-        layers = [i for i in every if config.layers[i].experts == experts]
-        matrices.add("router", f"mlp.{experts.router}", layers, experts.count, width)
-        at, counts = f"mlp.{experts.stacked}", (experts.count, experts.active)
-        matrices.add_feed_forward("expert ", at, layers, experts.size, width, *counts)
-        if experts.shared:
-            matrices.add_feed_forward("shared ", f"mlp.{experts.beside}".rstrip("."), layers, experts.shared, width)
-        if experts.beside_gate:
-            matrices.add("shared gate", f"mlp.{experts.beside_gate}", layers, 1, width)
-    return matrices.found + _input_matrices(config, size_of)
+    """Return all matrices but the tables and the output projection; equal ones count together."""
+    last = config.appending - 1
+    counts: dict[Matrix, list[int]] = {}  # with a count of 0 -> how many there are, and how many of them are late
+    for index, layer in enumerate(config.layers):
+        tensors = layer_tensors(config, layer)
+        for tensor in tensors:
+            size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
+            share = Fraction(tensor.active, tensor.count)
+            is_late = index > last or (index == last and not tensor.before_append)
+            matrix = Matrix(tensor.shown_name, 0, tensor.rows, tensor.columns, size, share)
+            found = counts.setdefault(matrix, [0, 0])
+            found[0] += tensor.count
+            found[1] += tensor.count * is_late
+    matrices = [replace(matrix, count=count, late=late) for matrix, (count, late) in counts.items()]
+    if config.input_size:
+        name, rows, width = "per_layer_model_projection", len(config.layers) * config.input_size, config.hidden_size
+        matrices.append(Matrix(name, 1, rows, width, size_of(f"model.{name}", rows, width)))
+    return matrices
 
 
-def _input_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
-    """Return the projections of single layers' inputs."""
-    size, width, count = config.input_size, config.hidden_size, len(config.layers)
-    if not size:
-        return []
-    whole = "per_layer_model_projection"
-    found = [Matrix(whole, 1, count * size, width, size_of(f"model.{whole}", count * size, width))]
-    for name, rows, columns in (("per_layer_input_gate", size, width), ("per_layer_projection", width, size)):
-        matrices = _Matrices(size_of, (), config.appending - 1)
-        matrices.add(name, name, range(count), rows, columns)
-        found += matrices.found
-    return found
+def _size_of(tensor: Tensor, prefix: str, tensors: Sequence[Tensor], size_of: SizeOf) -> int:
+    """Return the bytes of a layer's tensor, also of one that is stored with others as `Tensor.whole`."""
+    size = size_of(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns)
+    if size or not tensor.whole:
+        return size
+    rows = sum(other.rows for other in tensors if other.whole == tensor.whole)
+    return size_of(f"{prefix}.{tensor.whole}", rows, tensor.columns) * tensor.rows // rows
 
 
 def input_table_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
     """Return the bytes of the table of single layers' inputs, of which a step looks up rows."""
     wide = len(config.layers) * config.input_size
     return size_of("model.embed_tokens_per_layer", config.input_vocab, wide) if wide else 0
-
-
-def _attention_matrices(config: DecoderConfig, layer: LayerConfig) -> dict[str, tuple[int, int]]:
-    """Return the projections of a layer's attention, with rows and columns."""
-    kv_heads, head_dim = config.heads_of(layer)
-    width, q_rows, kv_rows = config.hidden_size, config.heads * head_dim, kv_heads * head_dim
-    if (latent := config.latent) is not None:
-        return {**projections_of(latent, config.heads, width), "o_proj": (width, config.heads * latent.value)}
-    queries = q_rows * (2 if config.family.gated else 1)
-    rows = {"q": queries, "k": kv_rows, "v": kv_rows}
-    return {**{f"{part}_proj": (rows[part], width) for part in layer.projects}, "o_proj": (width, q_rows)}
 
 
 def split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
@@ -126,23 +63,6 @@ def split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
         sizes[f"{at}.unembed_out"] = whole - share
         more += sizes[f"{at}.embed_q"] - share
     return more
-
-
-def unstacking(size_of: SizeOf, config: DecoderConfig) -> SizeOf:
-    """Wrap `size_of` for projections that Phi-3 stores stacked with others of the same input."""
-    qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
-    wholes = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
-    wholes |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
-
-    def size(module: str, rows: int, columns: int) -> int:
-        owner, _, name = module.rpartition(".")
-        found = size_of(module, rows, columns)
-        if found or name not in wholes:
-            return found
-        stacked = qkv if wholes[name] == "qkv_proj" else 2 * rows
-        return size_of(f"{owner}.{wholes[name]}", stacked, columns) * rows // stacked
-
-    return size
 
 
 def norm_weights(config: DecoderConfig) -> int:

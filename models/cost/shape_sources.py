@@ -26,7 +26,6 @@ from headrace.models.cost.decoder_matrices import (
     layer_matrices,
     norm_weights,
     split_latents,
-    unstacking,
 )
 from headrace.models.cost.step_shape import Matrix, StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
@@ -177,7 +176,7 @@ def shape_of_decoder(
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
-    width, size_of = config.hidden_size, unstacking(size_of, config)
+    width = config.hidden_size
     matrices = layer_matrices(config, size_of)
     head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
     head_bytes = size_of(head, config.vocab_size, width)

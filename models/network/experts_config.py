@@ -15,7 +15,7 @@ class ExpertsConfig:
     """A feed-forward of `count` experts of `size`, `active` of them per token; see `runtime.ops.Mixture`.
 
     Modules below the feed-forward: router, stacked (the stacks of experts), each (a single stored expert, with `{}` for
-    its number), beside (the expert that all tokens use, of size `shared`; 0 without), beside_gate (see
+    its number), shared_at (the expert that all tokens use, of size `shared`; 0 without), shared_gate (see
     `LayerWeights.down_gate`). correction: tensor there. branch: added to the layer's dense feed-forward, each behind a
     norm of its own (Gemma 4). best, shares_first: as in `Mixture`.
     """
@@ -32,8 +32,8 @@ class ExpertsConfig:
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
     shared: int = 0
-    beside: str = "shared_experts"
-    beside_gate: str | None = None
+    shared_at: str = "shared_experts"
+    shared_gate: str | None = None
     branch: bool = False
     best: int = 2
     shares_first: bool = False
@@ -70,7 +70,7 @@ def _qwen3_5(fields: Fields, layers: int) -> Layers:
 
 def _with_gated(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
     shared = fields.count("shared_expert_intermediate_size")
-    return replace(experts, shared=shared, beside="shared_expert", beside_gate="shared_expert_gate")
+    return replace(experts, shared=shared, shared_at="shared_expert", shared_gate="shared_expert_gate")
 
 
 def _gpt_oss(fields: Fields, layers: int) -> Layers:
@@ -79,12 +79,12 @@ def _gpt_oss(fields: Fields, layers: int) -> Layers:
 
 
 def _granite(fields: Fields, layers: int) -> Layers:
-    """Return experts beside a dense feed-forward, which has the modules of layers without experts."""
+    """Return experts next to a dense feed-forward, which has the modules of layers without experts."""
     if not fields.values.get("num_local_experts"):
         return [None] * layers
     counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
     shared = fields.count("shared_intermediate_size")
-    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer", shared=shared, beside="")] * layers
+    return [ExpertsConfig(*counts, size, normalized=True, router="router.layer", shared=shared, shared_at="")] * layers
 
 
 def _gemma4(fields: Fields, layers: int) -> Layers:
@@ -171,7 +171,7 @@ def _llama4(fields: Fields, layers: int) -> Layers:
         router="router",
         sigmoid=True,
         shared=fields.count("intermediate_size"),
-        beside="shared_expert",
+        shared_at="shared_expert",
         shares_first=True,
     )
     return [experts if i in listed else None for i in range(layers)]

@@ -79,12 +79,12 @@ def _layer(
     gate_up, down, mixture, branches = list[Weight](), None, None, None
     if layer.experts is not None:
         mixture = _mixture(config, parameters, mlp, layer.experts)
-        if layer.experts.beside_gate:
-            down_gate = parameters.router(f"{mlp}.{layer.experts.beside_gate}", 1, width)
+        if layer.experts.shared_gate:
+            down_gate = parameters.router(f"{mlp}.{layer.experts.shared_gate}", 1, width)
         if layer.experts.branch:
             branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in _BRANCHES))
         else:
-            mlp, inner = f"{mlp}.{layer.experts.beside}".rstrip("."), layer.experts.shared
+            mlp, inner = f"{mlp}.{layer.experts.shared_at}".rstrip("."), layer.experts.shared
     if inner and layer.feeds:
         gate_up, down = _feed_forward(config, parameters, mlp, inner)
     scaled = config.family.scaled and f"{prefix}.layer_scalar" in parameters
