@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from headrace.models.cost.step_shape import Matrix
 from headrace.models.network.config import DecoderConfig
-from headrace.models.network.tensors import Tensor, layer_tensors
+from headrace.models.network.tensors import Tensor, latent_heads, layer_tensors
 
 SizeOf = Callable[[str, int, int], int]
 """(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
@@ -54,15 +54,18 @@ def split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 
     It is transposed while loading, in half precision (`Parameters.halves_of_heads`).
     """
-    more, latent = 0, config.latent
-    for at in () if latent is None else (f"model.layers.{i}.self_attn" for i in range(len(config.layers))):
-        if latent is None or not (whole := sizes.pop(f"{at}.kv_b_proj", 0)):
-            continue
-        share = whole * latent.other // (latent.other + latent.value)
-        sizes[f"{at}.embed_q"] = max(share, 2 * config.heads * latent.other * latent.size)
-        sizes[f"{at}.unembed_out"] = whole - share
-        more += sizes[f"{at}.embed_q"] - share
-    return more
+    latent = config.latent
+    if latent is None:
+        return 0
+    joined, growth = latent_heads(config, latent), 0
+    for at in (f"model.layers.{i}" for i in range(len(config.layers))):
+        whole = sizes.pop(f"{at}.{joined.name}", 0)
+        if whole:
+            share = whole * latent.other // (latent.other + latent.value)
+            sizes[f"{at}.self_attn.embed_q"] = max(share, 2 * config.heads * latent.other * latent.size)
+            sizes[f"{at}.self_attn.unembed_out"] = whole - share
+            growth += sizes[f"{at}.self_attn.embed_q"] - share
+    return growth
 
 
 def norm_weights(config: DecoderConfig) -> int:

@@ -4,43 +4,41 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from headrace.models.network.latent_config import LatentConfig, projections_of
+from headrace.models.network.config import DecoderConfig
+from headrace.models.network.latent_config import LatentConfig
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.tensors import latent as tensors_of
+from headrace.models.network.tensors import latent_heads
 from headrace.runtime.ops import LatentWeights, Ops, Projections, Weight
 
 
 def read_latent(
-    parameters: Parameters, prefix: str, latent: LatentConfig, heads: int, width: int
-) -> tuple[LatentWeights, list[Weight]]:
-    """Return a layer's weights, and the projections of its input: queries or their latent, then an entry."""
+    config: DecoderConfig, parameters: Parameters, prefix: str, latent: LatentConfig
+) -> tuple[LatentWeights, list[Weight], Weight]:
+    """Return a layer's weights, the projections of its input, and the one out of attention.
+
+    Its input is projected to queries or their latent, then to an entry.
+    """
+    *queries, entries, embed_q, unembed_out, output = tensors_of(config, latent)
+    heads, at = config.heads, f"{prefix}.self_attn"
     turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
     each = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
     query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + each).flatten()
     entry = mx.concatenate([latent.size + turned, mx.arange(latent.size)])
-    sizes = projections_of(latent, heads, width)
-    first = "q_a_proj" if latent.queries else "q_proj"
-    rows = sizes[first][0]
+    rows = queries[0].rows
     order = mx.concatenate([mx.arange(rows) if latent.queries else query, rows + entry])
-    stacked = [(f"{prefix}.{name}", sizes[name][0]) for name in (first, "kv_a_proj_with_mqa")]
-    embed, unembed = parameters.halves_of_heads(
-        f"{prefix}.kv_b_proj",
-        (f"{prefix}.embed_q", f"{prefix}.unembed_out"),
-        heads,
-        latent.other,
-        latent.value,
-        latent.size,
-    )
+    joined = latent_heads(config, latent)
+    embed, unembed = parameters.halves_of_heads(prefix, joined, embed_q, unembed_out, heads)
     weights = LatentWeights(
-        q_norm=parameters.vector(f"{prefix}.q_a_layernorm.weight", latent.queries) if latent.queries else None,
-        q=parameters.fused([(f"{prefix}.q_b_proj", len(query))], latent.queries, "", query)[0]
-        if latent.queries
-        else None,
-        norm=parameters.vector(f"{prefix}.kv_a_layernorm.weight", latent.size),
+        q_norm=parameters.vector(f"{at}.q_a_layernorm.weight", latent.queries) if latent.queries else None,
+        q=parameters.fused(prefix, queries[1:], query)[0] if latent.queries else None,
+        norm=parameters.vector(f"{at}.kv_a_layernorm.weight", latent.size),
         embed=embed,
         unembed=unembed,
         eps=latent.eps,
     )
-    return weights, parameters.fused(stacked, width, "", order)
+    inputs = parameters.fused(prefix, [queries[0], entries], order)
+    return weights, inputs, parameters.tensor(prefix, output)
 
 
 def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int) -> list[mx.array]:

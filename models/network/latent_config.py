@@ -26,18 +26,6 @@ class LatentConfig:
         return self.rotated + self.size
 
 
-def projections_of(latent: LatentConfig, heads: int, width: int) -> dict[str, tuple[int, int]]:
-    """Return the stored projections but the output, with rows and columns; those of each head count together."""
-    query = heads * (latent.rotated + latent.other)
-    first = {"q_a_proj": (latent.queries, width), "q_b_proj": (query, latent.queries)}
-    return {
-        **(first if latent.queries else {"q_proj": (query, width)}),
-        "kv_a_proj_with_mqa": (latent.head_dim, width),
-        "embed_q": (heads * latent.size, latent.other),
-        "unembed_out": (heads * latent.value, latent.size),
-    }
-
-
 def latent_config(fields: Fields) -> LatentConfig:
     """Return the sizes of a config.json of an architecture in `LATENT`."""
     return LatentConfig(

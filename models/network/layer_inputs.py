@@ -7,7 +7,8 @@ import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.parameters import Parameters
-from headrace.runtime.ops import LayerInput, Ops, Weight
+from headrace.models.network.tensors import layer_input
+from headrace.runtime.ops import LayerInput, Ops
 
 
 class LayerInputs:
@@ -36,12 +37,9 @@ class LayerInputs:
 
 def read_input(config: DecoderConfig, parameters: Parameters, prefix: str) -> LayerInput:
     """Return a layer's weights for its own input."""
-
-    def matrix(name: str, rows: int, columns: int) -> Weight:
-        return parameters.matrix(f"{prefix}.{name}", rows, columns)
-
+    gate, projection = layer_input(config)
     return LayerInput(
-        gate=matrix("per_layer_input_gate", config.input_size, config.hidden_size),
-        projection=matrix("per_layer_projection", config.hidden_size, config.input_size),
+        gate=parameters.tensor(prefix, gate),
+        projection=parameters.tensor(prefix, projection),
         norm=parameters.vector(f"{prefix}.post_per_layer_input_norm.weight", config.hidden_size),
     )

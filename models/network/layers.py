@@ -12,6 +12,7 @@ from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.mixers import read_gates, read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
+from headrace.models.network.tensors import attention, expert_stacks, feed_forward, router, shared_gate
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import AttentionSpec, BranchNorms, LayerWeights, Mixture, Rope, Weight, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
@@ -53,8 +54,7 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
 def _layer(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> LayerWeights:
-    width, inner = config.hidden_size, layer.inner or config.intermediate_size
-    attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    width, attn = config.hidden_size, f"{prefix}.self_attn"
     norms: dict[str, mx.array] = {}
 
     def norm(name: str | None) -> mx.array | None:
@@ -63,33 +63,31 @@ def _layer(
         return None if name is None else norms[name]
 
     names, gate, down_gate, ends = config.family.norms_of(layer.attends), None, None, None
-    attention = mixer = latent = None
+    spec = mixer = latent = None
     if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
     elif config.latent is not None:
-        attention = _attention(config, parameters, attn, layer, rope)
-        latent, qkv = read_latent(parameters, attn, config.latent, config.heads, width)
-        output = parameters.matrix(f"{attn}.o_proj", width, config.heads * config.latent.value)
+        spec = _attention(config, parameters, attn, layer, rope)
+        latent, qkv, output = read_latent(config, parameters, prefix, config.latent)
     else:
-        attention = _attention(config, parameters, attn, layer, rope)
-        qkv, gate, output = _projections(config, parameters, attn, layer, rope)
+        spec = _attention(config, parameters, attn, layer, rope)
+        qkv, gate, output = _projections(config, parameters, prefix, layer, rope)
         if layer.mixer is not None:
             mixer, [into], out = read_mixer(config, parameters, prefix, layer.mixer)
             ends = into, out
     gate_up, down, mixture, branches = list[Weight](), None, None, None
     if layer.experts is not None:
-        mixture = _mixture(config, parameters, mlp, layer.experts)
-        if layer.experts.shared_gate:
-            down_gate = parameters.router(f"{mlp}.{layer.experts.shared_gate}", 1, width)
+        mixture = _mixture(config, parameters, prefix, layer.experts)
+        if (shared := shared_gate(config, layer.experts)) is not None:
+            down_gate = parameters.router(prefix, shared)
         if layer.experts.branch:
             branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in _BRANCHES))
-        else:
-            mlp, inner = f"{mlp}.{layer.experts.shared_at}".rstrip("."), layer.experts.shared
-    if inner and layer.feeds:
-        gate_up, down = _feed_forward(config, parameters, mlp, inner)
+    if dense := feed_forward(config, layer):
+        gate_up = parameters.fused(prefix, dense[:-1])
+        down = parameters.tensor(prefix, dense[-1])
     scaled = config.family.scaled and f"{prefix}.layer_scalar" in parameters
     return LayerWeights(
-        attention=attention,
+        attention=spec,
         input_norm=norm(names.attention),
         qkv=qkv,
         output=output,
@@ -108,7 +106,7 @@ def _layer(
         own_input=read_input(config, parameters, prefix) if config.input_size else None,
         mixer_gates=read_gates(parameters, prefix, layer.mixer) if layer.mixer is not None else None,
         scalar=parameters.vector(f"{prefix}.layer_scalar", 1) if scaled else None,
-        curve=_curve(parameters, f"{mlp}.act_fn") if config.family.activation == "xielu" else None,
+        curve=_curve(parameters, f"{prefix}.mlp.act_fn") if config.family.activation == "xielu" else None,
     )
 
 
@@ -120,25 +118,16 @@ def _curve(parameters: Parameters, at: str) -> Xielu:
     return Xielu(positive, beta + negative, beta, eps)
 
 
-def _feed_forward(config: DecoderConfig, parameters: Parameters, mlp: str, inner: int) -> tuple[list[Weight], Weight]:
-    """Return the projections into a feed-forward of size `inner`, and the one out of it."""
-    stored = [(f"{mlp}.{name}", inner) for name in config.family.inputs]
-    gate_up = parameters.fused(stored, config.hidden_size, f"{mlp}.gate_up_proj")
-    return gate_up, parameters.matrix(f"{mlp}.down_proj", config.hidden_size, inner)
-
-
 def _projections(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> tuple[list[Weight], Weight | None, Weight]:
     """Return the projections into attention, its gate, if any, and the projection out of it."""
-    kv_heads, head_dim = config.heads_of(layer)
-    rows, gate = {"q": config.heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}, None
-    stored = [(f"{prefix}.{part}_proj", rows[part]) for part in layer.projects]
+    *inputs, output = attention(config, layer)
+    gate = None
     if config.family.gated:
-        stored[0], gate = parameters.gated(f"{prefix}.q_proj", config.heads, head_dim, config.hidden_size)
-    order = qkv_order(config, rope)
-    qkv = parameters.fused(stored, config.hidden_size, f"{prefix}.qkv_proj", order)
-    return qkv, gate, parameters.matrix(f"{prefix}.o_proj", config.hidden_size, rows["q"])
+        inputs[0], gate = parameters.gated(prefix, inputs[0], config.heads)
+    qkv = parameters.fused(prefix, inputs, qkv_order(config, rope))
+    return qkv, gate, parameters.tensor(prefix, output)
 
 
 def _attention(
@@ -199,23 +188,20 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
     return mx.concatenate([heads.flatten(), values])
 
 
-def _mixture(config: DecoderConfig, parameters: Parameters, mlp: str, experts: ExpertsConfig) -> Mixture:
-    width, stacked, each = config.hidden_size, f"{mlp}.{experts.stacked}", f"{mlp}.{experts.each}"
+def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig) -> Mixture:
+    width, mlp = config.hidden_size, f"{prefix}.mlp"
     norm, scale = None, None
-
-    def stack(name: str, rows: int, columns: int) -> Weight:
-        return parameters.stack(f"{stacked}.{name}", f"{each}.{name}", experts.count, rows, columns)
-
-    inputs = [stack(name, experts.size, width) for name in config.family.inputs]
+    *before, after = expert_stacks(config, experts)
+    inputs = [parameters.stack(prefix, tensor) for tensor in before]
     gate, up = parameters.ops.join_experts(*inputs) if len(inputs) > 1 else (None, inputs[0])
     if experts.branch:
         norm = parameters.vector(f"{mlp}.router_norm.weight", width) * width**-0.5
         scale = parameters.vector(f"{mlp}.expert_scale", experts.count)
     return Mixture(
-        router=parameters.router(f"{mlp}.{experts.router}", experts.count, width),
+        router=parameters.router(prefix, router(config, experts)),
         gate=gate,
         up=up,
-        down=stack("down_proj", width, experts.size),
+        down=parameters.stack(prefix, after),
         active=experts.active,
         normalized=experts.normalized,
         sigmoid=experts.sigmoid,

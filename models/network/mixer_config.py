@@ -40,28 +40,6 @@ class MixerConfig:
         return sizes.width <= 16 and parts and (sizes.kind == "conv" or recurs)
 
 
-def projections_into(mixer: MixerConfig) -> dict[str, int]:
-    """Return the stored projections into a mixer and the rows of each."""
-    sizes = mixer.sizes
-    if mixer.apart:
-        keys, gate, decay = sizes.key_heads * sizes.key_dim, "g_proj", "a_proj"
-        rows = {"q_proj": keys, "k_proj": keys, "v_proj": sizes.inner}
-        if not mixer.rank:
-            return {**rows, gate: sizes.inner, "b_proj": sizes.heads, decay: sizes.heads}
-        return {**rows, "g_a_proj": mixer.rank, "f_a_proj": mixer.rank, "b_proj": sizes.heads}
-    if mixer.by_key_head:
-        return {"in_proj_qkvz": sizes.channels + sizes.inner, "in_proj_ba": 2 * sizes.heads}
-    if sizes.kind == "delta":
-        rows = {"qkv": sizes.channels, "z": sizes.inner, "b": sizes.heads, "a": sizes.heads}
-        return {f"in_proj_{name}": count for name, count in rows.items()}
-    return {"in_proj": 3 * sizes.inner if sizes.kind == "conv" else sizes.inner + sizes.channels + sizes.heads}
-
-
-def gates_of(mixer: MixerConfig) -> dict[str, int]:
-    """Return the second products to gates and decays, of `MixerConfig.rank` columns, and the rows of each."""
-    return {"g_b_proj": mixer.sizes.inner, "f_b_proj": mixer.sizes.decays} if mixer.rank else {}
-
-
 def mixer_of(fields: Fields) -> MixerConfig | None:
     """Return the mixer of all layers that have one; None if no layer has."""
     reader = _READERS.get(fields.values["model_type"])

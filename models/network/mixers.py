@@ -3,8 +3,9 @@
 import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
-from headrace.models.network.mixer_config import MixerConfig, gates_of, projections_into
+from headrace.models.network.mixer_config import MixerConfig
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.tensors import mixer_gates, mixer_inputs, mixer_output
 from headrace.runtime.ops import MixerSizes, MixerSpec, Weight
 
 
@@ -12,13 +13,12 @@ def read_mixer(
     config: DecoderConfig, parameters: Parameters, prefix: str, mixer: MixerConfig
 ) -> tuple[MixerSpec, list[Weight], Weight]:
     """Return a layer's mixer, the projections into it, and the one out of it."""
-    width, at, sizes = config.hidden_size, f"{prefix}.mixer", mixer.sizes
-    output = parameters.matrix(f"{at}.out_proj", width, sizes.inner)
-    stored = [(f"{at}.{name}", rows) for name, rows in projections_into(mixer).items()]
+    at, sizes, inputs = f"{prefix}.mixer", mixer.sizes, mixer_inputs(config, mixer)
+    output = parameters.tensor(prefix, mixer_output(config, mixer))
     taps, bias = _taps(parameters, at, mixer)
     if sizes.kind == "conv":
         spec = MixerSpec(sizes, taps=taps, tap_bias=bias)
-        return spec, parameters.fused(stored, width, f"{at}.in_proj"), output
+        return spec, parameters.fused(prefix, inputs), output
     rate = -mx.exp(parameters.vector(f"{at}.A_log", sizes.heads).astype(mx.float32))
     step_bias = parameters.vector(f"{at}.dt_bias", sizes.decays)
     if sizes.kind != "ssm":
@@ -26,7 +26,7 @@ def read_mixer(
         most = mixer.most_beta
         spec = MixerSpec(sizes, taps, bias, rate, step_bias, most_beta=most, norm=norm, norm_eps=mixer.eps)
         order = _by_key_head(sizes) if mixer.by_key_head else None
-        return spec, parameters.fused(stored, width, f"{at}.in_proj", order), output
+        return spec, parameters.fused(prefix, inputs, order), output
     order = _as_queries(sizes)
     spec = MixerSpec(
         sizes,
@@ -40,15 +40,15 @@ def read_mixer(
         norm_first=False,
         norm_eps=mixer.eps,
     )
-    [(_, rows)] = stored
+    rows = inputs[0].rows
     turned = mx.concatenate([sizes.inner + order, mx.arange(sizes.inner), mx.arange(rows - sizes.heads, rows)])
-    return spec, parameters.fused(stored, width, f"{at}.in_proj", turned), output
+    return spec, parameters.fused(prefix, inputs, turned), output
 
 
 def read_gates(parameters: Parameters, prefix: str, mixer: MixerConfig) -> tuple[Weight, Weight] | None:
     """Return the second products to gates and decays, if they have two; see `LayerWeights.mixer_gates`."""
-    found = [parameters.matrix(f"{prefix}.mixer.{name}", rows, mixer.rank) for name, rows in gates_of(mixer).items()]
-    return (found[0], found[1]) if found else None
+    gates = [parameters.tensor(prefix, tensor) for tensor in mixer_gates(mixer)]
+    return (gates[0], gates[1]) if gates else None
 
 
 def _taps(parameters: Parameters, at: str, mixer: MixerConfig) -> tuple[mx.array, mx.array | None]:

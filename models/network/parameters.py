@@ -19,6 +19,7 @@ from headrace.models.checkpoint.text_part import TextPart, text_part
 from headrace.models.network.config_fields import Fields
 from headrace.models.network.falcon import multiplied
 from headrace.models.network.stacks import with_stacks
+from headrace.models.network.tensors import Tensor
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
 
@@ -69,14 +70,18 @@ class Parameters:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
         return self._prepared(self._stored(module, rows, columns), exact=exact)
 
-    def fused(
-        self, modules: Sequence[tuple[str, int]], columns: int, whole: str, order: mx.array | None = None
-    ) -> list[Weight]:
-        """Return projections of one input, (module, rows) each, stacked into one matrix.
+    def tensor(self, prefix: str, tensor: Tensor) -> Weight:
+        """Return one matrix of a layer."""
+        return self.matrix(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns)
 
-        whole: the module that has them stacked (Phi-3). Projections with different quantization stay apart.
+    def fused(self, prefix: str, tensors: Sequence[Tensor], order: mx.array | None = None) -> list[Weight]:
+        """Return projections of one input stacked into one matrix; those with different quantization stay apart.
+
         order: the stored row of each row of the stack, within its module; None: as stored.
         """
+        columns = tensors[0].columns
+        whole = f"{prefix}.{tensors[0].whole}"
+        modules = [(f"{prefix}.{tensor.name}", tensor.rows) for tensor in tensors]
         if f"{whole}.weight" in self:
             modules = [(whole, sum(rows for _, rows in modules))]
         parts, start = [], 0
@@ -88,68 +93,73 @@ class Parameters:
             parts = [_joined(parts, mx.concatenate)]
         return [self._prepared(part) for part in parts]
 
-    def gated(self, module: str, heads: int, head_dim: int, columns: int) -> tuple[tuple[str, int], Weight]:
+    def gated(self, prefix: str, tensor: Tensor, heads: int) -> tuple[Tensor, Weight]:
         """Take apart a projection that has D rows and then D gates of each head.
 
-        Returns the module, from now on without gates, with its rows, for `fused`; and the gates (H * D, K), prepared.
+        Returns the tensor, from now on without gates, for `fused`; and the gates (H * D, K), prepared.
         """
-        rows = heads * head_dim
-        whole = self._stored(module, 2 * rows, columns)
+        module = f"{prefix}.{tensor.name}"
+        rows = tensor.rows // 2
+        head_dim = rows // heads
+        whole = self._stored(module, tensor.rows, tensor.columns)
         own = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
         gate = self._prepared(_reordered(whole, own + head_dim))
         self._taken[module] = _reordered(whole, own)
-        return (module, rows), gate
+        return replace(tensor, rows=rows), gate
 
     def halves_of_heads(
-        self, whole: str, parts: tuple[str, str], heads: int, first: int, second: int, columns: int
+        self, prefix: str, whole: Tensor, above: Tensor, below: Tensor, heads: int
     ) -> tuple[Weight, Weight]:
-        """Return two stacks, (columns, first) and (second, columns) for each head.
+        """Return two stacks, a matrix for each head in both.
 
-        They are stored as `parts`, or as `whole`: rows of both for each head, the first to be transposed, which takes
-        it in half precision if it is quantized.
+        They are stored as such, or as `whole`: rows of both for each head, the first to be transposed, which takes it
+        in half precision if it is quantized.
         """
-        if f"{whole}.weight" not in self:
-            return (
-                self.stack(parts[0], "", heads, columns, first),
-                self.stack(parts[1], "", heads, second, columns),
+        if f"{prefix}.{whole.name}.weight" not in self:
+            first, second = (
+                self._stored(f"{prefix}.{part.name}", part.rows // heads, part.columns, (heads,))
+                for part in (above, below)
             )
-        stored = self._stored(whole, heads * (first + second), columns)
+            return self._prepared(first), self._prepared(second)
+        stored = self._stored(f"{prefix}.{whole.name}", whole.rows, whole.columns)
 
         def part(rows: slice) -> Weight:
             def cut(array: mx.array) -> mx.array:
-                return mx.contiguous(array.reshape(heads, first + second, -1)[:, rows])
+                return mx.contiguous(array.reshape(heads, whole.rows // heads, -1)[:, rows])
 
             scales, biases = (None if array is None else cut(array) for array in (stored.scales, stored.biases))
             return replace(stored, data=cut(stored.data), scales=scales, biases=biases)
 
-        above, below = part(slice(first)), part(slice(first, None))
-        plain = above.data
-        if above.scales is not None:
+        first, second = part(slice(above.columns)), part(slice(above.columns, None))
+        plain = first.data
+        if first.scales is not None:
             plain = mx.dequantize(
-                above.data, above.scales, above.biases, above.group_size, above.bits, mode=above.mode
+                first.data, first.scales, first.biases, first.group_size, first.bits, mode=first.mode
             ).astype(mx.float16)
-        embed = Weight(mx.contiguous(plain.swapaxes(1, 2)))
-        return self._prepared(embed), self._prepared(below)
+        turned = Weight(mx.contiguous(plain.swapaxes(1, 2)))
+        return self._prepared(turned), self._prepared(second)
 
-    def router(self, module: str, rows: int, columns: int) -> Weight:
+    def router(self, prefix: str, tensor: Tensor) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
         requantize, least = self._requantize, 8
         if requantize is not None and requantize.bits < least:
             self._requantize = replace(requantize, bits=least)
-        weight = self.matrix(module, rows, columns, exact=True)
+        weight = self.matrix(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns, exact=True)
         self._requantize = requantize
         return weight
 
-    def stack(self, module: str, each: str, count: int, rows: int, columns: int) -> Weight:
-        """Return `count` projections as one stack, stored as `module` or singly as `each`, `{}` for the number.
+    def stack(self, prefix: str, tensor: Tensor) -> Weight:
+        """Return experts' projections as one stack, also of single stored ones.
 
         Raises UnsupportedModelError for single ones with different quantization.
         """
+        module = f"{prefix}.{tensor.name}"
+        single = f"{prefix}.{tensor.single}"
         if f"{module}.weight" in self:
-            return self._prepared(self._stored(module, rows, columns, (count,)))
-        parts = [self._stored(each.format(i), rows, columns) for i in range(count)]
+            return self._prepared(self._stored(module, tensor.rows, tensor.columns, (tensor.count,)))
+        parts = [self._stored(single.format(i), tensor.rows, tensor.columns) for i in range(tensor.count)]
         if len({_kind(part) for part in parts}) > 1:
-            raise UnsupportedModelError(f"{each.format(0)} and the other experts are quantized differently")
+            raise UnsupportedModelError(f"{single.format(0)} and the other experts are quantized differently")
         return self._prepared(_joined(parts, mx.stack))
 
     def vector(self, name: str, size: int, offset: float = 0.0, dtype: mx.Dtype | None = None) -> mx.array:

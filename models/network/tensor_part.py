@@ -14,12 +14,14 @@ import mlx.core as mx
 from headrace.models.network.config import DecoderConfig
 from headrace.models.network.layer_config import LayerConfig
 from headrace.models.network.mixer_config import MixerConfig
+from headrace.models.network.tensors import Tensor, Unit, latent_heads, layer_tensors
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import MixerSizes
 from headrace.runtime.ranks.split import Split
 
 _HINT = "--split pipeline divides it by layers"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(\w+)")
+_NUMBER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,16 @@ class TensorPart:
 
         arrays: of MLX, or parts of files (`models.checkpoint.file_parts`).
         """
-        inner = _inner_sizes(arrays)
+        modules = [_modules(self.whole, layer) for layer in self.whole.layers]
         taken: dict[str, Any] = {}
         for name, array in arrays.items():
-            part = self._taken(name, array, inner)
+            part = self._taken(name, array, modules)
             if part is not None:
                 taken[name] = mx.contiguous(part) if isinstance(part, mx.array) and part is not array else part
         return taken
 
-    def _taken(self, name: str, array: Any, inner: dict[str, int]) -> Any:
+    def _taken(self, name: str, array: Any, modules: list[dict[str, list[Tensor]]]) -> Any:
+        """Return the part of one tensor. modules: each layer's stored modules, with the table's rows in them."""
         module, kind = name.rpartition(".")[::2]
         if module in ("model.embed_tokens", "lm_head"):
             return _rows(array, kind, [self.own(array.shape[0])])
@@ -63,57 +66,60 @@ class TensorPart:
         if found is None:
             return array
         layer, path = self.whole.layers[int(found[1])], found[2]
-        block, _, last = path.partition(".")
-        if block == "self_attn":
-            return self._attention(last, kind, array, layer, name)
-        if block == "mixer" and layer.mixer is not None:
-            return self._mixer(last, kind, array, layer.mixer, name)
-        size, last = inner.get(module.rpartition(".")[0]), module.rpartition(".")[2]
-        if size is None or last not in ("gate_proj", "up_proj", "gate_up_proj", "down_proj"):
+        tensors = modules[int(found[1])].get(_NUMBER.sub(".{}.", path))
+        if tensors is None:
+            return self._vector(path, kind, array, layer)
+        tensor = tensors[0]
+        if tensor.columns_by is not None:
+            [columns] = self._ranges(tensor, tensor.columns_by, tensor.columns, layer)
+            return self._columns(array, kind, columns, tensor.columns, name)
+        if tensor.rows_by == "head_stack":
+            return array[self.heads.start : self.heads.stop]
+        if tensor.rows_by is None:
             return array
-        own = self.own(size)
-        if last == "down_proj":
-            return self._columns(array, kind, own, size, name)
-        return _rows(array, kind, [own] if last != "gate_up_proj" else [own, _moved(own, size)])
+        ranges, start = list[range](), 0
+        for tensor in tensors:  # one below the other
+            assert tensor.rows_by is not None
+            ranges += [_moved(rows, start) for rows in self._ranges(tensor, tensor.rows_by, tensor.rows, layer)]
+            start += tensor.rows
+        return _rows(array, kind, ranges)
 
-    def _attention(self, last: str, kind: str, array: Any, layer: LayerConfig, name: str) -> Any:
-        config, (kv_heads, dim) = self.whole, self.whole.heads_of(layer)
-        query, stored, latent = self.heads, _scaled(self.heads, dim), config.latent
-        entries = _scaled(kv_range(query, config.heads, kv_heads), dim) if latent is None else stored
-        if kind == "sinks" or last in ("embed_q", "unembed_out"):  # stacks of heads
-            return array[query.start : query.stop]
-        if latent is not None:
-            each = {"q_proj": latent.rotated + latent.other, "kv_b_proj": latent.other + latent.value}
-            each["q_b_proj"] = each["q_proj"]
-            if last == "o_proj":
-                own = _scaled(query, latent.value)
-                return self._columns(array, kind, own, config.heads * latent.value, name)
-            return _rows(array, kind, [_scaled(query, each[last])]) if last in each else array
-        if last == "o_proj":
-            return self._columns(array, kind, stored, config.heads * dim, name)
-        if last == "qkv_proj":
-            keys, values = config.heads * dim, (config.heads + kv_heads) * dim
-            return _rows(array, kind, [stored, _moved(entries, keys), _moved(entries, values)])
-        if last in ("q_norm", "k_norm"):
-            own = stored if last == "q_norm" else entries
-            return array[own.start : own.stop] if config.family.qk_norm == "heads" else array
-        if last == "q_proj":
-            return _rows(array, kind, [_scaled(stored, 2 if config.family.gated else 1)])
-        return _rows(array, kind, [entries]) if last in ("k_proj", "v_proj") else array
+    def _ranges(self, tensor: Tensor, unit: Unit, size: int, layer: LayerConfig) -> list[range]:
+        """Return this rank's rows or columns of a tensor that has `size` of them."""
+        heads, kv_heads = self.whole.heads, self.whole.heads_of(layer)[0]
+        if unit == "inner":
+            return [self.own(size)]
+        if unit == "mixer" and layer.mixer is not None:
+            key = "inner" if tensor.columns_by == "mixer" else tensor.name.rpartition(".")[2]
+            return self._mixer_places(layer.mixer)[key]
+        if unit == "kv_heads":
+            return [_scaled(kv_range(self.heads, heads, kv_heads), size // kv_heads)]
+        return [_scaled(self.heads, size // heads)]
 
-    def _mixer(self, last: str, kind: str, array: Any, mixer: MixerConfig, name: str) -> Any:
-        sizes = mixer.sizes
-        places = mixer_places(sizes, mixer_ranges(mixer, self.split, self.unit)[self.rank])
-        if last == "out_proj":
-            return self._columns(array, kind, places["inner"][0], sizes.inner, name)
+    def _mixer_places(self, mixer: MixerConfig) -> dict[str, list[range]]:
+        return mixer_places(mixer.sizes, mixer_ranges(mixer, self.split, self.unit)[self.rank])
+
+    def _vector(self, path: str, kind: str, array: Any, layer: LayerConfig) -> Any:
+        """Return this rank's part of a tensor that is no matrix: norms over all heads, and those of a mixer."""
+        block, _, last = path.partition(".")
+        if kind == "sinks":
+            return array[self.heads.start : self.heads.stop]
+        if block == "self_attn" and last in ("q_norm", "k_norm") and self.whole.family.qk_norm == "heads":
+            kv_heads, dim = self.whole.heads_of(layer)
+            heads = self.heads if last == "q_norm" else kv_range(self.heads, self.whole.heads, kv_heads)
+            return array[heads.start * dim : heads.stop * dim]
+        if block != "mixer" or layer.mixer is None:
+            return array
+        places = self._mixer_places(layer.mixer)
         if last.endswith("conv1d"):
             return _rows(array, "bias" if array.ndim == 1 else "taps", places[last])
         if last == "norm":
-            return array[places["inner"][0].start : places["inner"][0].stop] if array.size == sizes.inner else array
+            [inner] = places["inner"]
+            return array[inner.start : inner.stop] if array.size == layer.mixer.sizes.inner else array
         if kind in ("A_log", "dt_bias", "D"):
-            [own] = places["decays" if kind == "dt_bias" else "heads"]
-            return array.reshape(-1)[own.start : own.stop]
-        return _rows(array, kind, places[last]) if last in places else array
+            [heads] = places["decays" if kind == "dt_bias" else "heads"]
+            return array.reshape(-1)[heads.start : heads.stop]
+        return array
 
     def _columns(self, array: Any, kind: str, own: range, total: int, name: str) -> Any:
         """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
@@ -234,14 +240,19 @@ def _mixer(mixer: MixerConfig, own: range) -> MixerConfig:
     return replace(mixer, sizes=part, norm_parts=groups if mixer.norm_parts > 1 else mixer.norm_parts)
 
 
-def _inner_sizes(arrays: dict[str, Any]) -> dict[str, int]:
-    """Return the inner size of every feed-forward, by the module that has its projections."""
-    sizes = {}
-    for name, array in arrays.items():
-        block, _, last = name.removesuffix(".weight").rpartition(".")
-        if name.endswith(".weight") and last in ("up_proj", "gate_up_proj"):
-            sizes[block] = array.shape[-2] // (2 if last == "gate_up_proj" else 1)
-    return sizes
+def _modules(config: DecoderConfig, layer: LayerConfig) -> dict[str, list[Tensor]]:
+    """Return the modules that may be stored of a layer, with the tensors in each; {} for an expert's number."""
+    modules: dict[str, list[Tensor]] = {}
+    for tensor in layer_tensors(config, layer):
+        modules[tensor.name] = [tensor]
+        if tensor.single:
+            modules[tensor.single] = [tensor]
+        if tensor.whole and tensor.whole != tensor.name:
+            modules.setdefault(tensor.whole, []).append(tensor)
+    if config.latent is not None:
+        joined = latent_heads(config, config.latent)
+        modules[joined.name] = [joined]
+    return modules
 
 
 def _in_units(size: int, split: Split, unit: int) -> list[range]:

@@ -15,8 +15,9 @@ from headrace.models.network.latent_config import LatentConfig
 from headrace.models.network.layer_config import LayerConfig
 from headrace.models.network.mixer_config import MixerConfig
 
-Unit = Literal["inner", "heads", "kv_heads", "mixer"]
-"""What ranks divide: numbers inside a feed-forward, heads of queries, heads of K/V, heads or channels of a mixer."""
+Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer"]
+"""What ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its first
+axis), heads of K/V, heads or channels of a mixer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         blocks += [mixer_inputs(config, layer.mixer), mixer_gates(layer.mixer), [mixer_output(config, layer.mixer)]]
     if layer.experts is not None:
         blocks += [[router(config, layer.experts)], expert_stacks(config, layer.experts)]
-    blocks += [feed_forward(config, layer), shared_gate(config, layer), layer_input(config)]
+        if (gate := shared_gate(config, layer.experts)) is not None:
+            blocks.append([gate])
+    blocks += [feed_forward(config, layer), layer_input(config)]
     return list(chain.from_iterable(blocks))
 
 
@@ -83,10 +86,15 @@ def latent(config: DecoderConfig, sizes: LatentConfig) -> list[Tensor]:
     return [
         *first,
         before("kv_a_proj_with_mqa", sizes.head_dim, width, None),
-        before("embed_q", heads * sizes.size, sizes.other),
-        before("unembed_out", heads * sizes.value, sizes.size),
+        before("embed_q", heads * sizes.size, sizes.other, "head_stack"),
+        before("unembed_out", heads * sizes.value, sizes.size, "head_stack"),
         Tensor(f"{at}.o_proj", width, heads * sizes.value, columns_by="heads"),
     ]
+
+
+def latent_heads(config: DecoderConfig, sizes: LatentConfig) -> Tensor:
+    """Return the projection that some checkpoints have instead of `embed_q` and `unembed_out`: both of each head."""
+    return Tensor("self_attn.kv_b_proj", config.heads * (sizes.other + sizes.value), sizes.size, rows_by="heads")
 
 
 def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
@@ -158,12 +166,11 @@ def _feed_forward(config: DecoderConfig, at: str, inner: int, kind: str = "") ->
     return [*inputs, Tensor(f"{at}.down_proj", width, inner, columns_by="inner", title=f"{kind}down_proj")]
 
 
-def shared_gate(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
+def shared_gate(config: DecoderConfig, experts: ExpertsConfig) -> Tensor | None:
     """Return the gate of the expert that all tokens use, if it has one."""
-    experts = layer.experts
-    if experts is None or experts.shared_gate is None:
-        return []
-    return [Tensor(f"mlp.{experts.shared_gate}", 1, config.hidden_size, title="shared gate")]
+    if experts.shared_gate is None:
+        return None
+    return Tensor(f"mlp.{experts.shared_gate}", 1, config.hidden_size, title="shared gate")
 
 
 def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:
