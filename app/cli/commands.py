@@ -27,6 +27,7 @@ _COMMANDS = {
     "run": ("headrace.app.cli.run", "run", "Answer one prompt, streamed to standard output."),
     "batch": ("headrace.app.cli.batch", "batch", "Answer a file of requests, many at a time."),
     "serve": ("headrace.app.cli.serve", "serve", "Serve models to clients of OpenAI's and Anthropic's APIs."),
+    "launch": ("headrace.app.cli.launch", "launch", "Run a coding agent on a local model."),
     "top": ("headrace.app.cli.top", "top", "Watch the decode loop of a running server."),
     "bench": (
         "headrace.app.cli.bench",

@@ -1,6 +1,10 @@
 """`headrace serve`: a local server for clients of OpenAI's and Anthropic's APIs."""
 
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 PORT = 8080
 MAX_WAITING = 64
 GRACE_S = 30.0
+_PARENT_S = 0.5  # between two looks at the parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class ServeArguments:
     split: str | None
     force: bool
     quiet: bool
+    parent: int | None
 
     @property
     def first_model(self) -> str | None:
@@ -98,6 +104,7 @@ class ServeArguments:
 @hosts_options
 @click.option("--force", is_flag=True, help="Go beyond the memory limit, or with --context the model's.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no line per request.")
+@click.option("--parent", type=int, hidden=True, help="Process id of the parent; the server ends when it has ended.")
 @as_object(ServeArguments)
 def serve(arguments: ServeArguments) -> int:
     """Serve models to clients of OpenAI's and Anthropic's APIs, on this machine.
@@ -112,6 +119,8 @@ def serve(arguments: ServeArguments) -> int:
     from headrace.app.engine.commands import ModelSpec
 
     rules = arguments.rules()
+    if arguments.parent is not None:
+        _end_with(arguments.parent)
     settings = load_settings()
     draft = chosen_draft(arguments.draft, settings.chat.draft, None)
     model = arguments.first_model or chosen_model(None, settings)
@@ -192,6 +201,17 @@ def _names(value: str | None) -> tuple[str, ...] | None:
     if value is None:
         return None
     return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
+def _end_with(parent: int) -> None:
+    """End this process by SIGTERM soon after its parent has ended, also if that was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _check_installed(names: Iterable[str]) -> None:

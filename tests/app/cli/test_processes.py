@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": ("doctor",),
     "explain": ("explain", "mbu"),
     "fit": ("fit",),
+    "launch": ("launch", "--help"),
     "list": ("list",),
     "models": ("models", "list"),
     "paths": ("paths",),
