@@ -13,7 +13,9 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from headrace.app.engine.commands import ModelSpec
 from headrace.app.engine.http_address import HTTPAddress
+from headrace.app.engine.remote import RemoteEngine
 from headrace.app.engine.telemetry_reader import TelemetryReader, wait_for_model
 from headrace.models.registry.store import Store
 from tests.patience import PATIENCE_S
@@ -238,3 +240,19 @@ def test_telemetry_is_one_models(start: Starter) -> None:
     text = httpx.get(f"{server.root}/metrics", timeout=PATIENCE_S).text
     assert "headrace_models_loaded 3.0" in text
     assert 'headrace_answers_total{reason="length"} 2.0' in text
+
+
+@pytest.mark.usefixtures("home")
+def test_a_chat_connects_to_a_model_that_is_not_loaded(start: Starter) -> None:
+    server = start()
+    engine = RemoteEngine(HTTPAddress(server.root), "org/river")
+    engine.start(ModelSpec())
+    deadline = time.monotonic() + PATIENCE_S
+    while engine.state == "loading":
+        engine.poll()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert engine.card is not None
+    assert (engine.card.name, engine.card.context_limit) == ("org/river", 4096)
+    assert states(server) == {"tiny": "loaded", "lake": "unloaded", "org/river": "loaded"}
+    engine.close()
