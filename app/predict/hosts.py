@@ -16,7 +16,8 @@ from headrace.app.predict.links import Link
 from headrace.app.predict.prediction import Target, step_seconds
 from headrace.app.predict.published import Assumptions
 from headrace.models.cost.costs import working_memory
-from headrace.models.cost.step_shape import Matrix, StepShape, total
+from headrace.models.cost.step_shape import StepShape, total
+from headrace.runtime.metrics.cost import Matrix
 
 Way = Literal["alone", "tensor", "pipeline"]
 SPLITS: tuple[Way, ...] = ("tensor", "pipeline")

@@ -20,21 +20,15 @@ from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
-from headrace.models.cost.decoder_matrices import (
-    SizeOf,
-    input_table_bytes,
-    layer_matrices,
-    norm_weights,
-    split_latents,
-)
-from headrace.models.cost.step_shape import Matrix, StepShape
+from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.config import DecoderConfig, decoder_config
-from headrace.models.network.decoder_costs import kv_layers, state_bytes
+from headrace.models.network.decoder_costs import SizeOf, kv_layers, layer_matrices, state_bytes
 from headrace.models.network.experts_config import ExpertsConfig
 from headrace.models.network.layer_config import joint_norms
 from headrace.models.network.stacks import stacks_of
+from headrace.models.network.tensors import latent_heads
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
+from headrace.runtime.metrics.cost import FLOAT_MODES, Matrix, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
 
 if TYPE_CHECKING:
@@ -46,7 +40,7 @@ _HALF = 2
 # model_type of mixtures of experts -> architecture of their other layers.
 _MIXTURES = {"mixtral": "mistral"}
 
-# Ends of modules that a quantized checkpoint of mlx-lm has plain, by model_type; "embed_q": see `split_latents`.
+# Ends of modules that a quantized checkpoint of mlx-lm has plain, by model_type; "embed_q": see `_split_latents`.
 _PLAIN = {
     "deepseek_v2": (".mlp.gate", ".embed_q"),
     **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"), (".mlp.gate",)),
@@ -106,7 +100,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
             module, _, kind = stack.rpartition(".")
             if kind in ("weight", "scales", "biases", "bias"):
                 sizes[module] += tensor.nbytes // len(stacks)
-    more = split_latents(sizes, config)
+    more = _split_latents(sizes, config)
     tied = config.tied_embeddings or not sizes["lm_head"]
     count = next((layer.experts.count for layer in config.layers if layer.experts), 1)
 
@@ -116,7 +110,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
     unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
     constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
-    read = part.nbytes + more - constant - size_of(unread, 0, 0) - input_table_bytes(config, size_of)
+    read = part.nbytes + more - constant - size_of(unread, 0, 0) - _input_table_bytes(config, size_of)
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes + more)
 
@@ -180,10 +174,10 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
     matrices = layer_matrices(config, size_of)
     head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
     head_bytes = size_of(head, config.vocab_size, width)
-    matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True))
+    matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True, part="head"))
     table = 0 if config.tied_embeddings else size_of("model.embed_tokens", config.vocab_size, width)
-    table += input_table_bytes(config, size_of)
-    vectors = norm_weights(config) * _HALF
+    table += _input_table_bytes(config, size_of)
+    vectors = _norm_weights(config) * _HALF
     return StepShape(
         source=source,
         layers=len(config.layers),
@@ -200,6 +194,49 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         joint_norms=sum(map(partial(joint_norms, config.family), config.layers)),
         family=config.architecture,
     )
+
+
+def _input_table_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
+    """Return the bytes of the table of single layers' inputs, of which a step looks up rows."""
+    wide = len(config.layers) * config.input_size
+    return size_of("model.embed_tokens_per_layer", config.input_vocab, wide) if wide else 0
+
+
+def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
+    """Divide the bytes of K/V projections that are stored as one; return the bytes by which the first half grows.
+
+    It is transposed while loading, in half precision (`Parameters.halves_of_heads`).
+    """
+    latent = config.latent
+    if latent is None:
+        return 0
+    joined, growth = latent_heads(config, latent), 0
+    for at in (f"model.layers.{i}" for i in range(len(config.layers))):
+        whole = sizes.pop(f"{at}.{joined.name}", 0)
+        if whole:
+            share = whole * latent.other // (latent.other + latent.value)
+            sizes[f"{at}.self_attn.embed_q"] = max(share, 2 * config.heads * latent.other * latent.size)
+            sizes[f"{at}.self_attn.unembed_out"] = whole - share
+            growth += sizes[f"{at}.self_attn.embed_q"] - share
+    return growth
+
+
+def _norm_weights(config: DecoderConfig) -> int:
+    """Return the number of weights in norms and other vectors."""
+    names, width = config.family.norms, config.hidden_size
+    places = len({names.attention, names.after_attention, names.mlp, names.after_mlp} - {None})
+    total = width + config.input_size
+    for layer in config.layers:
+        kv_heads, head_dim = config.heads_of(layer)
+        heads = {None: 0, "unit": 0, "head": 1 + ("k" in layer.projects), "heads": config.heads + kv_heads}[
+            config.family.qk_norm
+        ]
+        total += places * width + heads * head_dim + (config.heads if config.sinks else 0)
+        total += (width if config.input_size else 0) + config.family.scaled
+        total += config.latent.queries + config.latent.size if config.latent is not None else 0
+        if layer.experts is not None and layer.experts.branch:
+            total += 4 * width + layer.experts.count
+    return total
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:

@@ -7,46 +7,16 @@ only the active share of each matrix is read.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
-from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry, quantized_bytes
+from headrace.runtime.metrics.cost import (
+    LayerKV,
+    Matrix,
+    StepCost,
+    attention_flops_per_entry,
+    quantized_bytes,
+    step_cost,
+)
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS, KVFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """`count` equal projections of `rows` outputs and `columns` inputs; `nbytes` of one, with bias and scales.
-
-    share: part that one token uses (active experts over experts). output: makes the logits. late: those of the `count`
-    behind the last entry that a token appends, which prefill skips, as it does the output.
-    """
-
-    name: str
-    count: int
-    rows: int
-    columns: int
-    nbytes: int
-    share: Fraction = Fraction(1)
-    output: bool = False
-    late: int = 0
-
-    @property
-    def weights(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def step_bytes(self) -> int:
-        """Return the bytes of all `count` that one step of one sequence reads."""
-        return self.read_bytes(1)
-
-    def read_bytes(self, batch: int) -> int:
-        """Return the bytes that a step of `batch` sequences reads, if each sequence draws its experts independently."""
-        read = self.share if batch == 1 else 1 - float(1 - self.share) ** batch
-        return round(self.count * self.nbytes * read)
-
-    @property
-    def step_flops(self) -> int:
-        return round(2 * self.count * self.weights * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +95,12 @@ class StepShape:
 
     @property
     def cost(self) -> StepCost:
-        late = [replace(matrix, count=matrix.count if matrix.output else matrix.late) for matrix in self.matrices]
-        return StepCost(
-            weight_bytes=sum(matrix.step_bytes for matrix in self.matrices) + self.vector_bytes,
-            weight_flops=sum(matrix.step_flops for matrix in self.matrices),
-            kv=self.kv,
-            attention_flops_per_entry=attention_flops_per_entry(self.heads, self.head_dim),
-            state_bytes=self.state_bytes,
-            late_bytes=sum(matrix.step_bytes for matrix in late),
-            late_flops=sum(matrix.step_flops for matrix in late),
+        return step_cost(
+            self.matrices,
+            self.vector_bytes,
+            self.kv,
+            attention_flops_per_entry(self.heads, self.head_dim),
+            self.state_bytes,
         )
 
     def step(self, past: int) -> list[Operation]:

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.network.config import DecoderConfig
-from headrace.models.network.decoder_costs import network_cost
+from headrace.models.network.decoder_costs import kv_layers, layer_matrices, state_bytes
 from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
 from headrace.models.network.layers import kv_shape_of, read_layers
@@ -32,7 +32,7 @@ from headrace.models.network.projections import (
 from headrace.runtime.kv.backend import KVBackend, KVOptions
 from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
-from headrace.runtime.metrics.cost import StepCost
+from headrace.runtime.metrics.cost import Matrix, StepCost, attention_flops_per_entry, step_cost
 from headrace.runtime.network import DraftHead
 from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope
 from headrace.runtime.ops.kv_format import KVFormat
@@ -52,6 +52,7 @@ class Decoder:
         self._ops = ops
         self._dtype = dtype
         self._layers = read_layers(config, parameters)
+        self._loaded = parameters.loaded
         self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
         self.pages = all(ops.pages(spec) for spec in attends)
@@ -137,8 +138,16 @@ class Decoder:
         for array in looked_up if self._inputs is None else [*looked_up, *self._inputs.table.arrays]:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
-        beside = [] if self._inputs is None else [self._inputs.projection]
-        return network_cost(self.config, self._layers, [*beside, self._head], nbytes, self.kv_shape.format)
+        matrices = layer_matrices(self.config, lambda module, _rows, _columns: self._loaded[module])
+        head = self._head
+        matrices.append(Matrix("head", 1, head.rows, head.columns, head.nbytes, output=True, part="head"))
+        return step_cost(
+            matrices,
+            nbytes - sum(matrix.count * matrix.nbytes for matrix in matrices),
+            kv_layers(self.config, self.kv_shape.format),
+            attention_flops_per_entry(self.config.heads, self.config.head_dim),
+            state_bytes(self.config),
+        )
 
     @property
     def wide_chunks(self) -> bool:

@@ -1,63 +1,54 @@
-"""Step cost of headrace's own decoder, from its config and array sizes.
+"""Step cost of headrace's own decoder: the bytes of the matrices in its table of tensors.
 
-Formulas: see `runtime.metrics.cost`. `models.cost` computes the same from headers and catalogs.
+Sizes come from loaded arrays here, and from headers, configs and catalogs in `models.cost`. Formulas: see
+`runtime.metrics.cost`.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from itertools import groupby
 
 from headrace.models.network.config import DecoderConfig
-from headrace.runtime.metrics.cost import LayerKV, StepCost, attention_flops_per_entry
-from headrace.runtime.ops import LayerWeights, Weight
+from headrace.models.network.tensors import Tensor, layer_tensors
+from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops.kv_format import KVFormat
 
-
-def network_cost(
-    config: DecoderConfig, layers: Sequence[LayerWeights], beside: Sequence[Weight], nbytes: int, kv: KVFormat
-) -> StepCost:
-    """Return the cost of a step.
-
-    beside: matrices beside the layers, the output projection last. nbytes: of all arrays that a step reads, all experts
-    included.
-    """
-    head, last = beside[-1], config.appending - 1
-    count, late_bytes, late_count = sum(_count([weight]) for weight in beside), head.nbytes, _count([head])
-    parts = {"attention": 0, "MLP": 0, "experts used": 0, "head": head.nbytes}
-    for index, layer in enumerate(layers):
-        latent = [] if layer.latent is None else [layer.latent.q, layer.latent.embed, layer.latent.unembed]
-        before = {
-            id(weight)
-            for weight in (*layer.qkv, layer.gate, *latent, *(layer.mixer_gates or ()), *(layer.mixer_ends or ())[:1])
-        }
-        late = [weight for weight in layer.matrices if index > last or (index == last and id(weight) not in before)]
-        late_bytes += sum(weight.nbytes for weight in late)
-        late_count += _count(late)
-        count += _count(layer.matrices)
-        parts["attention"] += sum(weight.nbytes for weight in (*layer.qkv, layer.output))
-        if (mixture := layer.mixture) is None:
-            parts["MLP"] += sum(weight.nbytes for weight in layer.matrices[len(layer.qkv) + 1 :])
-            continue
-        for stack in mixture.stacks:  # only the active experts are read
-            read, weights = (size * mixture.active // mixture.count for size in (stack.nbytes, _count([stack])))
-            nbytes -= stack.nbytes - read
-            parts["experts used"] += read
-            count += weights
-            late_bytes += read if index >= last else 0
-            late_count += weights if index >= last else 0
-    return StepCost(
-        weight_bytes=nbytes,
-        weight_flops=2 * count,
-        kv=kv_layers(config, kv),
-        attention_flops_per_entry=attention_flops_per_entry(config.heads, config.head_dim),
-        weight_parts=[(name, size) for name, size in parts.items() if size],
-        state_bytes=state_bytes(config),
-        late_bytes=late_bytes,
-        late_flops=2 * late_count,
-    )
+SizeOf = Callable[[str, int, int], int]
+"""(module, rows, columns) -> stored bytes of that projection with bias; for stacked experts, of one expert."""
 
 
-def _count(weights: Sequence[Weight]) -> int:
-    return sum(weight.rows * weight.columns for weight in weights)
+def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
+    """Return all matrices but the tables and the output projection; equal ones count together."""
+    last = config.appending - 1
+    counts = Counter[Matrix]()  # of equal matrices, by one with a count of 0
+    late = Counter[Matrix]()  # those of them that prefill skips in the last layer
+    for index, layer in enumerate(config.layers):
+        tensors = layer_tensors(config, layer)
+        for tensor in tensors:
+            size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
+            share = Fraction(tensor.active, tensor.count)
+            is_late = index > last or (index == last and not tensor.before_append)
+            matrix = Matrix(tensor.shown_name, 0, tensor.rows, tensor.columns, size, share, part=tensor.part)
+            counts[matrix] += tensor.count
+            late[matrix] += tensor.count * is_late
+    matrices = [replace(matrix, count=count, late=late[matrix]) for matrix, count in counts.items()]
+    if config.input_size:
+        name = "per_layer_model_projection"
+        rows = len(config.layers) * config.input_size
+        size = size_of(f"model.{name}", rows, config.hidden_size)
+        matrices.append(Matrix(name, 1, rows, config.hidden_size, size, part="MLP"))
+    return matrices
+
+
+def _size_of(tensor: Tensor, prefix: str, tensors: Sequence[Tensor], size_of: SizeOf) -> int:
+    """Return the bytes of a layer's tensor, also of one that is stored with others as `Tensor.whole`."""
+    size = size_of(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns)
+    if size or not tensor.whole:
+        return size
+    rows = sum(other.rows for other in tensors if other.whole == tensor.whole)
+    return size_of(f"{prefix}.{tensor.whole}", rows, tensor.columns) * tensor.rows // rows
 
 
 def state_bytes(config: DecoderConfig) -> int:

@@ -6,7 +6,8 @@ second copy.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ class Parameters:
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
+        self.loaded = Counter[str]()  # by module: bytes as prepared; of experts, of one
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps) if part.whole_norms is None else part.whole_norms
@@ -68,7 +70,7 @@ class Parameters:
 
     def matrix(self, module: str, rows: int, columns: int, *, exact: bool = False) -> Weight:
         """Return the projection `module`, N = rows by K = columns, prepared for the operations (`exact`: see there)."""
-        return self._prepared(self._stored(module, rows, columns), exact=exact)
+        return self._prepared(self._stored(module, rows, columns), {module: rows}, exact=exact)
 
     def tensor(self, prefix: str, tensor: Tensor) -> Weight:
         """Return one matrix of a layer."""
@@ -90,8 +92,8 @@ class Parameters:
             parts.append(part if order is None else _reordered(part, order[start : start + rows] - start))
             start += rows
         if len({_kind(part) for part in parts}) == 1 and len(parts) > 1:
-            parts = [_joined(parts, mx.concatenate)]
-        return [self._prepared(part) for part in parts]
+            return [self._prepared(_joined(parts, mx.concatenate), dict(modules))]
+        return [self._prepared(part, {module: rows}) for (module, rows), part in zip(modules, parts, strict=True)]
 
     def gated(self, prefix: str, tensor: Tensor, heads: int) -> tuple[Tensor, Weight]:
         """Take apart a projection that has D rows and then D gates of each head.
@@ -103,7 +105,7 @@ class Parameters:
         head_dim = rows // heads
         whole = self._stored(module, tensor.rows, tensor.columns)
         own = (mx.arange(heads)[:, None] * 2 * head_dim + mx.arange(head_dim)).flatten()
-        gate = self._prepared(_reordered(whole, own + head_dim))
+        gate = self._prepared(_reordered(whole, own + head_dim), {module: rows})
         self._taken[module] = _reordered(whole, own)
         return replace(tensor, rows=rows), gate
 
@@ -115,12 +117,13 @@ class Parameters:
         They are stored as such, or as `whole`: rows of both for each head, the first to be transposed, which takes it
         in half precision if it is quantized.
         """
+        names = [f"{prefix}.{part.name}" for part in (above, below)]
         if f"{prefix}.{whole.name}.weight" not in self:
             first, second = (
-                self._stored(f"{prefix}.{part.name}", part.rows // heads, part.columns, (heads,))
-                for part in (above, below)
+                self._stored(name, part.rows // heads, part.columns, (heads,))
+                for name, part in zip(names, (above, below), strict=True)
             )
-            return self._prepared(first), self._prepared(second)
+            return self._prepared(first, {names[0]: above.rows}), self._prepared(second, {names[1]: below.rows})
         stored = self._stored(f"{prefix}.{whole.name}", whole.rows, whole.columns)
 
         def part(rows: slice) -> Weight:
@@ -137,7 +140,7 @@ class Parameters:
                 first.data, first.scales, first.biases, first.group_size, first.bits, mode=first.mode
             ).astype(mx.float16)
         turned = Weight(mx.contiguous(plain.swapaxes(1, 2)))
-        return self._prepared(turned), self._prepared(second)
+        return self._prepared(turned, {names[0]: above.rows}), self._prepared(second, {names[1]: below.rows})
 
     def router(self, prefix: str, tensor: Tensor) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
@@ -156,11 +159,18 @@ class Parameters:
         module = f"{prefix}.{tensor.name}"
         single = f"{prefix}.{tensor.single}"
         if f"{module}.weight" in self:
-            return self._prepared(self._stored(module, tensor.rows, tensor.columns, (tensor.count,)))
+            stack = self._stored(module, tensor.rows, tensor.columns, (tensor.count,))
+        else:
+            stack = self._stacked(single, tensor)
+        prepared = self._prepared(stack, {module: tensor.rows})
+        self.loaded[module] //= tensor.count
+        return prepared
+
+    def _stacked(self, single: str, tensor: Tensor) -> Weight:
         parts = [self._stored(single.format(i), tensor.rows, tensor.columns) for i in range(tensor.count)]
         if len({_kind(part) for part in parts}) > 1:
             raise UnsupportedModelError(f"{single.format(0)} and the other experts are quantized differently")
-        return self._prepared(_joined(parts, mx.stack))
+        return _joined(parts, mx.stack)
 
     def vector(self, name: str, size: int, offset: float = 0.0, dtype: mx.Dtype | None = None) -> mx.array:
         """Return a norm's weight (size,) in the compute dtype, or in `dtype`, plus `offset` added in float32.
@@ -192,8 +202,11 @@ class Parameters:
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
-    def _prepared(self, weight: Weight, *, exact: bool = False) -> Weight:
+    def _prepared(self, weight: Weight, modules: Mapping[str, int], *, exact: bool = False) -> Weight:
+        """Prepare a weight for the operations. modules: those that it is made of, with the rows of each."""
         prepared = self._ops.prepare(weight, self._dtype, exact=exact)
+        for module, rows in modules.items():
+            self.loaded[module] += prepared.nbytes * rows // sum(modules.values())
         if self._at_once:
             mx.eval(prepared.arrays)  # releases what has been read
         return prepared

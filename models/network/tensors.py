@@ -20,6 +20,9 @@ Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer"]
 axis), heads of K/V, heads or channels of a mixer."""
 
 
+_EXPERTS = "experts used"
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A matrix of a layer, or a stack of the experts' matrices."""
@@ -32,6 +35,7 @@ class Tensor:
     whole: str = ""  # module that some checkpoints have instead: the rows of all tensors with this `whole`
     before_append: bool = False  # needed for the entry that a token appends to K/V or recurrent state
     title: str = ""  # in tables of costs, if not the end of its name
+    part: str = "attention"  # of the network, in accounts of bytes
     count: int = 1  # experts
     active: int = 1  # of them, for each token
     single: str = ""  # module of a single stored expert, with {} for its number
@@ -49,11 +53,12 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
         blocks.append(attention(config, layer) if config.latent is None else latent(config, config.latent))
     if layer.mixer is not None:
         blocks += [mixer_inputs(config, layer.mixer), mixer_gates(layer.mixer), [mixer_output(config, layer.mixer)]]
+    blocks.append(feed_forward(config, layer))
     if layer.experts is not None:
         blocks += [[router(config, layer.experts)], expert_stacks(config, layer.experts)]
         if (gate := shared_gate(config, layer.experts)) is not None:
             blocks.append([gate])
-    blocks += [feed_forward(config, layer), layer_input(config)]
+    blocks.append(layer_input(config))
     return list(chain.from_iterable(blocks))
 
 
@@ -160,21 +165,21 @@ def feed_forward(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 def _feed_forward(config: DecoderConfig, at: str, inner: int, kind: str = "") -> list[Tensor]:
     width, whole = config.hidden_size, f"{at}.gate_up_proj"
     inputs = [
-        Tensor(f"{at}.{name}", inner, width, rows_by="inner", whole=whole, title=kind + name)
+        Tensor(f"{at}.{name}", inner, width, rows_by="inner", whole=whole, title=kind + name, part="MLP")
         for name in config.family.inputs
     ]
-    return [*inputs, Tensor(f"{at}.down_proj", width, inner, columns_by="inner", title=f"{kind}down_proj")]
+    return [*inputs, Tensor(f"{at}.down_proj", width, inner, columns_by="inner", title=f"{kind}down_proj", part="MLP")]
 
 
 def shared_gate(config: DecoderConfig, experts: ExpertsConfig) -> Tensor | None:
     """Return the gate of the expert that all tokens use, if it has one."""
     if experts.shared_gate is None:
         return None
-    return Tensor(f"mlp.{experts.shared_gate}", 1, config.hidden_size, title="shared gate")
+    return Tensor(f"mlp.{experts.shared_gate}", 1, config.hidden_size, title="shared gate", part=_EXPERTS)
 
 
 def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:
-    return Tensor(f"mlp.{experts.router}", experts.count, config.hidden_size, title="router")
+    return Tensor(f"mlp.{experts.router}", experts.count, config.hidden_size, title="router", part=_EXPERTS)
 
 
 def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]:
@@ -190,6 +195,7 @@ def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]
             rows_by=None if name == "down_proj" else "inner",
             columns_by="inner" if name == "down_proj" else None,
             title=f"expert {name}",
+            part=_EXPERTS,
             count=experts.count,
             active=experts.active,
             single=f"mlp.{experts.each}.{name}",
@@ -203,4 +209,7 @@ def layer_input(config: DecoderConfig) -> list[Tensor]:
     size, width = config.input_size, config.hidden_size
     if not size:
         return []
-    return [Tensor("per_layer_input_gate", size, width), Tensor("per_layer_projection", width, size)]
+    return [
+        Tensor("per_layer_input_gate", size, width, part="MLP"),
+        Tensor("per_layer_projection", width, size, part="MLP"),
+    ]

@@ -107,11 +107,10 @@ class CatalogEntry:
     def step_shape(self) -> "StepShape":
         """Return the shape of a decode step from the catalog's facts alone."""
         from headrace.models.cost.shape_sources import shape_of_decoder
-        from headrace.models.cost.step_shape import Matrix
         from headrace.models.network.config import DecoderConfig
         from headrace.models.network.experts_config import ExpertsConfig
         from headrace.models.network.layer_config import LayerConfig
-        from headrace.runtime.metrics.cost import quantized_bytes
+        from headrace.runtime.metrics.cost import Matrix, quantized_bytes
 
         shape, quantization = self.shape, self.quantization.upper()
         mixture = None

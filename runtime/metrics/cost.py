@@ -5,8 +5,10 @@ and predictions. Only data that a step reads or writes counts: used cache entrie
 only if it is also the output projection; no inactive experts.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 ROLLBACK = 256  # entries that a windowed layer keeps beyond its window, for rollback
 DROPPED = 64  # entries are dropped in multiples of this, so that attention sums them in the same order
@@ -110,6 +112,63 @@ class StepCost:
     def longest_context(self, room: int, most: int) -> int:
         """Return the most entries, up to `most`, with a cache of at most `room` bytes."""
         return longest_context(self.kv, room - self.state_bytes, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """`count` equal projections of a network."""
+
+    name: str
+    count: int
+    rows: int  # outputs
+    columns: int  # inputs
+    nbytes: int  # of one, with bias and scales
+    share: Fraction = Fraction(1)  # part that one token uses: active experts over experts
+    output: bool = False  # makes the logits
+    late: int = 0  # those of the `count` after the last entry that a token appends, which prefill skips
+    part: str = ""  # of the network, for `StepCost.weight_parts`; empty if it is not known
+
+    @property
+    def weights(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def step_bytes(self) -> int:
+        """Return the bytes of all `count` that one step of one sequence reads."""
+        return self.read_bytes(1)
+
+    def read_bytes(self, batch: int) -> int:
+        """Return the bytes that a step of `batch` sequences reads, if each sequence draws its experts independently."""
+        read = self.share if batch == 1 else 1 - float(1 - self.share) ** batch
+        return round(self.count * self.nbytes * read)
+
+    @property
+    def step_flops(self) -> int:
+        return round(2 * self.count * self.weights * self.share)
+
+
+def step_cost(
+    matrices: Sequence[Matrix], vector_bytes: int, kv: Sequence[LayerKV], attention_flops: int, state_bytes: int
+) -> StepCost:
+    """Return the cost of a step that reads these matrices. Prefill skips the output projection and late matrices.
+
+    vector_bytes: of norms and other small weights. attention_flops: per visible cache entry in one layer.
+    """
+    late = [replace(matrix, count=matrix.count if matrix.output else matrix.late) for matrix in matrices]
+    parts = Counter[str]()
+    for matrix in matrices:
+        if matrix.part:
+            parts[matrix.part] += matrix.step_bytes
+    return StepCost(
+        weight_bytes=sum(matrix.step_bytes for matrix in matrices) + vector_bytes,
+        weight_flops=sum(matrix.step_flops for matrix in matrices),
+        kv=kv,
+        attention_flops_per_entry=attention_flops,
+        weight_parts=list(parts.items()),
+        state_bytes=state_bytes,
+        late_bytes=sum(matrix.step_bytes for matrix in late),
+        late_flops=sum(matrix.step_flops for matrix in late),
+    )
 
 
 def held_bytes(kv: Sequence[LayerKV], tokens: int) -> int:

@@ -137,7 +137,10 @@ def test_headers_give_the_cost_of_what_is_loaded(tmp_path: Path, name: str, quan
     if quantized:
         directory = quantize_model(directory, tmp_path / "quantized")
     loaded = load_decoder(directory, reference, mx.float16).cost
-    assert checkpoint_cost(open_checkpoint(directory)) == loaded
+    from_headers = checkpoint_cost(open_checkpoint(directory))
+    assert from_headers == loaded
+    assert from_headers is not None
+    assert from_headers.weight_parts == loaded.weight_parts
     [chunks] = [layer for layer in loaded.kv if layer.chunked] or [None]
     assert chunks is None or name.startswith("llama4")
     if chunks is not None and chunks.window == mlx_lm_models.WINDOW:

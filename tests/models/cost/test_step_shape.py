@@ -10,11 +10,11 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint, shape_of_config
-from headrace.models.cost.step_shape import Matrix, StepShape, total
+from headrace.models.cost.step_shape import StepShape, total
 from headrace.models.network.decoder import Decoder
 from headrace.models.registry.catalog import load_catalog
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.metrics.cost import LayerKV
+from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.ops.kv_format import Q8
 from tests.alone import new_cache, prefill
