@@ -9,8 +9,10 @@ from typing import Any
 
 from headrace.models.gguf.architectures import Architecture, find
 from headrace.models.gguf.layered import LAYERED
+from headrace.models.gguf.layered.common import attention_sizes, bias_of, permuted_heads
+from headrace.models.gguf.layered.parts import target_of
 from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
-from headrace.models.gguf.target import Target, Values, interleaved, unfused
+from headrace.models.gguf.target import Target, Values, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
@@ -54,19 +56,14 @@ def _layer(architecture: Architecture, config: dict[str, Any], layer: int) -> It
     attention = _ATTENTION[:3] if config["model_type"] == "glm4" else _ATTENTION
     stated = (attention if config.get("attention_bias") else ()) + (_MLP if config.get("mlp_bias") else ())
     biased = architecture.biased or stated
-    shapes = _shapes(architecture, config)
-    for source, module in architecture.modules.items():
-        path, at, rows = f"model.layers.{layer}.{module}", f"blk.{layer}.{source}", None
-        if architecture.permuted and source in ("attn_q", "attn_k"):
-            heads = config["num_attention_heads" if source == "attn_q" else "num_key_value_heads"]
-            rows = interleaved(heads, shapes[source][0])
-        leaf = "sinks" if source == "attn_sinks" else "weight"
-        values: Values = "minus_one" if architecture.gemma and source.endswith("norm") else "same"
-        stored = (1, *shapes[source]) if source == "ffn_gate_inp_shexp" else None
-        weight = Target(f"{at}.weight", path, leaf, shapes[source], rows, values=values, stored=stored)
-        yield f"{source}.weight", weight
-        if source in biased:
-            yield f"{source}.bias", Target(f"{at}.bias", path, "bias", shapes[source][:-1], rows)
+    sizes = _sizes(config)
+    orders = permuted_heads(config) if any(part.rows for part in architecture.parts.values()) else {}
+    for key, part in architecture.parts.items():
+        source = f"blk.{layer}.{key}"
+        yield f"{key}.weight", target_of(part, f"{source}.weight", f"model.layers.{layer}.", sizes, orders)
+        if key in biased:
+            bias = bias_of(part)
+            yield f"{key}.bias", target_of(bias, f"{source}.bias", f"model.layers.{layer}.", sizes, orders)
 
 
 def experts_of(config: dict[str, Any]) -> int:
@@ -74,33 +71,13 @@ def experts_of(config: dict[str, Any]) -> int:
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
-def _shapes(architecture: Architecture, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return (rows, columns) of each matrix, with experts stacked, and (length,) of each vector."""
-    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    count, width = experts_of(config), config.get("moe_intermediate_size", inner)
-    shared = config.get("shared_expert_intermediate_size", 0)
-    wide = architecture.wide_head_norms
-    norms = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
-    return {
-        "attn_q": (queries, hidden),
-        "attn_k": (keys, hidden),
-        "attn_v": (keys, hidden),
-        "attn_qkv": (queries + 2 * keys, hidden),
-        "attn_output": (hidden, queries),
-        "attn_sinks": (config["num_attention_heads"],),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (2 * inner if architecture.fused_up else inner, hidden),
-        "ffn_down": (hidden, inner),
-        "ffn_gate_inp": (count, hidden),
-        "ffn_gate_exps": (count, width, hidden),
-        "ffn_up_exps": (count, width, hidden),
-        "ffn_down_exps": (count, hidden, width),
-        "ffn_gate_inp_shexp": (hidden,),
-        "ffn_gate_shexp": (shared, hidden),
-        "ffn_up_shexp": (shared, hidden),
-        "ffn_down_shexp": (hidden, shared),
-        "attn_q_norm": (queries if wide else head,),
-        "attn_k_norm": (keys if wide else head,),
-        **dict.fromkeys(norms, (hidden,)),
+def _sizes(config: dict[str, Any]) -> dict[str, int]:
+    """Return the sizes that the architectures' parts are made of."""
+    sizes = attention_sizes(config)
+    return sizes | {
+        "qkv": (sizes["heads"] + 2 * sizes["kv_heads"]) * sizes["head"],
+        "inner": config["intermediate_size"],
+        "experts": experts_of(config),
+        "width": config.get("moe_intermediate_size", config["intermediate_size"]),
+        "shared": config.get("shared_expert_intermediate_size", 0),
     }

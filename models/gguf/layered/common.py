@@ -1,4 +1,6 @@
-"""Config entries and tensors that many layered architectures share."""
+"""Config entries and tensors that many architectures share."""
+
+from dataclasses import replace
 
 from headrace.models.gguf.layered.parts import Config, Contents, DraftLayer, Orders, Part
 from headrace.models.gguf.metadata import Metadata
@@ -37,11 +39,14 @@ def permuted_heads(config: Config) -> Orders:
 
 def biases(parts: dict[str, Part], *keys: str, optional: bool = False) -> dict[str, Part]:
     """Return the parts, and biases of those at `keys`; of all without keys."""
-    more = {
-        f"{key}.bias": Part(parts[key].module, parts[key].shape.split()[0], "bias", optional=optional)
-        for key in keys or parts
-    }
+    more = {f"{key}.bias": replace(bias_of(parts[key]), optional=optional) for key in keys or parts}
     return {**parts, **more}
+
+
+def bias_of(part: Part) -> Part:
+    """Return the bias of a matrix, a stack or a norm: a number for each row."""
+    axes = part.shape.split()
+    return replace(part, shape=" ".join(axes[:-1] or axes), leaf="bias", stored="")
 
 
 def head_norms(*, optional: bool = False) -> dict[str, Part]:

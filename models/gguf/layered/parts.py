@@ -128,7 +128,7 @@ class LayeredArchitecture:
 
         def wanted(parts: Parts, block: str, at: str) -> Iterator[Target]:
             made = {
-                _named(key): _target(part, block + _named(part.source or key), at, sizes, orders)
+                _named(key): target_of(part, block + _named(part.source or key), at, sizes, orders)
                 for key, part in parts.items()
             }
             optional = {made[_named(key)].source for key, part in parts.items() if part.optional}
@@ -164,7 +164,8 @@ def _named(key: str) -> str:
     return key.removesuffix(".") if "." in key else f"{key}.weight"
 
 
-def _target(part: Part, source: str, at: str, sizes: Sizes, orders: Orders) -> Target:
+def target_of(part: Part, source: str, at: str, sizes: Sizes, orders: Orders) -> Target:
+    """Return the target of the tensor `source`. at: prefix of its module."""
     block = source.rpartition(".")[0].rpartition(".")[0]
     return Target(
         source=source,
