@@ -214,6 +214,8 @@ class ServedModels:
     async def _retire(self, engine: ServedEngine) -> None:
         """Unload a model once its answers have ended. Requests that come meanwhile wait until it is loaded again."""
         stay = self._stays.get(engine)
+        if stay is not None and not stay.is_admitted:
+            stay = None  # the next one, whose requests wait anyway: an attempt to unload the model was given up
         if stay is not None:
             stay.is_ending = True
         try:

@@ -1,6 +1,7 @@
 """The choice of models that are unloaded for another one, with engines that load at once."""
 
 import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from headrace.runtime.machine.memory import Budget
 from tests.app.scripted_engine import CARD
 
 GB = 1 << 30
-NAMES = ("b", "c", "d")
+NAMES = ("b", "c", "d", "e")
 STOPPING = ApiError(503, "the server is stopping", "stopping")
 
 
@@ -42,6 +43,7 @@ class Engine:
 
     async def load(self) -> None:
         self.is_started = True
+        self.requested_at = time.monotonic()
         self.log.append(f"load {self.name}")
 
     async def loaded(self) -> Any:
@@ -106,6 +108,33 @@ def test_loaded_models_share_the_memory_for_kv(log: list[str]) -> None:
         await models.ready("b")
         limits = {engine.__dict__["kv_limit"] for engine in models.engines}
         assert limits == {3 * GB // 4 - served_models.CACHE_LIMIT}
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_wait_for_memory_does_not_block_others(log: list[str]) -> None:
+    """Its model was about to be unloaded, so that a request for it waits behind one for another model."""
+
+    async def use() -> None:
+        models = make(log)
+        engines = [(await models.ready(name))[0] for name in ("a", "b", "c")]
+        for engine in engines:
+            engine.__dict__["open"] = 1
+        left = asyncio.ensure_future(models.ready("d"))
+        await asyncio.sleep(0.1)
+        others = []
+        for name in ("e", "a"):
+            others.append(asyncio.ensure_future(models.ready(name)))
+            await asyncio.sleep(0.1)
+        for name in ("b", "c"):  # the first model is the least recently used one again
+            await models.ready(name)
+        left.cancel()
+        await asyncio.sleep(0.1)
+        for engine in engines:
+            engine.__dict__["open"] = 0
+        async with asyncio.timeout(10):
+            assert [engine.name for engine, _ in await asyncio.gather(*others)] == ["e", "a"]
+        assert log == ["load b", "load c", "unload a", "load e", "unload b", "load a"]
 
     asyncio.run(use())
 
