@@ -1,0 +1,86 @@
+"""Choice of a format for each part of a model, for the least KL within a budget of bytes.
+
+Parts are taken as independent, so their KL adds up. Each step along a part's convex hull of (bytes, KL) is bought in
+the order of KL saved per byte, which is the exact optimum up to the last step (Everett, "Generalized Lagrange
+Multiplier Method", Operations Research 11(3), 1963). The bytes left are then spent on single steps that fit.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.models.checkpoint.quantization import Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One format of a part."""
+
+    groups: Groups
+    nbytes: int
+    kl: float  # nats, predicted
+
+
+def least_bytes(parts: Sequence[Sequence[Option]]) -> int:
+    """Return the bytes of the smallest choice."""
+    return sum(min(option.nbytes for option in options) for options in parts)
+
+
+def choose(parts: Sequence[Sequence[Option]], budget: int) -> list[Option]:
+    """Return an option of each part, together of at most `budget` bytes. The budget must be `least_bytes` or more."""
+    hulls = [_hull(options) for options in parts]
+    at = [0] * len(hulls)
+    left = budget - sum(hull[0].nbytes for hull in hulls)
+    assert left >= 0, "the budget is smaller than the smallest choice"
+    steps = [_step(hull, 0, number) for number, hull in enumerate(hulls) if len(hull) > 1]
+    heapq.heapify(steps)
+    while steps:
+        _, number = heapq.heappop(steps)
+        hull, position = hulls[number], at[number]
+        more = hull[position + 1].nbytes - hull[position].nbytes
+        if more > left:
+            continue  # later steps of this part begin after this one
+        left -= more
+        at[number] = position + 1
+        if position + 2 < len(hull):
+            heapq.heappush(steps, _step(hull, position + 1, number))
+    chosen = [hull[position] for hull, position in zip(hulls, at, strict=True)]
+    return _spend(parts, chosen, left)
+
+
+def _step(hull: Sequence[Option], position: int, number: int) -> tuple[float, int]:
+    """Return the KL that the next step saves per byte, negative for a heap, and the part's number."""
+    now, after = hull[position], hull[position + 1]
+    return (after.kl - now.kl) / (after.nbytes - now.nbytes), number
+
+
+def _hull(options: Sequence[Option]) -> list[Option]:
+    """Return the lower convex hull, by size, with falling KL."""
+    hull: list[Option] = []
+    for option in sorted(options, key=lambda option: (option.nbytes, option.kl)):
+        if hull and option.kl >= hull[-1].kl:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], option):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _slope(smaller: Option, larger: Option) -> float:
+    return (larger.kl - smaller.kl) / (larger.nbytes - smaller.nbytes)
+
+
+def _spend(parts: Sequence[Sequence[Option]], chosen: list[Option], left: int) -> list[Option]:
+    """Replace single options, by those that save most, until no better one fits into the bytes left."""
+    while True:
+        fitting = [
+            (now.kl - option.kl, number, option)
+            for number, (now, options) in enumerate(zip(chosen, parts, strict=True))
+            for option in options
+            if option.kl < now.kl and option.nbytes - now.nbytes <= left
+        ]
+        if not fitting:
+            return chosen
+        _, number, option = max(fitting, key=lambda entry: entry[:2])
+        left -= option.nbytes - chosen[number].nbytes
+        chosen[number] = option
