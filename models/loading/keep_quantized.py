@@ -50,11 +50,7 @@ def keep_quantized(
 
     def build(target: Path) -> dict[str, Any]:
         _write_weights(checkpoint, kind, target, progress)
-        for file in _COPIED:
-            if (checkpoint.path / file).is_file():
-                shutil.copyfile(checkpoint.path / file, target / file)
-        if (checkpoint.path / _NAMED_TEMPLATES).is_dir():
-            shutil.copytree(checkpoint.path / _NAMED_TEMPLATES, target / _NAMED_TEMPLATES)
+        copy_text_files(checkpoint, target)
         section = {"bits": kind.bits, "group_size": kind.group_size, "mode": "affine"}
         config = {**checkpoint.config, "quantization": section, "quantization_config": section}
         (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -63,6 +59,15 @@ def keep_quantized(
 
     stem = (model.stored_as or model.name).replace("/", "--")
     return Store().install(name or f"{stem}-{kind.bits}bit", build, progress=progress)
+
+
+def copy_text_files(checkpoint: Checkpoint, target: Path) -> None:
+    """Copy tokenizer, templates and sampling defaults."""
+    for file in _COPIED:
+        if (checkpoint.path / file).is_file():
+            shutil.copyfile(checkpoint.path / file, target / file)
+    if (checkpoint.path / _NAMED_TEMPLATES).is_dir():
+        shutil.copytree(checkpoint.path / _NAMED_TEMPLATES, target / _NAMED_TEMPLATES)
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:

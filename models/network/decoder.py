@@ -34,7 +34,7 @@ from headrace.runtime.kv.cache import KVPass
 from headrace.runtime.kv.paged import PagedBackend
 from headrace.runtime.metrics.cost import Matrix, StepCost, attention_flops_per_entry, step_cost
 from headrace.runtime.network import DraftHead
-from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope
+from headrace.runtime.ops import LayersNode, LayerWeights, Ops, Projections, Rope, Weight
 from headrace.runtime.ops.kv_format import KVFormat
 
 
@@ -101,6 +101,33 @@ class Decoder:
         twin = copy(self)
         twin.activations = bits
         return twin.with_ops(self._ops)
+
+    def with_part(self, parameters: Parameters, layer: int | None) -> "Decoder":
+        """Return a decoder with one layer, or all weights outside of layers if None, read anew from `parameters`."""
+        twin = copy(self)
+        if layer is None:
+            twin._read_ends(self.config, parameters)
+            return twin
+        twin._layers = list(self._layers)
+        [twin._layers[layer]] = read_layers(self.config, parameters, [layer])
+        twin._layer_groups = twin._fuse(self._ops)
+        return twin
+
+    def weights_by_input(self) -> dict[str, Weight]:
+        """Return one weight for each input of matrices, by the name of the projections that share it."""
+        weights: dict[str, Weight] = {"lm_head": self._head}
+        if self._head is self._table:
+            weights["model.embed_tokens"] = self._head
+        for index, layer in enumerate(self._layers):
+            prefix = f"model.layers.{index}"
+            inputs = {
+                "self_attn.qkv": layer.qkv[0] if layer.attention is not None else None,
+                "self_attn.o_proj": layer.output if layer.attention is not None else None,
+                "mlp.gate_up": layer.gate_up[0] if layer.gate_up else None,
+                "mlp.down_proj": layer.down,
+            }
+            weights |= {f"{prefix}.{name}": weight for name, weight in inputs.items() if weight is not None}
+        return weights
 
     def with_rope(self, rope: Rope) -> "Decoder":
         """Return a decoder with the same weights and `rope` in all layers with rotation."""

@@ -1,6 +1,7 @@
 """Weights of the decoder's layers, read from a checkpoint's parameters."""
 
 import math
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -20,16 +21,19 @@ from headrace.runtime.ops.kv_format import KVFormat
 _BRANCHES = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
 
-def read_layers(config: DecoderConfig, parameters: Parameters) -> list[LayerWeights]:
-    """Return the weights of all layers; layers of one kind share one rotation."""
+def read_layers(
+    config: DecoderConfig, parameters: Parameters, indices: Sequence[int] | None = None
+) -> list[LayerWeights]:
+    """Return the weights of the layers in `indices` (None: all); layers of one kind share one rotation."""
     ropes = {
         layer.rope: make_rope(layer.rope, config.heads_of(layer)[1], config.context_length)
         for layer in config.layers
         if layer.rope is not None
     }
+    layers = [(index, config.layers[index]) for index in (range(len(config.layers)) if indices is None else indices)]
     return [
         _layer(config, parameters, f"model.layers.{index}", layer, ropes[layer.rope] if layer.rope else None)
-        for index, layer in enumerate(config.layers)
+        for index, layer in layers
     ]
 
 

@@ -1,0 +1,183 @@
+"""Quantization of a plain checkpoint with a format for each projection: parts, trials of one part, and writing.
+
+A part is what headrace multiplies at once: queries, keys and values, or gate and up. Its projections have one format,
+so that they stay one matrix. The written directory is an ordinary MLX checkpoint: config.json has a `quantization`
+entry for each module. Dense models of headrace's own decoder are supported.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.models.checkpoint.arrays import read_arrays
+from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import FLOATS
+from headrace.models.checkpoint.text_part import text_part
+from headrace.models.loading.decoder_choice import own_decoder
+from headrace.models.loading.fitted_rounding import dequantized, rounded, squared_error, stored_bytes
+from headrace.models.loading.keep_quantized import copy_text_files
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.parameters import Parameters
+from headrace.models.registry.progress import Progress
+from headrace.runtime.errors import UnsupportedModelError, UsageError
+from headrace.runtime.metrics.cost import FLOAT_MODES
+
+FORMATS = (
+    *(Groups(bits, group_size) for bits in BITS for group_size in GROUP_SIZES),
+    Groups(*FLOAT_MODES["mxfp4"], "mxfp4"),
+    Groups(*FLOAT_MODES["nvfp4"], "nvfp4"),
+)
+_JOINED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Projections with one format."""
+
+    name: str
+    shapes: Mapping[str, tuple[int, int]]
+    """Rows and columns by module."""
+    layer: int | None
+    """None: outside of layers, as embedding table and head."""
+
+    @property
+    def weights(self) -> int:
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    def nbytes(self, groups: Groups) -> int:
+        return sum(stored_bytes(prod(shape), groups) for shape in self.shapes.values())
+
+    @property
+    def formats(self) -> list[Groups]:
+        """Return the formats whose groups divide all rows."""
+        columns = [shape[1] for shape in self.shapes.values()]
+        return [groups for groups in FORMATS if all(width % groups.group_size == 0 for width in columns)]
+
+    @property
+    def probe(self) -> Groups:
+        """Return the format in which the part's effect on the logits is measured."""
+        fitting = self.formats
+        return next(groups for groups in (Groups(3, 64), Groups(3, 32)) if groups in fitting)
+
+
+def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
+    """Return the parts in order of the checkpoint's layers.
+
+    Raises UsageError for a quantized checkpoint, UnsupportedModelError if its parts cannot be told.
+    """
+    if checkpoint.quantization is not None:
+        raise UsageError(
+            f"{name} is quantized already; rounding its weights again would add to the error of the first time",
+            "give the original checkpoint, in float16 or bfloat16",
+        )
+    config, text = own_decoder(checkpoint), text_part(checkpoint)
+    if config is None or any(layer.experts is not None for layer in config.layers):
+        kind = "its architecture" if config is None else "mixtures of experts"
+        raise UnsupportedModelError(
+            f"{name}: headrace does not choose bits for {kind}",
+            f"`headrace pull {name} --quantize 4` quantizes all matrices alike"
+            if config is not None
+            else "mlx_lm.convert -q does it for mlx-lm's models",
+        )
+    matrices: dict[str, tuple[int, int]] = {}
+    for tensor, info in text.tensors.items():
+        module, _, kind = tensor.rpartition(".")
+        if kind != "weight" or len(info.shape) != 2 or info.dtype not in FLOATS or info.shape[1] % min(GROUP_SIZES):
+            continue
+        if text.stored[tensor] != tensor:
+            raise UnsupportedModelError(
+                f"{name}: its tensors have other names in MLX, such as {tensor} for {text.stored[tensor]}",
+                f"`headrace pull {name} --quantize 4` quantizes all matrices alike",
+            )
+        matrices[module] = (info.shape[0], info.shape[1])
+    return _joined(matrices)
+
+
+def _joined(matrices: Mapping[str, tuple[int, int]]) -> list[Part]:
+    shapes: dict[str, dict[str, tuple[int, int]]] = {}
+    for module, shape in matrices.items():
+        parent, _, own = module.rpartition(".")
+        shapes.setdefault(f"{parent}.{_JOINED.get(own, own)}".lstrip("."), {})[module] = shape
+    parts = [Part(name, modules, _layer_of(name)) for name, modules in shapes.items()]
+    return sorted(parts, key=lambda part: (-1 if part.layer is None else part.layer, part.name))
+
+
+def _layer_of(name: str) -> int | None:
+    match = _LAYER.match(name)
+    return None if match is None else int(match[1])
+
+
+def trial(checkpoint: Checkpoint, decoder: Decoder, part: Part, importance: mx.array | None) -> Decoder:
+    """Return the decoder with one part rounded to its probe format. Only that layer's weights are in memory twice."""
+
+    def rounding(arrays: dict[str, Any]) -> dict[str, Any]:
+        names = [f"{module}.weight" for module in part.shapes]
+        return arrays | {
+            name: dequantized(rounded(arrays[name], part.probe, importance), arrays[name].dtype) for name in names
+        }
+
+    parameters = Parameters(checkpoint, decoder.ops, decoder.dtype, take=rounding)
+    return decoder.with_part(parameters, part.layer)
+
+
+def squared_errors(checkpoint: Checkpoint, part: Part, importance: mx.array | None) -> list[float]:
+    """Return the squared error of the part's weights in each of its formats, by the importance of columns."""
+    arrays = read_arrays(checkpoint)
+    matrices = [arrays[f"{module}.weight"] for module in part.shapes]
+    return [sum(squared_error(matrix, groups, importance) for matrix in matrices) for groups in part.formats]
+
+
+def write_mixed(
+    checkpoint: Checkpoint,
+    parts: Sequence[tuple[Part, Groups]],
+    importances: Mapping[str, mx.array],
+    target: Path,
+    progress: Progress,
+) -> None:
+    """Write the checkpoint with each part in its format. Memory: the output of one shard.
+
+    importances: of columns, by part.
+    """
+    counts = {module: importances.get(part.name) for part, _ in parts for module in part.shapes}
+    formats = {module: groups for part, groups in parts for module in part.shapes}
+    done, total = 0, sum(info.nbytes for info in text_part(checkpoint).tensors.values())
+    stored = set(text_part(checkpoint).stored.values())
+    for number, shard in enumerate(checkpoint.shards):
+        loaded = mx.load(str(shard), format="safetensors")
+        assert isinstance(loaded, dict)
+        written: dict[str, mx.array] = {}
+        for name in sorted(stored & loaded.keys()):
+            module, array = name.removesuffix(".weight"), loaded.pop(name)
+            if module in formats:
+                written |= _tensors(module, rounded(array, formats[module], counts[module]))
+            else:
+                written[name] = array
+            done += checkpoint.tensors[name].nbytes
+            progress("quantizing", done, total)
+        mx.save_safetensors(str(target / f"model-{number:05d}.safetensors"), written, metadata={"format": "mlx"})
+    copy_text_files(checkpoint, target)
+    section = _section(formats)
+    config = {**checkpoint.config, "quantization": section, "quantization_config": section}
+    (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _tensors(module: str, weight: Any) -> dict[str, mx.array]:
+    found = {f"{module}.weight": weight.data, f"{module}.scales": weight.scales, f"{module}.biases": weight.biases}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def _section(formats: Mapping[str, Groups]) -> dict[str, Any]:
+    """Return config.json's `quantization`: an entry for each module, and general settings that none of them needs."""
+    entries: dict[str, Any] = {
+        module: {"bits": groups.bits, "group_size": groups.group_size, "mode": groups.mode}
+        for module, groups in formats.items()
+    }
+    return {"bits": 4, "group_size": 64, "mode": "affine", **entries}
