@@ -42,6 +42,11 @@ _COMMANDS = {
     ),
     "fit": ("headrace.app.cli.predict", "fit", "List the catalog models that fit this machine."),
     "models": ("headrace.app.cli.models", "models", "List, fetch, inspect and remove models."),
+    "quantize": (
+        "headrace.app.cli.quantize",
+        "quantize",
+        "Quantize a model, with bits chosen for each projection.",
+    ),
     "tokenize": ("headrace.app.cli.tokenize", "tokenize", "Print the tokens of a text."),
     "sessions": (
         "headrace.app.cli.sessions",

@@ -297,6 +297,7 @@ def _rows(document: Document) -> list[tuple[str, str]]:
         ]
     rows.append(("Context", f"{_tokens(document['context'])} tokens"))
     rows += _quantization_rows(document)
+    rows += _quality_rows(document.get("quantized_here"))
     rows.append(("Weights", format_bytes(document["weight_bytes"])))
     if document.get("bytes_per_step") is not None:
         rows.append(("Decode step", _step_text(document)))
@@ -341,6 +342,16 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
         kinds = sorted({f"{row.get('type')} to {row.get('became')}" for row in requantized})
         rows.append(("Requantized", f"{len(requantized)} tensors have no exact form in MLX: {', '.join(kinds)}"))
     return rows
+
+
+def _quality_rows(figures: Any) -> list[tuple[str, str]]:
+    """Return the figures that `headrace quantize` stored; nothing for figures of another form."""
+    try:
+        kl, top1 = figures["kl"]["value"], figures["top1_agreement"]["value"]
+        text = f"{kl:.4f} nats of KL from the given weights; most likely token equal in {top1:.1%}"
+        return [("Quality", text), ("Bits a weight", f"{figures['bits_per_weight']:.3f}")]
+    except (KeyError, TypeError, ValueError):  # headrace.json of a folder may be anyone's
+        return []
 
 
 def _tokens(count: int) -> str:

@@ -177,6 +177,7 @@ def checkpoint_document(model: ResolvedModel, usable: int | None = None) -> Docu
         "quantization": quantization_document(checkpoint),
         "stored_format": checkpoint.foreign.describe() if checkpoint.foreign is not None else None,
         "requantized": checkpoint.inexact,
+        "quantized_here": (checkpoint.origin or {}).get("quantized_here"),
         "weight_bytes": checkpoint.nbytes,
         "disk_bytes": _disk_bytes(model.path),
         "tensors": len(checkpoint.tensors),
@@ -237,6 +238,15 @@ def quantization_document(checkpoint: Checkpoint) -> Document:
     }
 
 
+def _format_in_list(checkpoint: Checkpoint) -> str | None:
+    """Return the most common format, or the mean bits of a checkpoint with bits chosen for each projection."""
+    chosen = (checkpoint.origin or {}).get("quantized_here")
+    bits = chosen.get("bits_per_weight") if isinstance(chosen, dict) else None
+    if isinstance(bits, float):
+        return f"{bits:.2f} bits, mixed"
+    return next(iter(quantization_document(checkpoint)["formats"]), None)
+
+
 def _format_of(section: Mapping[str, Any], module: str) -> str:
     entry = section.get(module)
     own = entry if isinstance(entry, Mapping) else {}
@@ -286,7 +296,7 @@ def _installed(model: StoredModel, entry: CatalogEntry | None, usable: int | Non
         document["memory_context"], cost = at, checkpoint_cost(checkpoint)
         document["memory_bytes"] = _memory(checkpoint, cost, at)
         document["context_fits"] = _fits(checkpoint, cost, document["context"] or MEMORY_CONTEXT, usable)
-        document["quantization"] = next(iter(quantization_document(checkpoint)["formats"]), None)
+        document["quantization"] = _format_in_list(checkpoint)
     except CheckpointError as error:  # a broken model must not hide the others
         document["problem"] = str(error)
     if entry is None:

@@ -1,0 +1,88 @@
+"""Budgets of a quantization: bits a weight, memory, or speed on a chip, as bytes of weights."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.app.model_info.report import MEMORY_CONTEXT
+from headrace.app.predict import DEFAULT_CONTEXT
+from headrace.app.predict.document import ENGINE
+from headrace.app.predict.prediction import Target, step_seconds
+from headrace.app.predict.published import assumptions
+from headrace.models.cost.costs import working_memory
+from headrace.models.cost.step_shape import StepShape
+from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.units import format_bytes
+
+_UNITS = {"": 10**9, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[MG]i?B)", re.IGNORECASE)
+_SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:|tok/s|t/s|tokens/s)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget of bits, memory or speed; exactly one of them is set."""
+
+    bits: float | None = None
+    memory_bytes: int | None = None
+    tokens_per_second: float | None = None
+
+    def describe(self) -> str:
+        if self.bits is not None:
+            return f"{self.bits:g} bits a weight"
+        if self.memory_bytes is not None:
+            return f"{format_bytes(self.memory_bytes)} of memory"
+        return f"{self.tokens_per_second:g} tok/s"
+
+
+def parse_budget(bits: float | None, memory: str | None, speed: str | None) -> Budget:
+    """Return the budget of the options. Raises UsageError unless exactly one of them is valid."""
+    if sum(option is not None for option in (bits, memory, speed)) != 1:
+        raise UsageError(
+            "quantize needs one of --bits, --memory and --at-least", 'such as --bits 4.5, or --at-least "30 tok/s"'
+        )
+    if memory is not None:
+        match = _SIZE.fullmatch(memory.strip())
+        if match is None or float(match[1]) == 0:
+            raise UsageError(f"--memory must be a size, not {memory!r:.80}", "such as 12GB, 800MB or 12GiB")
+        return Budget(memory_bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
+    if speed is not None:
+        match = _SPEED.fullmatch(speed.strip())
+        if match is None or float(match[1]) == 0:
+            raise UsageError(f"--at-least must be a speed, not {speed!r:.80}", 'such as "30 tok/s"')
+        return Budget(tokens_per_second=float(match[1]))
+    assert bits is not None
+    if not 2 <= bits <= 9:
+        raise UsageError(f"--bits must be from 2 to 9, not {bits:g}", "scales and biases count, too: 4 bits take 4.5")
+    return Budget(bits=bits)
+
+
+def bytes_in_memory(shape: StepShape, target: Target, memory: int) -> int:
+    """Return the bytes of weights that leave room for the program and the K/V of MEMORY_CONTEXT tokens."""
+    context = min(MEMORY_CONTEXT, shape.context_length)
+    return memory - shape.cost.kv_bytes(context) - working_memory(shape, on_gpu=target.apple)
+
+
+def predicted_speed(shape: StepShape, target: Target, weight_bytes: int) -> tuple[float, bool]:
+    """Return tok/s of a step that reads so many bytes of weights, and whether it is expected rather than a bound."""
+    cost = shape.cost
+    context = min(DEFAULT_CONTEXT, shape.context_length - 1)
+    nbytes = weight_bytes + cost.kv_bytes_read(context) + cost.kv_bytes_written()
+    least = nbytes / target.bandwidth
+    if target.flops:
+        least = max(least, cost.step_flops(context) / target.flops)
+    seconds = step_seconds(shape, target, assumptions(ENGINE), nbytes)
+    return (1 / least, False) if seconds is None else (1 / max(seconds, least), True)
+
+
+def largest_that_holds(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the largest number of [low, high] for which `holds`, which is false from some number on; None if none."""
+    if not holds(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,318 @@
+"""One quantization: measure, choose, write, compare with the given weights, and install.
+
+The directory is written under a temporary name and renamed when all figures are known. The given weights and the
+quantized ones are never in memory together: the given ones leave logits of the scored text.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from headrace.app.bench.quality.forcing import Forced
+from headrace.app.bench.quality.report import mean_figure
+from headrace.app.bench.quality.text import SHIPPED, read_text
+from headrace.app.output.document import Document
+from headrace.app.output.progress import NumberedStages, drawn_progress
+from headrace.app.predict import DEFAULT_CONTEXT
+from headrace.app.predict.prediction import Target
+from headrace.app.predict.targets import targets_for
+from headrace.app.quantize.budget import Budget, bytes_in_memory, largest_that_holds, predicted_speed
+from headrace.app.quantize.sensitivity import Excerpt, Reference, Sensitivities, importances_of
+from headrace.models.checkpoint.quantization import Groups
+from headrace.models.checkpoint.safetensors import ORIGIN_FILE, Checkpoint, open_checkpoint
+from headrace.models.checkpoint.text_part import text_part
+from headrace.models.cost.shape_sources import shape_of_checkpoint
+from headrace.models.loading.bit_choice import Option, choose
+from headrace.models.loading.load import load_model, load_resolved
+from headrace.models.loading.mixed_quantization import Part, quantizable_parts, write_mixed
+from headrace.models.network.decoder import Decoder
+from headrace.models.registry.progress import Progress
+from headrace.models.registry.resolve import ResolvedModel, resolve
+from headrace.models.registry.store import Store
+from headrace.models.text.tokenizer import Tokenizer
+from headrace.runtime.errors import HeadraceError, UnsupportedModelError, UsageError
+from headrace.runtime.metrics.units import format_bytes
+from headrace.runtime.network import Network
+
+SCHEMA = "headrace-quantize/1"
+MEASURED, SCORED = 128, 512  # tokens of the text's begin and end
+_DECODED = 33  # steps of the measured speed, the first of which is left out
+
+
+class InterruptedQuantizationError(KeyboardInterrupt):
+    """Ctrl-C while parts were measured; `str` says how many are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """Options of `headrace quantize`."""
+
+    model: str
+    budget: Budget
+    output: Path | None = None  # None: the model store
+    name: str | None = None  # in the store; None: the model's and the bits
+    chip: str | None = None  # None: this machine
+    text: Path | None = None  # None: the built-in one
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The given model, with what is known from its headers."""
+
+    model: ResolvedModel
+    checkpoint: Checkpoint
+    parts: Sequence[Part]
+
+    @property
+    def weights(self) -> int:
+        return sum(prod(info.shape) for info in text_part(self.checkpoint).tensors.values())
+
+    @property
+    def other_bytes(self) -> int:
+        """Bytes of the tensors that stay as they are."""
+        taken = {f"{module}.weight" for part in self.parts for module in part.shapes}
+        return sum(info.nbytes for name, info in text_part(self.checkpoint).tensors.items() if name not in taken)
+
+
+def quantize(options: QuantizeOptions) -> Document:
+    """Run it and return the document. Raises HeadraceError, and InterruptedQuantizationError while it measures."""
+    _check_output(options)
+    with drawn_progress(quiet=options.quiet) as progress:
+        model = resolve(options.model, progress=progress)
+        checkpoint = open_checkpoint(model.path)
+        source = _Source(model, checkpoint, quantizable_parts(checkpoint, model.name))
+        [target, *_] = targets_for((options.chip,) if options.chip else (), None, others=False)
+        _check_room(source, options.budget, target)
+        name = options.name or _name_of(model, options.budget)
+        if options.output is None and Store().has(name):
+            raise UsageError(
+                f"{name} is installed already", f"--as gives another name; `headrace rm {name}` removes it"
+            )
+        measurements = _measure(source, options, progress)
+        scored, sensitivities = measurements.reference, measurements.sensitivities
+        parts_options = [sensitivities.options(part) for part in source.parts]
+        chosen = _choose(source, parts_options, options.budget, target)
+        formats = [(part, option.groups) for part, option in zip(source.parts, chosen, strict=True)]
+
+        def build(directory: Path) -> dict[str, Any]:
+            write_mixed(checkpoint, formats, measurements.importances, directory, progress)
+            progress("measuring the result", 0, None)
+            facts = _figures(directory, source, scored, measurements.scored, target)
+            facts |= {"budget": options.budget.describe(), "predicted_kl": sum(option.kl for option in chosen)}
+            facts |= {"formats": _counted(formats)}
+            return {"source": f"{model.origin}, quantized here", "licence": model.licence, "quantized_here": facts}
+
+        if options.output is None:
+            stored = Store().install(name, build, progress=progress)
+            path, facts = stored.path, stored.origin["quantized_here"]
+        else:
+            path, facts = options.output, _install(options.output, build)["quantized_here"]
+    return {
+        "schema": SCHEMA,
+        "model": model.name,
+        "path": str(path),
+        "name": name if options.output is None else None,
+        **facts,
+        "modules": {module: _entry(groups) for part, groups in formats for module in part.shapes},
+    }
+
+
+def _check_output(options: QuantizeOptions) -> None:
+    if options.output is None:
+        return
+    if options.name is not None:
+        raise UsageError("--as names a model of the store, and -o writes elsewhere", "give one of them")
+    if os.path.lexists(options.output):
+        raise UsageError(f"{options.output} exists already", "-o takes the name of a new folder")
+    if not options.output.absolute().parent.is_dir():
+        raise UsageError(f"{options.output.absolute().parent} is not a folder")
+
+
+def _name_of(model: ResolvedModel, budget: Budget) -> str:
+    stem = (model.stored_as or model.name).replace("/", "--")
+    if budget.bits is not None:
+        return f"{stem}-{budget.bits:g}bit"
+    if budget.memory_bytes is not None:
+        return f"{stem}-{budget.memory_bytes / 1e9:g}gb"
+    return f"{stem}-{budget.tokens_per_second:g}tps"
+
+
+def _check_room(source: _Source, budget: Budget, target: Target) -> None:
+    """Raise UsageError if a budget in bytes is smaller than the smallest result."""
+    room = _room(source, budget, target)
+    least = source.other_bytes + sum(min(part.nbytes(groups) for groups in part.formats) for part in source.parts)
+    if room is not None and room < least:
+        raise UsageError(
+            f"{source.model.name} takes {format_bytes(least)} ({least * 8 / source.weights:.2f} bits a weight) at "
+            f"least, and {budget.describe()} leave {format_bytes(max(room, 0))}",
+            "give a larger budget, or take a smaller model",
+        )
+
+
+def _room(source: _Source, budget: Budget, target: Target) -> int | None:
+    """Return the bytes of all weights that the budget allows; None for a speed."""
+    if budget.bits is not None:
+        return int(budget.bits * source.weights / 8)
+    if budget.memory_bytes is not None:
+        return bytes_in_memory(shape_of_checkpoint(source.checkpoint), target, budget.memory_bytes)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurements:
+    """Results that outlive the given weights."""
+
+    reference: Reference  # of the scored text
+    scored: Excerpt
+    sensitivities: Sensitivities  # of all parts
+    importances: Mapping[str, mx.array]  # of columns, by part
+
+
+def _measure(source: _Source, options: QuantizeOptions, progress: Progress) -> _Measurements:
+    """Load the given weights and measure all parts that have not been."""
+    loaded = load_resolved(source.model, context=SCORED)
+    decoder = loaded.network
+    if not isinstance(decoder, Decoder) or decoder.draft_head is not None:
+        raise UnsupportedModelError(
+            f"{source.model.name}: headrace does not choose bits next to a multi-token prediction head",
+            f"`headrace pull {source.model.name} --quantize 4` quantizes all matrices alike",
+        )
+    measured, scored = _excerpts(loaded.tokenizer, options.text)
+    progress("reading the text", 0, None)
+    sensitivities = Sensitivities(source.checkpoint, measured)
+    reference, importances = Reference(decoder, scored), importances_of(decoder, measured)
+    try:
+        if sensitivities.count(source.parts) < len(source.parts):
+            stages = NumberedStages("part", progress)
+            sensitivities.measure(decoder, importances, Reference(decoder, measured), source.parts, stages)
+    except KeyboardInterrupt:
+        done = sensitivities.count(source.parts)
+        raise InterruptedQuantizationError(
+            f"interrupted: {done} of {len(source.parts)} parts are measured and kept; the same command goes on"
+        ) from None
+    return _Measurements(reference, scored, sensitivities, importances)
+
+
+def _excerpts(tokenizer: Tokenizer, text: Path | None) -> tuple[Excerpt, Excerpt]:
+    """Return the begin of the text, for the sensitivities, and its end, which scores the result."""
+    ids = tokenizer.encode(read_text(text))
+    if len(ids) <= MEASURED + SCORED:
+        file = (text or SHIPPED).name
+        raise UsageError(
+            f"{file} has {len(ids):,} tokens, and {MEASURED + SCORED + 1:,} are needed", "give a longer --text"
+        )
+    opening = tokenizer.encode_prompt("")  # BOS, or nothing
+    fed = [*opening, *ids[:MEASURED]][:MEASURED]
+    targets = [*fed[1:], ids[MEASURED - len(opening)]]
+    return Excerpt(fed, targets), Excerpt(ids[-SCORED - 1 : -1], ids[-SCORED:])
+
+
+def _choose(source: _Source, parts: Sequence[Sequence[Option]], budget: Budget, target: Target) -> list[Option]:
+    """Return the format of each part. Raises UsageError if no choice is as fast as asked for."""
+    room = _room(source, budget, target)
+    if room is not None:
+        return choose(parts, room - source.other_bytes)
+    speed = budget.tokens_per_second
+    assert speed is not None
+    shape = shape_of_checkpoint(source.checkpoint)
+    plain = shape.cost.weight_bytes
+    tied = not any(part.name == "lm_head" for part in source.parts)
+
+    def predicted(room: int) -> float:
+        saved = 0
+        for part, option in zip(source.parts, choose(parts, room), strict=True):
+            if tied or part.name != "model.embed_tokens":  # rows of an untied table are looked up
+                saved += sum(_stored(source, module) for module in part.shapes) - option.nbytes
+        return predicted_speed(shape, target, plain - saved)[0]
+
+    least = sum(min(option.nbytes for option in options) for options in parts)
+    most = sum(max(option.nbytes for option in options) for options in parts)
+    found = largest_that_holds(least, most, lambda room: predicted(room) >= speed)
+    if found is None:
+        raise UsageError(
+            f"{source.model.name} reaches {predicted(least):.1f} tok/s at most on {target.name}, in 2 bits",
+            "ask for less, or take a smaller model",
+        )
+    return choose(parts, found)
+
+
+def _stored(source: _Source, module: str) -> int:
+    return text_part(source.checkpoint).tensors[f"{module}.weight"].nbytes
+
+
+def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt, target: Target) -> Document:
+    """Return size, speed and quality of the written checkpoint."""
+    checkpoint = open_checkpoint(directory)
+    shape = shape_of_checkpoint(checkpoint)
+    network = load_model(directory, name=source.model.name, context=SCORED).network
+    found = scored.compare(network)
+    tokens_per_second, expected = predicted_speed(shape, target, shape.cost.weight_bytes)
+    kl, agreement = mean_figure([found.kl]), mean_figure([found.agrees])
+    return {
+        "bits_per_weight": checkpoint.nbytes * 8 / source.weights,
+        "weight_bytes": checkpoint.nbytes,
+        "source_weight_bytes": text_part(source.checkpoint).nbytes,
+        "weight_bytes_per_step": shape.cost.weight_bytes,
+        "predicted": {
+            "target": target.name,
+            "context": min(DEFAULT_CONTEXT, shape.context_length - 1),
+            "tokens_per_second": tokens_per_second,
+            "bound": not expected,
+        },
+        "measured_tokens_per_second": _measured_speed(network, text),
+        "scored_tokens": len(found.kl),
+        "kl": kl,
+        "top1_agreement": agreement,
+    }
+
+
+def _measured_speed(network: Network, text: Excerpt) -> float:
+    """Return tok/s of decode steps near the begin of a context, one after the other, logits included."""
+    forced = Forced(network, _DECODED)
+    forced.begin([])
+    for _ in forced.score(text.fed[:1], "decode"):
+        forced.seconds = 0.0
+    for _ in forced.score(text.fed[1:_DECODED], "decode"):
+        pass
+    forced.end()
+    return (_DECODED - 1) / forced.seconds
+
+
+def _counted(formats: Sequence[tuple[Part, Groups]]) -> list[Document]:
+    """Return a row for each format, by bits: its parts and weights."""
+    parts: Counter[Groups] = Counter()
+    weights: Counter[Groups] = Counter()
+    for part, groups in formats:
+        parts[groups] += 1
+        weights[groups] += part.weights
+    return [{**_entry(groups), "parts": parts[groups], "weights": weights[groups]} for groups in sorted(parts)]
+
+
+def _entry(groups: Groups) -> Document:
+    return {"bits": groups.bits, "group_size": groups.group_size, "mode": groups.mode}
+
+
+def _install(output: Path, build: Any) -> dict[str, Any]:
+    """Build a directory next to `output` and rename it. Raises HeadraceError if it cannot be written."""
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
+        try:
+            facts: dict[str, Any] = build(staging)
+            (staging / ORIGIN_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            staging.chmod(0o755)
+            staging.rename(output)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise HeadraceError(f"cannot write {output}: {error.strerror or error}") from error
+    return facts

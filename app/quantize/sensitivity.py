@@ -1,0 +1,131 @@
+"""KL of a model with one part rounded, against the given weights, for each part; kept on disk as it is measured.
+
+A part is rounded to its probe format, about 3 bits, and a text goes through the network. KL grows with the square of a
+small change of the weights, so the KL of another format is the probe's times the ratio of their squared errors.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from headrace.app.bench.quality.divergence import Divergence, divergence
+from headrace.app.bench.quality.forcing import CHUNK, Forced
+from headrace.app.bench.stats import fmean
+from headrace.app.output.progress import NumberedStages
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.loading.bit_choice import Option
+from headrace.models.loading.importance import record_importance
+from headrace.models.loading.mixed_quantization import FORMATS, Part, squared_errors, trial
+from headrace.models.network.decoder import Decoder
+from headrace.runtime.config.cache_file import read_cache, write_cache
+from headrace.runtime.config.paths import cache_dir
+from headrace.runtime.network import Network
+
+_VERSION = 1  # of the measurement; a change makes stored ones void
+_FLOOR = 1e-9  # nats; the least KL of a probe, so that larger errors never look free
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Tokens to feed, and the next token of each."""
+
+    fed: Sequence[int]
+    targets: Sequence[int]
+
+
+class Reference:
+    """Logits of the given weights for an excerpt, T tokens by V entries in float32."""
+
+    def __init__(self, network: Network, excerpt: Excerpt) -> None:
+        self._excerpt = excerpt
+        forced = _begun(network, excerpt)
+        self._chunks = list(forced.score(excerpt.fed, "prefill"))
+        forced.end()
+
+    def compare(self, network: Network) -> Divergence:
+        """Return the divergence of another network's logits."""
+        forced, found, scored = _begun(network, self._excerpt), Divergence(), 0
+        for logits, reference in zip(forced.score(self._excerpt.fed, "prefill"), self._chunks, strict=True):
+            targets = list(self._excerpt.targets[scored : scored + CHUNK])
+            found += divergence(reference, logits, mx.array(targets))
+            scored += len(targets)
+        forced.end()
+        return found
+
+
+def importances_of(decoder: Decoder, excerpt: Excerpt) -> dict[str, mx.array]:
+    """Return the importance of columns for the excerpt, by part."""
+
+    def feed(recording: Decoder) -> None:
+        forced = _begun(recording, excerpt)
+        for _ in forced.score(excerpt.fed, "prefill"):
+            pass
+        forced.end()
+
+    return record_importance(decoder, feed)
+
+
+def _begun(network: Network, excerpt: Excerpt) -> Forced:
+    forced = Forced(network, len(excerpt.fed))
+    forced.begin([])
+    return forced
+
+
+class Sensitivities:
+    """Measurements of one model, stored in the cache folder under a key of its files and the text."""
+
+    def __init__(self, checkpoint: Checkpoint, excerpt: Excerpt) -> None:
+        self._checkpoint = checkpoint
+        self._file = cache_dir() / "quantize" / f"{_key(checkpoint, excerpt)}.json"
+        self._measured = read_cache(self._file)
+
+    def count(self, parts: Sequence[Part]) -> int:
+        """Return how many parts have been measured."""
+        return sum(_is_whole(self._measured.get(part.name), part) for part in parts)
+
+    def measure(
+        self,
+        decoder: Decoder,
+        importances: Mapping[str, mx.array],
+        reference: Reference,
+        parts: Sequence[Part],
+        stages: NumberedStages,
+    ) -> None:
+        """Measure the parts that have not been, and store each at once."""
+        for number, part in enumerate(parts, start=1):
+            if _is_whole(self._measured.get(part.name), part):
+                continue
+            stages.begin(number, len(parts), part.name)
+            importance = importances.get(part.name)
+            kl = fmean(reference.compare(trial(self._checkpoint, decoder, part, importance)).kl)
+            errors = squared_errors(self._checkpoint, part, importance)
+            self._measured[part.name] = {"kl": kl, "squared_errors": errors}
+            write_cache(self._file, self._measured)
+
+    def options(self, part: Part) -> list[Option]:
+        """Return the part's formats with their bytes and predicted KL."""
+        row = self._measured[part.name]
+        errors = dict(zip(part.formats, row["squared_errors"], strict=True))
+        probe = max(errors[part.probe], 1e-30)
+        kl = max(row["kl"], _FLOOR)
+        return [Option(groups, part.nbytes(groups), kl * error / probe) for groups, error in errors.items()]
+
+
+def _is_whole(row: object, part: Part) -> bool:
+    """Return whether a stored row is a measurement of the part, as a damaged file may not have it."""
+    if not isinstance(row, dict):
+        return False
+    kl, errors = row.get("kl"), row.get("squared_errors")
+    if not isinstance(kl, float) or not isinstance(errors, list) or len(errors) != len(part.formats):
+        return False
+    return all(isinstance(error, float) for error in errors)
+
+
+def _key(checkpoint: Checkpoint, excerpt: Excerpt) -> str:
+    """Hash the identity of the files, the tokens and the formats."""
+    files = [(str(shard), shard.stat().st_size, shard.stat().st_mtime_ns) for shard in checkpoint.shards]
+    content = [_VERSION, files, checkpoint.config, list(excerpt.fed), FORMATS]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,63 @@
+"""The result of `headrace quantize` for people."""
+
+import sys
+
+import click
+
+from headrace.app.output.document import Document
+from headrace.app.output.sanitise import sanitise
+from headrace.app.output.tables import Column, print_lines, table_lines
+from headrace.app.output.terminal import table_width
+from headrace.runtime.metrics.units import format_bytes
+
+_LABEL = 18
+
+
+def show(document: Document) -> None:
+    """Print the formats and the figures."""
+    rows = document["formats"]
+    columns = [
+        Column.of(rows, "FORMAT", format_name, right=False),
+        Column.of(rows, "PARTS", lambda row: str(row["parts"])),
+        Column.of(rows, "WEIGHTS", lambda row: f"{row['weights']:,}"),
+    ]
+    print_lines(table_lines(columns, table_width(sys.stdout), rule=False))
+    click.echo()
+    for label, text in figure_rows(document):
+        click.echo(f"{label.ljust(_LABEL)}{text}")
+    click.echo(sanitise(f"{'Directory'.ljust(_LABEL)}{document['path']}"))
+    if document["name"] is not None:
+        click.echo(sanitise(f"{'Run it'.ljust(_LABEL)}headrace run -m {document['name']} PROMPT"))
+
+
+def format_name(row: Document) -> str:
+    """Return a format's name, as `models show` has it."""
+    return f"{row['bits']}-bit, groups of {row['group_size']}" + ("" if row["mode"] == "affine" else f", {row['mode']}")
+
+
+def figure_rows(document: Document) -> list[tuple[str, str]]:
+    """Return (label, text) of size, speed and quality."""
+    predicted, kl, top1 = document["predicted"], document["kl"], document["top1_agreement"]
+    at_most = "at most " if predicted["bound"] else ""
+    return [
+        ("Bits a weight", f"{document['bits_per_weight']:.3f}, scales and norms included"),
+        (
+            "Weights",
+            f"{format_bytes(document['weight_bytes'])}, before {format_bytes(document['source_weight_bytes'])}",
+        ),
+        ("Decode step", f"{format_bytes(document['weight_bytes_per_step'])} of weights"),
+        (
+            "Predicted",
+            f"{at_most}{predicted['tokens_per_second']:.1f} tok/s on {predicted['target']} after "
+            f"{predicted['context']:,} tokens",
+        ),
+        ("Measured", f"{document['measured_tokens_per_second']:.1f} tok/s here, at the begin of a context"),
+        ("KL", f"{kl['value']:.4f} nats{_interval(kl, '.4f')} from the given weights"),
+        ("Top-1 agreement", f"{top1['value']:.1%}{_interval(top1, '.1%')}"),
+        ("Scored", f"{document['scored_tokens']:,} tokens of text that chose nothing; 95 % intervals"),
+    ]
+
+
+def _interval(figure: Document, form: str) -> str:
+    """Return the interval in brackets; nothing if the text was too short for one."""
+    return "" if figure["low"] is None else f" ({figure['low']:{form}} to {figure['high']:{form}})"
