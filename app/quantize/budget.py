@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from headrace.app.model_info.report import MEMORY_CONTEXT
 from headrace.app.predict import DEFAULT_CONTEXT
-from headrace.app.predict.document import ENGINE
 from headrace.app.predict.prediction import Target, step_seconds
-from headrace.app.predict.published import assumptions
+from headrace.app.predict.published import ENGINE, assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
