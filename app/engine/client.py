@@ -29,6 +29,7 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
+    Recommended,
     TokensCounted,
 )
 from headrace.app.engine.link import LOST_RANK, EngineLink
@@ -240,6 +241,8 @@ class EngineClient:
     def _note(self, event: Event) -> None:
         if isinstance(event, Ready):
             self.state, self.card = "ready", event.card
+        elif isinstance(event, Recommended) and self.card is not None:
+            self.card = replace(self.card, recommended=event.model)
         elif isinstance(event, Done | ContextFull | Abandoned | TokensCounted):
             self._open.discard(event.id)
         elif isinstance(event, Failed):

@@ -16,6 +16,7 @@ from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
     from headrace.app.answer.token_reports import TokenReport
+    from headrace.app.predict.uses import Recommendation
     from headrace.models.text.tools.call import CallDelta, ToolCall
     from headrace.runtime.engine.request import FinishReason
     from headrace.runtime.engine.sequence import State
@@ -48,6 +49,13 @@ class PeakMeasured:
     peak: "Peak"
     compute_flops: float | None = None
     memory_gb_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """The model to use instead of the sample model, on this machine."""
+
+    model: "Recommendation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +270,7 @@ class PullFailed:
 
 AnswerEvent = Prefill | Delta | Repeats | Dropped | ContextFull | Done | Failed | Abandoned | TokensCounted
 """Events of one generation or count, by its id."""
-ModelEvent = LoadProgress | Ready | PeakMeasured | Damaged | PrefixCached | PromptCounted
+ModelEvent = LoadProgress | Ready | PeakMeasured | Recommended | Damaged | PrefixCached | PromptCounted
 PullEvent = PullProgress | Pulled | PullFailed
 Event = ModelEvent | AnswerEvent | BatchStatus | Died | PullEvent
 

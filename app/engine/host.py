@@ -35,10 +35,12 @@ from headrace.app.engine.outbox import SERVED_TEXT_S, TEXT_S, Outbox, Send
 from headrace.app.engine.prompt_fit import PromptFit
 from headrace.app.engine.spare_cpus import spare_cpus
 from headrace.app.hosts.load import load_model
+from headrace.app.predict.uses import Recommendation
 from headrace.models.loading.draft import load_draft
 from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.progress import Progress
-from headrace.models.registry.resolve import ResolvedModel, resolve
+from headrace.models.registry.resolve import DEFAULT_MODEL, ResolvedModel, resolve
+from headrace.models.registry.store import Store
 from headrace.models.text.answer import Completed, TextChunk
 from headrace.models.text.encoding import EncodingStoppedError, encoding_ends
 from headrace.models.text.thinking import split_thinking
@@ -149,7 +151,21 @@ class EngineHost:
             compute_flops=self.idle.compute_flops,
             thinking_levels=self._answerer.chat_prompt.has_levels,
             ranks=loaded.ranks,
+            is_sample=self.is_sample,
         )
+
+    @property
+    def is_sample(self) -> bool:
+        """True for the default model, which is there to try the program with."""
+        return self._resolved.stored_as == DEFAULT_MODEL
+
+    def recommended(self) -> Recommendation | None:
+        """Return the model to use in place of the sample model, on this machine."""
+        from headrace.app.predict.recommend import recommended_for_chat  # not needed for other models
+
+        budget = memory.budget()
+        model = recommended_for_chat(machine(), budget.usable + mx.get_active_memory() if budget else None)
+        return None if model is None else replace(model, installed=model.name in Store().names())
 
     def warm_up(self) -> None:
         """Compile the chat template, so that the first answer does not wait for it."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the chat's first frame does not import them
+    from headrace.app.predict.uses import Recommendation
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.machine.memory import Budget
     from headrace.runtime.machine.peaks import Peak
@@ -20,6 +21,8 @@ class ModelCard:
     None until measured (`PeakMeasured`). spare_cpus: not used for decoding. active_memory_bytes: MLX's after loading.
     notes: lines for the user. kv: name of the K/V format; None: that of mlx-lm's classes.
     activations: bits of prompts' activations. ranks: a line per rank, if several machines share the model.
+    is_sample: the default model, which is there to try the program with. recommended: the model to use in its place;
+    None until it is known (`Recommended`).
     """
 
     name: str
@@ -45,6 +48,8 @@ class ModelCard:
     compute_flops: float | None = None
     thinking_levels: bool = False
     ranks: tuple[str, ...] = ()
+    is_sample: bool = False
+    recommended: "Recommendation | None" = None
 
     @property
     def kv_bytes_per_token(self) -> int:

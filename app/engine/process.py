@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from headrace.app.engine.commands import (
@@ -45,6 +46,7 @@ from headrace.app.engine.events import (
     PullFailed,
     PullProgress,
     Ready,
+    Recommended,
     TokensCounted,
 )
 from headrace.app.engine.preparation import Preparation, Prepared
@@ -257,6 +259,12 @@ class Server:
         self._send(Ready(self._host.card()))
         self._host.warm_up()
         self._host.idle.start(self._send)
+        if self._host.is_sample and not spec.serving:
+            self._host.idle.prepare = partial(self._recommend, self._host)
+
+    def _recommend(self, host: "EngineHost") -> None:
+        if (model := host.recommended()) is not None:
+            self._send(Recommended(model))
 
     def _prefetch(self, command: PrefetchPrompt) -> None:
         if self._host is None or self._inbox.waiting():

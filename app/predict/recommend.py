@@ -1,17 +1,21 @@
 """Recommended models of a machine: the best of each rank of the catalog that fits and is fast enough there."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Target, predict
 from headrace.app.predict.published import ENGINE, assumptions
+from headrace.app.predict.targets import known_target
 from headrace.app.predict.uses import Recommendation
 from headrace.models.registry.catalog import CatalogEntry, load_catalog, load_ranks
+from headrace.runtime.machine.hardware import Machine
 
 LEAST_TOKENS_PER_SECOND = 10.0
 """Slowest predicted decode speed of a recommended model."""
 MEMORY_SHARE = 1 / 2
 """Largest part of the memory for models that a recommended model takes."""
+_ASSUMED_BANDWIDTH = 25e9  # bytes per second before the first measurement: two channels of DDR4
 
 
 def recommendations(target: Target) -> dict[str, Recommendation]:
@@ -23,6 +27,19 @@ def recommendations(target: Target) -> dict[str, Recommendation]:
                 chosen[use] = model
                 break
     return chosen
+
+
+def recommended_for_chat(host: Machine, usable: int | None) -> Recommendation | None:
+    """Return the best model for chat on this machine, without a speed before the bandwidth was measured.
+
+    usable: bytes available to a model; None if unknown.
+    """
+    target = known_target(host, usable)
+    if target is not None:
+        return recommendations(target).get("chat")
+    assumed = Target("this machine", _ASSUMED_BANDWIDTH, usable, apple=False)
+    model = recommendations(assumed).get("chat")
+    return None if model is None else replace(model, tokens_per_second=None)
 
 
 def uses_by_model(chosen: Mapping[str, Recommendation]) -> dict[str, list[str]]:

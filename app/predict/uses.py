@@ -13,14 +13,16 @@ class Recommendation:
     """One model of the catalog.
 
     download_bytes: of its files.
-    tokens_per_second: predicted decode speed with DEFAULT_CONTEXT tokens in the cache.
+    tokens_per_second: predicted decode speed with DEFAULT_CONTEXT tokens in the cache; None if it is not known yet.
     is_limit: the speed is the roofline, an upper bound; else the expected speed.
+    installed: the files are in the store.
     """
 
     name: str
     download_bytes: int
-    tokens_per_second: float
+    tokens_per_second: float | None
     is_limit: bool
+    installed: bool = False
 
 
 def legend(uses: Mapping[str, list[str]]) -> str:

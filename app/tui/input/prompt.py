@@ -56,6 +56,10 @@ class Prompt(Area):
         typed: str
 
     @dataclass
+    class SentEmpty(Event):
+        """Enter was pressed on an empty line."""
+
+    @dataclass
     class EndOfInput(Event):
         """Ctrl+D on an empty line."""
 
@@ -95,6 +99,7 @@ class Prompt(Area):
             self.put(with_new_line(typed))
             return
         if not text.strip():
+            self.post_message(self.SentEmpty())
             return
         self.keep_draft()
         self.post_message(self.Sent(text, typed))

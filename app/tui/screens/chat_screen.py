@@ -195,6 +195,12 @@ class ChatScreen(Screen[None]):
             return invocation is not None
         return True
 
+    def on_prompt_sent_empty(self) -> None:
+        """Fetch the model that the welcome text recommends, after a question."""
+        card = self.state.engine.card
+        if card is not None and card.recommended is not None and not self.state.conversation.messages:
+            self.run_command("model", card.recommended.name)
+
     def on_prompt_interrupted(self) -> None:
         self.action_interrupt()
 

@@ -138,6 +138,7 @@ class ChatView:
         drawn = (
             conversation.phase == "idle",
             self.state.engine.state,
+            self.state.engine.card,
             conversation.notice,
             conversation.writer.repeats,
             conversation.branch.shared,

@@ -4,6 +4,7 @@ from textual.content import Content
 
 from headrace.app.engine.client import ChatEngine
 from headrace.app.output.sanitise import sanitise
+from headrace.app.predict.uses import STAR, Recommendation
 from headrace.app.sessions.records import Session
 from headrace.app.tui.transcript.download import DownloadProgress, failure_lines
 from headrace.runtime.metrics.units import format_bytes
@@ -33,6 +34,8 @@ def welcome_lines(
         lines += [Content.styled(sanitise(card.name), "bold"), Content.styled(facts, "$quiet")]
         lines.append(Content.styled(f"{card.machine.device_name} · {card.machine.backend}", "$quiet"))
         lines += [Content.styled(sanitise(note), "$text-warning") for note in card.notes]
+        if card.is_sample:
+            lines += _sample_lines(card.recommended)
     elif engine.state == "dead":
         lines.append(Content.styled("the engine is not running: F8 or a message starts it again", "$text-error"))
     else:
@@ -48,3 +51,19 @@ def welcome_lines(
     ):
         lines.append(Content.assemble((f"{key:>7}", "bold $text-accent"), (f"  {text}", "$quiet")))
     return lines
+
+
+def _sample_lines(recommended: Recommendation | None) -> list[Content]:
+    """Return the lines about the sample model, and the model to use in its place, if that is known."""
+    sample = "a sample to try headrace with: it knows little"
+    if recommended is None:
+        return [Content.styled(f"{sample}; F5 lists others", "$text-warning")]
+    facts = [recommended.name, format_bytes(recommended.download_bytes)]
+    if recommended.tokens_per_second is not None:
+        about = "at most" if recommended.is_limit else "about"
+        facts.append(f"{about} {recommended.tokens_per_second:,.0f} tok/s")
+    way = "Enter on an empty line " + ("takes it" if recommended.installed else "fetches it")
+    return [
+        Content.styled(f"{sample}; better here:", "$text-warning"),
+        Content.assemble((f"{STAR} {', '.join(facts)}", "bold"), (f": {way}", "$quiet")),
+    ]

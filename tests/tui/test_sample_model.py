@@ -1,0 +1,66 @@
+"""The welcome text of the sample model: what it is, and the model to fetch in its place."""
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.app.predict.uses import Recommendation
+from headrace.app.tui.screens.dialogs import Choose
+from tests.app.scripted_engine import CARD, ScriptedEngine
+from tests.tui.conftest import Driver
+
+RECOMMENDED = Recommendation("qwen3.5-4b", 3_050_000_000, 70.4, is_limit=False)
+SAMPLE = replace(CARD, name="smollm2-135m", is_sample=True)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "line"),
+    [
+        (RECOMMENDED, "★ qwen3.5-4b, 2.84 GiB, about 70 tok/s: Enter on an empty line fetches it"),
+        (replace(RECOMMENDED, is_limit=True), "at most 70 tok/s"),
+        (replace(RECOMMENDED, tokens_per_second=None), "★ qwen3.5-4b, 2.84 GiB: Enter"),
+        (replace(RECOMMENDED, installed=True), "Enter on an empty line takes it"),
+        (None, "F5 lists others"),
+    ],
+)
+def test_the_welcome_text_names_the_sample_and_a_better_model(
+    recommended: Recommendation | None, line: str, play
+) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.idle()
+        assert "a sample to try headrace with" in it.text()
+        assert line in it.text()
+
+    play(scenario, ScriptedEngine(card_to_load=replace(SAMPLE, recommended=recommended)), size=(80, 24))
+
+
+def test_another_model_is_no_sample(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.idle()
+        assert "sample" not in it.text()
+        await it.press("enter")
+        assert not isinstance(it.app.screen, Choose)
+
+    play(scenario)
+
+
+def test_enter_on_an_empty_line_fetches_the_recommended_model_after_a_question(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.idle()
+        await it.press("enter")
+        assert "download qwen3.5-4b?" in it.text()
+        await it.press("n")
+        assert len(it.engine.specs) == 1
+        await it.press("enter", "y")
+        await it.until(lambda: it.engine.specs[-1].name == "qwen3.5-4b")
+
+    play(scenario, ScriptedEngine(card_to_load=replace(SAMPLE, recommended=RECOMMENDED)))
+
+
+def test_enter_on_an_empty_line_after_a_message_does_nothing(play) -> None:
+    async def scenario(it: Driver) -> None:
+        await it.ask("hello")
+        await it.press("enter")
+        assert not isinstance(it.app.screen, Choose)
+
+    play(scenario, ScriptedEngine(card_to_load=replace(SAMPLE, recommended=RECOMMENDED)))
