@@ -109,7 +109,7 @@ def test_a_session_from_start_to_quit(tmux: Tmux) -> None:
     tmux.press("Escape")
     tmux.sees("■ stopped")
 
-    tmux.press("C-r")  # another answer in its place
+    tmux.press("C-b")  # another answer in its place
     tmux.until(_words)
     tmux.press("Escape")
     tmux.sees("‹2/2›", "■ stopped")  # else what is typed next would be Alt and a letter
