@@ -12,7 +12,7 @@ _OPTIONS = {
     "repeat-penalty": "repetition-penalty",
     "n-predict": "max-tokens",
 }
-# Words that are no commands -> what to type instead.
+# Words that are no commands -> the command to type instead.
 _MEANT = {
     **dict.fromkeys(("ask", "generate", "prompt", "complete", "answer"), "run"),
     **dict.fromkeys(("download", "fetch", "get", "install", "update"), "pull"),
@@ -42,7 +42,7 @@ def own_option(name: str) -> str:
 
 
 def meant(word: str, commands: Iterable[str]) -> str | None:
-    """Return what to type instead of a word that is no command: by its meaning, or that of a word spelled alike."""
+    """Return the command for a word that is none: by its meaning, or that of a word spelled alike."""
     from difflib import get_close_matches  # late: no command needs it
 
     words = {**_MEANT, **{command: command for command in commands}}

@@ -10,7 +10,7 @@ _ENDINGS = {"length": "limit reached", "cancelled": "stopped", "died": "the engi
 
 
 class AnswerPrinter:
-    """Prints the answers that come after `last`, and what continues `last` itself."""
+    """Prints the answers that come after `last`, and the continuation of `last` itself."""
 
     def __init__(self, lines: Lines, last: Message | None, *, show_thinking: bool) -> None:
         self._lines, self._show_thinking = lines, show_thinking
@@ -21,7 +21,7 @@ class AnswerPrinter:
         self._new = False
 
     def show(self, message: Message) -> None:
-        """Print what the message has grown by, if it is an answer."""
+        """Print the new text of the message, if it is an answer."""
         if message.role != "assistant":
             return
         if message.id != self._id:

@@ -73,7 +73,7 @@ class LineConversation:
         self.wait()
 
     def wait(self) -> None:
-        """Print what comes until the model is loaded and no answer is written."""
+        """Print text until the model is loaded and no answer is written."""
         self._follow(self._printer())
 
     def restart(self) -> None:
@@ -113,7 +113,7 @@ class LineConversation:
         return AnswerPrinter(self.lines, self.last, show_thinking=self.show_thinking)
 
     def _follow(self, printer: AnswerPrinter) -> None:
-        """Print what comes until no answer is written and no model is loaded; Ctrl-C stops the answer."""
+        """Print text until no answer is written and no model is loaded; Ctrl-C stops the answer."""
         conversation, told = self.conversation, set[str]()
         self.lines.interrupted()  # one that came before
         while True:

@@ -67,7 +67,7 @@ class QuantizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The given model, with what is known from its headers."""
+    """The given model, with the facts of its headers."""
 
     model: ResolvedModel
     checkpoint: Checkpoint

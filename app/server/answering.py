@@ -53,5 +53,5 @@ class Answering:
         return not self.open and self._events.empty()
 
     def leave(self) -> None:
-        """Cancel what still runs."""
+        """Cancel the answers that still run."""
         self._leave(self)

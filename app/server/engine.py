@@ -258,7 +258,7 @@ class ServedEngine:
                 await self.unload()
 
     def _poll(self) -> None:
-        """Take the engine's events, and send what waits to be sent."""
+        """Take the engine's events, and send waiting messages."""
         if self._is_unloading:  # another thread has the client
             return
         for event in self._client.poll():

@@ -15,19 +15,19 @@ class Form(Protocol):
     """Sent while nothing else is."""
 
     def begin(self) -> bytes:
-        """Return what a stream begins with."""
+        """Return the beginning of a stream."""
         ...
 
     def take(self, choice: int, event: Event) -> bytes:
-        """Take an event of a choice; return what a stream sends for it, perhaps nothing."""
+        """Take an event of a choice; return the text that a stream sends for it, perhaps none."""
         ...
 
     def end(self) -> bytes:
-        """Return what ends a stream after the last choice."""
+        """Return the end of a stream, after the last choice."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
-        """Return what ends a stream in which an error occurred."""
+        """Return the end of a stream in which an error occurred."""
         ...
 
     def document(self) -> dict[str, Any]:

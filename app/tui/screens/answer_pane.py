@@ -155,7 +155,7 @@ class AnswerPane(Vertical):
         return True
 
     def sync(self, other: "AnswerPane | None" = None) -> None:
-        """Draw what changed. other: the pane to compare with."""
+        """Draw all changes. other: the pane to compare with."""
         self._take_card()
         side = self.side
         messages = list(side.messages[self._first :])

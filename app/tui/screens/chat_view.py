@@ -95,7 +95,7 @@ class ChatView:
         self.prefetch.wait_for_pause()
 
     def sync(self, events: Sequence[Event] = ()) -> None:
-        """Draw what changed. events: those that came since the last call."""
+        """Draw all changes. events: those that came since the last call."""
         conversation = self.conversation
         if conversation is not self._shown:
             self.conversation_changed()
@@ -178,7 +178,7 @@ class ChatView:
         return bool(messages) and self.transcript.extend_last_line(messages[-1])
 
     def show_latest_answer(self) -> None:
-        """Draw what changed and scroll to the end."""
+        """Draw all changes and scroll to the end."""
         self.sync()
         self.transcript.to_end()
 

@@ -68,7 +68,7 @@ class ParallelScreen(SingleDismissal, Screen[Draft]):
         return not late
 
     def sync(self) -> None:
-        """Draw what changed."""
+        """Draw all changes."""
         if not self.is_mounted or not self.query(Notice):
             return
         self.sync_panes()
