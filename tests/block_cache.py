@@ -91,13 +91,15 @@ class BlockCache(CacheLengths):
         """Keys and values of all entries, room for `tokens` more behind them: (1, Hkv, length + tokens, D) each."""
         end = self.length + tokens
         whole = mx.concatenate([self._pool[block][layer] for block in self.table], axis=-2)  # (2, Hkv, capacity, D)
-        keys, values = mx.contiguous(whole[0:1, :, :end]), mx.contiguous(whole[1:2, :, :end])
+        keys = mx.contiguous(whole[0:1, :, :end])
+        values = mx.contiguous(whole[1:2, :, :end])
         mx.eval(keys, values)
         return keys, values
 
     def _put_back(self, layer: int, keys: mx.array, values: mx.array, tokens: int) -> None:
         for position in range(self.length, self.length + tokens):
-            block, entry = self.table[position // BLOCK], position % BLOCK
+            block = self.table[position // BLOCK]
+            entry = position % BLOCK
             self._pool[block][layer, 0, :, entry] = keys[0, :, position]
             self._pool[block][layer, 1, :, entry] = values[0, :, position]
         mx.eval(self._pool)
@@ -126,10 +128,13 @@ class BlockBackend:
     """Each sequence has blocks of its own, and passes of its own."""
 
     pool = None
-    rolls_back, shares_prefixes, copies_to_grow = True, False, False
+    rolls_back = True
+    shares_prefixes = False
+    copies_to_grow = False
 
     def __init__(self, network: "WithBlocks", options: KVOptions) -> None:
-        self._network, self._options = network, options
+        self._network = network
+        self._options = options
         self._last = KeptCache()
 
     def acquire(self, prompt: Sequence[int], _entries: int = 0) -> KVCache:

@@ -39,7 +39,8 @@ def write_sound(path: Path) -> Path:
     """Write two sessions of three turns each; one answer is unfinished."""
     with closing(SessionStore(path)) as store:
         for which in "ab":
-            session, parent = store.create(model="m", sampling={"temperature": 0.5, "stop": ["X"]}), None
+            session = store.create(model="m", sampling={"temperature": 0.5, "stop": ["X"]})
+            parent = None
             for turn in range(3):
                 file = Attachment("n.txt", "text")
                 asked = store.add(session.id, parent, "user", f"question {which}{turn}", attachments=[file])

@@ -6,7 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LAYERS, VOCAB, EXPERTS = 4, 96, 8
+LAYERS = 4
+VOCAB = 96
+EXPERTS = 8
 _ALIKE: dict[tuple[str, ...], Any] = {
     ("vocab_size", "num_vocab", "embedding_size", "vocab_size_per_layer_input"): VOCAB,
     ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim", "block_dim", "lru_width"): 64,

@@ -23,7 +23,9 @@ GROUP = 32
 def _e4m3() -> NDArray[np.float32]:
     """Return the 256 values of E4M3: sign, four bits of exponent (bias 7), three of mantissa; no infinity, one NaN."""
     code = np.arange(256)
-    sign, exponent, mantissa = np.where(code & 128, -1.0, 1.0), (code >> 3) & 15, code & 7
+    sign = np.where(code & 128, -1.0, 1.0)
+    exponent = (code >> 3) & 15
+    mantissa = code & 7
     value = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
     value = np.where((exponent == 15) & (mantissa == 7), np.nan, value)
     return (sign * value).astype(np.float32)
@@ -53,7 +55,8 @@ def _spread(scales: Array, shape: tuple[int, ...], block: tuple[int, int]) -> Ar
 
 
 def _block_max(w: Array, block: tuple[int, int]) -> Array:
-    rows, columns = -(-w.shape[-2] // block[0]), -(-w.shape[-1] // block[1])
+    rows = -(-w.shape[-2] // block[0])
+    columns = -(-w.shape[-1] // block[1])
     blocks = [
         [np.abs(w[..., i * block[0] : (i + 1) * block[0], j * block[1] : (j + 1) * block[1]]).max((-2, -1))
          for j in range(columns)] for i in range(rows)
@@ -182,10 +185,12 @@ def nf4(double: bool = False, block: int = 64) -> Callable[[str, Array], tuple[T
         flat = w.reshape(-1).astype(np.float32)
         padded = np.pad(flat, (0, -len(flat) % block)).reshape(-1, block)
         scales = np.abs(padded).max(1)
-        name, state = f"{module}.weight", {"quant_type": "nf4", "blocksize": block, "shape": list(w.shape)}
+        name = f"{module}.weight"
+        state = {"quant_type": "nf4", "blocksize": block, "shape": list(w.shape)}
         made: Tensors = {f"{name}.quant_map": (NF4, "F32")}
         if double:
-            offset, table = np.float32(scales.mean()), np.linspace(-1, 1, 256, dtype=np.float32)
+            offset = np.float32(scales.mean())
+            table = np.linspace(-1, 1, 256, dtype=np.float32)
             rest = np.pad(scales - offset, (0, -len(scales) % 16)).reshape(-1, 16)
             outer = np.abs(rest).max(1).astype(np.float32)
             codes = np.abs((rest / outer[:, None])[..., None] - table).argmin(-1).reshape(-1)[: len(scales)]

@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-VOCAB, WINDOW = 96, 16
+VOCAB = 96
+WINDOW = 16
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -261,7 +262,9 @@ def write_mlx_lm_model(directory: Path, config: dict[str, Any], seed: int = 0, *
     from mlx_lm.utils import _get_classes
 
     model_class, arguments = _get_classes(config)
-    model, key, tensors = model_class(arguments.from_dict(config)), mx.random.key(seed), {}
+    model = model_class(arguments.from_dict(config))
+    key = mx.random.key(seed)
+    tensors = {}
     for name, array in tree_flatten(model.parameters()):
         key, sub = mx.random.split(key)
         noise = mx.random.normal(array.shape, key=sub)

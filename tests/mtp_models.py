@@ -8,7 +8,11 @@ import mlx.core as mx
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-VOCAB, WIDTH, INNER, EXPERTS, EPS = 64, 32, 64, 4, 1e-5
+VOCAB = 64
+WIDTH = 32
+INNER = 64
+EXPERTS = 4
+EPS = 1e-5
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": EPS, "max_position_embeddings": 256,
@@ -67,7 +71,8 @@ ENDS = {
 
 def write_model(directory: Path, kind: str, seed: int = 0, head: bool = True) -> dict[str, Array]:
     """Write config and weights of a family; return the tensors in float64. head: with the head's."""
-    config, random = CONFIGS[kind], np.random.default_rng(seed)
+    config = CONFIGS[kind]
+    random = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {
         BODY[kind] + "embed_tokens.weight": (VOCAB, WIDTH),
         "lm_head.weight": (VOCAB, WIDTH),
@@ -104,7 +109,9 @@ def write_model(directory: Path, kind: str, seed: int = 0, head: bool = True) ->
 
 
 def _layer(kind: str, config: dict[str, Any], *, sparse: bool, linear: bool) -> dict[str, tuple[int, ...]]:
-    heads, kv_heads, width = config["num_attention_heads"], config["num_key_value_heads"], WIDTH
+    heads = config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
+    width = WIDTH
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (width,),
         "post_attention_layernorm.weight": (width,),
@@ -121,8 +128,11 @@ def _layer(kind: str, config: dict[str, Any], *, sparse: bool, linear: bool) -> 
             "norm.weight": (config["linear_value_head_dim"],),
         }  # fmt: skip
     elif "kv_lora_rank" in config:
-        rank, q_rank, rope = config["kv_lora_rank"], config["q_lora_rank"], config["qk_rope_head_dim"]
-        nope, v_dim = config["qk_nope_head_dim"], config["v_head_dim"]
+        rank = config["kv_lora_rank"]
+        q_rank = config["q_lora_rank"]
+        rope = config["qk_rope_head_dim"]
+        nope = config["qk_nope_head_dim"]
+        v_dim = config["v_head_dim"]
         attention = {
             "q_a_proj.weight": (q_rank, width), "q_a_layernorm.weight": (q_rank,),
             "q_b_proj.weight": (heads * (nope + rope), q_rank), "kv_a_proj_with_mqa.weight": (rank + rope, width),
@@ -180,9 +190,12 @@ def _rms(x: Array, weight: Array, eps: float = EPS) -> Array:
 def _rotate(x: Array, dims: int, base: float, interleaved: bool) -> Array:
     """x (T, H, D), of which the first `dims` dimensions rotate."""
     angles = np.arange(len(x))[:, None, None] * base ** (-np.arange(0, dims, 2) / dims)
-    cos, sin, turned = np.cos(angles), np.sin(angles), x[..., :dims]
+    cos = np.cos(angles)
+    sin = np.sin(angles)
+    turned = x[..., :dims]
     if interleaved:
-        first, second = turned[..., ::2], turned[..., 1::2]
+        first = turned[..., ::2]
+        second = turned[..., 1::2]
         both = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-1).reshape(turned.shape)
     else:
         first, second = np.split(turned, 2, axis=-1)
@@ -211,14 +224,17 @@ def _attention(config: dict[str, Any], own: dict[str, Array], x: Array) -> Array
         q, gate = np.split(q.reshape(len(x), -1, 2 * dim), 2, axis=-1)
         gate = gate.reshape(len(x), -1)
     if "self_attn.q_norm.weight" in own:
-        q, k = _rms(q, own["self_attn.q_norm.weight"]), _rms(k, own["self_attn.k_norm.weight"])
+        q = _rms(q, own["self_attn.q_norm.weight"])
+        k = _rms(k, own["self_attn.k_norm.weight"])
     dims = int(dim * config.get("partial_rotary_factor", 1.0))
     q, k = (_rotate(array, dims, config["rope_theta"], interleaved=False) for array in (q, k))
     return (_attend(q, k, v, dim**-0.5) / (1 + np.exp(-gate))) @ own["self_attn.o_proj.weight"].T
 
 
 def _latent_attention(config: dict[str, Any], own: dict[str, Array], x: Array) -> Array:
-    heads, nope, rope = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    heads = config["num_attention_heads"]
+    nope = config["qk_nope_head_dim"]
+    rope = config["qk_rope_head_dim"]
     own = {name.removeprefix("self_attn."): values for name, values in own.items()}
     q = _rms(x @ own["q_a_proj.weight"].T, own["q_a_layernorm.weight"], 1e-6) @ own["q_b_proj.weight"].T
     q = q.reshape(len(x), heads, nope + rope)
@@ -243,9 +259,11 @@ def _experts(config: dict[str, Any], own: dict[str, Array], x: Array) -> Array:
     logits = x @ own["mlp.gate.weight"].T
     if "mlp.shared_expert_gate.weight" in own:
         gate = 1 / (1 + np.exp(-x @ own["mlp.shared_expert_gate.weight"].T))
-        scores, out = np.exp(logits), gate * _mlp(own, "mlp.shared_expert", x)
+        scores = np.exp(logits)
+        out = gate * _mlp(own, "mlp.shared_expert", x)
     else:
-        scores, out = 1 / (1 + np.exp(-logits)), _mlp(own, "mlp.shared_experts", x)
+        scores = 1 / (1 + np.exp(-logits))
+        out = _mlp(own, "mlp.shared_experts", x)
     for row, score in enumerate(scores):
         ranks = score + own.get("mlp.gate.e_score_correction_bias", 0.0)
         order = np.argsort(-ranks)[: config["num_experts_per_tok"]]

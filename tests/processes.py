@@ -13,7 +13,8 @@ def wait_until_asleep(pid: int) -> None:
 
     Python loses no signal, but one between its last check and the call that reads is handled after that call.
     """
-    process, end = psutil.Process(pid), time.monotonic() + PATIENCE_S
+    process = psutil.Process(pid)
+    end = time.monotonic() + PATIENCE_S
     while process.status() != psutil.STATUS_SLEEPING:
         assert time.monotonic() < end
         time.sleep(0.001)

@@ -83,7 +83,8 @@ def answers(network: Any, limit: int, job: dict[str, Any]) -> dict[str, Any]:
             engine.step()
         engine.close()
     for batch in job["batches"]:
-        sequences, steps = [], dict[Any, list[Step]]()
+        sequences = []
+        steps = dict[Any, list[Step]]()
         for number, prompt in enumerate(batch):
             how = SamplingParams(temperature=0.8, seed=number) if job.get("sampled") else SamplingParams(temperature=0)
             guesses = job.get("speculate", "off")
@@ -128,7 +129,8 @@ def _lead(size: int) -> None:
     from headrace.runtime.ranks.leader import Leader, listen
     from headrace.runtime.ranks.split import Split
 
-    listener, key = listen("127.0.0.1"), secrets.token_bytes(32)
+    listener = listen("127.0.0.1")
+    key = secrets.token_bytes(32)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     followers = [_start(rank, size, address, key) for rank in range(1, size)]
     names = [f"host{rank}" for rank in range(size)]

@@ -93,10 +93,15 @@ class Corrected:
     firsts: the head's own first draft token, by the number of tokens known.
     """
 
-    source, needs_all_tokens, is_wanted, dry_run, cost_s = "mtp", True, True, None, 0.0
+    source = "mtp"
+    needs_all_tokens = True
+    is_wanted = True
+    dry_run = None
+    cost_s = 0.0
 
     def __init__(self, mtp: Any, whole: Sequence[int]) -> None:
-        self._mtp, self._whole = mtp, whole
+        self._mtp = mtp
+        self._whole = whole
         self.firsts: dict[int, int] = {}
 
     def update(self, tokens: Sequence[int]) -> None:
@@ -126,7 +131,9 @@ def run_corrected(
         engine.submit(Request(prompt, len(whole) - len(prompt), speculate="mtp"))
         for prompt, whole in zip(prompts, wholes, strict=True)
     ]
-    corrected, states, steps = list[Corrected](), list[str](), 0
+    corrected = list[Corrected]()
+    states = list[str]()
+    steps = 0
     while engine.has_work:
         engine.step()
         steps += 1

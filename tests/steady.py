@@ -6,7 +6,9 @@ from headrace.runtime.machine import bandwidth
 
 def measure_bandwidth_briefly() -> None:
     """Read 8 MiB in the fewest passes: each command that answers measures the bandwidth, longer than it runs."""
-    bandwidth._CPU_SIZE, bandwidth._SECONDS, bandwidth._SHORT_S = (8 << 20, 8 << 20), 1e-9, 1e-9
+    bandwidth._CPU_SIZE = (8 << 20, 8 << 20)
+    bandwidth._SECONDS = 1e-9
+    bandwidth._SHORT_S = 1e-9
 
 
 class SteadyPace(ChunkBudget):

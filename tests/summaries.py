@@ -14,7 +14,8 @@ def make_summary(
     mbu: float | None = 0.3,
     kv_cache_bytes: int = 9000,
 ) -> Summary:
-    fed, step_s = prompt_tokens - reused_tokens - 1, 1 / decode_rate
+    fed = prompt_tokens - reused_tokens - 1
+    step_s = 1 / decode_rate
     latencies = Percentiles(step_s, step_s, step_s, step_s)
     return Summary(
         prompt_tokens=prompt_tokens,

@@ -17,7 +17,8 @@ from tests.patience import PATIENCE_S
 from tests.tiny_chat import write_chat_model
 
 TEXTS = [f"{word} " * 9 for word in ("one", "two", "three", "four", "five", "six", "seven", "eight")]
-LENGTH, ENDLESS = 60, 3500
+LENGTH = 60
+ENDLESS = 3500
 # What the test asks beyond the page: the ends of all answers so far.
 ENDS = """
 from headrace import Model

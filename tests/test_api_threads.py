@@ -148,7 +148,8 @@ def test_the_event_loop_runs_during_a_step(model: Model, texts: list[str], gate:
 
 
 def test_a_loop_is_woken_once_a_step(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, step = [0], Answerer.step
+    steps = [0]
+    step = Answerer.step
 
     def counted(answerer: Answerer) -> Any:
         steps[0] += 1
@@ -157,7 +158,8 @@ def test_a_loop_is_woken_once_a_step(model: Model, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Answerer, "step", counted)
 
     async def answers() -> int:
-        loop, wakes = asyncio.get_running_loop(), [0]
+        loop = asyncio.get_running_loop()
+        wakes = [0]
         call_soon = loop.call_soon_threadsafe
 
         def woken(*args: Any, **options: Any) -> Any:

@@ -30,7 +30,8 @@ def test_a_build_without_a_compiler_succeeds_and_installs_nothing(tmp_path: Path
     ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if cmake is None or ninja is None:
         pytest.skip("no cmake and ninja")
-    build, installed = tmp_path / "build", tmp_path / "installed"
+    build = tmp_path / "build"
+    installed = tmp_path / "installed"
     for step in (
         ["-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"],
         ["--build", build],

@@ -67,7 +67,8 @@ def test_the_document_of_run(model: Path) -> None:
 
 def test_the_document_of_bench(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = sections("bench-json.md")
-    program, gguf = tmp_path / "llama-bench", tmp_path / "some.gguf"
+    program = tmp_path / "llama-bench"
+    gguf = tmp_path / "some.gguf"
     program.write_text(LLAMA_BENCH.format(python=sys.executable))
     program.chmod(0o755)
     gguf.write_bytes(b"GGUF")

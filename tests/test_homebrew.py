@@ -83,7 +83,8 @@ def test_it_is_ruby() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="`brew` itself does it on a Mac")
 def test_its_commands_install_headrace_from_resources_alone(script: dict[str, Any], tmp_path: Path) -> None:
     """As `brew` runs them, with the resources of this machine's platform, and without an index."""
-    wheels, venv = tmp_path / "wheels", tmp_path / "venv"
+    wheels = tmp_path / "wheels"
+    venv = tmp_path / "venv"
     wheels.mkdir()
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     # Building a wheel for Linux needs nanobind, too; its kernels take a minute and are no part of a Mac's.

@@ -83,7 +83,8 @@ def test_every_command_parses(line: str) -> None:
         if found is None and (command is not cli or " " in arguments[0]):  # a prompt without a command
             break
         assert found is not None, arguments[0]
-        command, arguments = found, arguments[1:]
+        command = found
+        arguments = arguments[1:]
     if arguments:  # else a command's name in a sentence
         with contextlib.suppress(click.exceptions.Exit):  # of --help and --version
             command.make_context("headrace", arguments)

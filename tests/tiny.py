@@ -20,7 +20,13 @@ from headrace.runtime.metrics.cost import FLOAT_MODES
 from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.ops.kv_format import KVFormat
 
-VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 96, 64, 128, 3, 4, 2, 32
+VOCAB = 96
+HIDDEN = 64
+INNER = 128
+LAYERS = 3
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 32
 
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -172,10 +178,14 @@ def load_decoder(
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     """Return random weights, scaled for distinct logits without saturation."""
     key = mx.random.key(seed)
-    width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_rows, kv_rows = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    width = config["hidden_size"]
+    inner = config["intermediate_size"]
+    dim = config["head_dim"]
+    q_rows = config["num_attention_heads"] * dim
+    kv_rows = config["num_key_value_heads"] * dim
     harmony = config["model_type"] == "gpt_oss"
-    gemma, biased = config["model_type"].startswith("gemma"), config["model_type"] == "qwen2"
+    gemma = config["model_type"].startswith("gemma")
+    biased = config["model_type"] == "qwen2"
     tensors: dict[str, mx.array] = {}
     stack: tuple[int, ...]
 
@@ -203,12 +213,17 @@ def random_tensors(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
         add(f"{at}.self_attn.o_proj.weight", width, q_rows)
         if harmony or config.get("attention_bias"):
             add(f"{at}.self_attn.o_proj.bias", width)
-        stack, size, mlp = (), inner, f"{at}.mlp"
+        stack = ()
+        size = inner
+        mlp = f"{at}.mlp"
         if "num_experts" in config and i not in config["mlp_only_layers"]:
-            stack, size, mlp = (config["num_experts"],), config["moe_intermediate_size"], f"{at}.mlp.switch_mlp"
+            stack = (config["num_experts"],)
+            size = config["moe_intermediate_size"]
+            mlp = f"{at}.mlp.switch_mlp"
             add(f"{at}.mlp.gate.weight", *stack, width)
         if harmony:
-            stack, mlp = (config["num_local_experts"],), f"{at}.mlp.experts"
+            stack = (config["num_local_experts"],)
+            mlp = f"{at}.mlp.experts"
             add(f"{at}.mlp.router.weight", *stack, width)
             add(f"{at}.mlp.router.bias", *stack)
             add(f"{at}.self_attn.sinks", config["num_attention_heads"])

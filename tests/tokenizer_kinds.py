@@ -42,7 +42,8 @@ _BERT = {
     "strip_accents": None,
     "lowercase": True,
 }
-_NFKC, _LOWER = {"type": "NFKC"}, {"type": "Lowercase"}
+_NFKC = {"type": "NFKC"}
+_LOWER = {"type": "Lowercase"}
 # Name -> (model, normalizer, pre-tokenizer, changes to the model). A normalizer that is a text is SentencePiece's rule.
 KINDS: dict[str, tuple[str, Any, Any, dict[str, Any]]] = {
     "GPT-2": ("bytes", None, _bytes(), {}),
@@ -187,13 +188,12 @@ def _model(name: str) -> dict[str, Any]:
     letters = sorted({char for text in (*CONTROLS, *(t.upper() for t in CONTROLS)) for char in text})
     match name:
         case "bytes":
-            rust, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(initial_alphabet=alphabet, **settings)
+            rust = Tokenizer(models.BPE())
+            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **settings)
             rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         case "pieces":
-            rust, trainer = (
-                Tokenizer(models.BPE()),
-                trainers.BpeTrainer(initial_alphabet=letters, limit_alphabet=150, **settings),
-            )
+            rust = Tokenizer(models.BPE())
+            trainer = trainers.BpeTrainer(initial_alphabet=letters, limit_alphabet=150, **settings)
             rust.pre_tokenizer = pre_tokenizers.Metaspace()
         case "unigram":
             rust = Tokenizer(models.Unigram())
@@ -206,10 +206,8 @@ def _model(name: str) -> dict[str, Any]:
             trainer = trainers.WordPieceTrainer(special_tokens=["<unk>"], initial_alphabet=letters, **settings)
             rust.normalizer, rust.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
         case _:
-            rust, trainer = (
-                Tokenizer(models.WordLevel(unk_token="<unk>")),
-                trainers.WordLevelTrainer(special_tokens=["<unk>"], **settings),
-            )
+            rust = Tokenizer(models.WordLevel(unk_token="<unk>"))
+            trainer = trainers.WordLevelTrainer(special_tokens=["<unk>"], **settings)
             rust.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     rust.train_from_iterator(corpus, trainer)
     model: dict[str, Any] = json.loads(rust.to_str())["model"]

@@ -74,7 +74,8 @@ class WatchedNetwork:
 
 class _WatchedBackend:
     def __init__(self, watched: WatchedNetwork, backend: KVBackend) -> None:
-        self._watched, self._backend = watched, backend
+        self._watched = watched
+        self._backend = backend
         self._known: list[Any] = []  # weak references: a kept cache comes back
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +96,8 @@ class _WatchedBackend:
 
 class _CountedPass:
     def __init__(self, watched: WatchedNetwork, kv_pass: KVPass) -> None:
-        self._watched, self._pass = watched, kv_pass
+        self._watched = watched
+        self._pass = kv_pass
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pass, name)
@@ -150,7 +152,11 @@ def _forget(cache: Any) -> None:
     def refuse() -> None:
         raise AssertionError("it cannot be rolled back")
 
-    cache.needs_marks, cache.mark, cache.reachable, cache.trim, cache.rollback = True, mark, reachable, back, refuse
+    cache.needs_marks = True
+    cache.mark = mark
+    cache.reachable = reachable
+    cache.trim = back
+    cache.rollback = refuse
 
 
 def step_by_step(network: Any, prompt: Sequence[int], steps: int) -> tuple[list[int], Any]:

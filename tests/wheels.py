@@ -13,7 +13,8 @@ import pytest
 
 from headrace.models.registry.catalog import Wheel
 
-PROJECT, VERSION = "headrace-test-model", "1.0"
+PROJECT = "headrace-test-model"
+VERSION = "1.0"
 FILENAME = "headrace_test_model-1.0-py3-none-any.whl"
 MEMBER = "headrace_test_model/tiny.gguf"
 
@@ -79,7 +80,8 @@ class PackageIndex:
     """
 
     def __init__(self, folder: Path, *, stall: bool = False) -> None:
-        self.folder, self.stall = folder, stall
+        self.folder = folder
+        self.stall = stall
         self.stalled, self.gone = threading.Event(), threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": self}))
         self._server.daemon_threads = True

@@ -238,7 +238,8 @@ class ThinkingCount:
         """thinking: the prompt ends within the section."""
         self.tokens = 0
         self._tail = OPEN if thinking else ""
-        self._begun, self._over = thinking, False
+        self._begun = thinking
+        self._over = False
 
     def add(self, pieces: Iterable[str]) -> None:
         """Take the text that each token completed."""

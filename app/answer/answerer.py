@@ -85,7 +85,8 @@ class Answerer:
         """
         started = time.monotonic()
         if isinstance(prompt, str):
-            ids, opening = self.chat_prompt.continued(prompt), ""
+            ids = self.chat_prompt.continued(prompt)
+            opening = ""
         else:
             ids = self.chat_prompt.encode(prompt, thinking=thinking, tools=tools, variables=variables)
             opening = self.chat_prompt.opening(ids)
@@ -203,7 +204,9 @@ class Answerer:
 
         With it, the tools whose calls it does not check, and the reasons.
         """
-        source, calls, unchecked = options.grammar_source(), None, dict[str, str]()
+        source = options.grammar_source()
+        calls = None
+        unchecked = dict[str, str]()
         if form is not None and prompt.tools is not None and not prompt.begun:
             from headrace.models.text.structured.calls import calls_grammar
 

@@ -51,7 +51,8 @@ class Generation:
 
 def generation(answer: Answer, schema: object = None) -> Generation:
     """Return a finished answer. schema: the caller's. Raises EngineError for a cut answer with a schema."""
-    end, parsed = answer.end, parsed_value(answer, schema)
+    end = answer.end
+    parsed = parsed_value(answer, schema)
     return Generation(
         answer.text,
         end.reason,

@@ -130,7 +130,8 @@ def _limit(of: StepFigures) -> str:
     if base is None or most is None:
         return "This machine's memory bandwidth is not measured yet."
     if of.limit is not None and of.limit.roof == "arithmetic":
-        flops, speed = three_digits(of.step_flops / 1e9), three_digits((of.compute_flops or 0.0) / 1e9)
+        flops = three_digits(of.step_flops / 1e9)
+        speed = three_digits((of.compute_flops or 0.0) / 1e9)
         computes = f"Its {flops} GFLOP take longer than its bytes, at {speed} GFLOP/s"
         return f"{computes}, so at most {three_digits(most)} tok/s."
     reads = "now reads" if of.mbu.measured_beside else "reads up to"

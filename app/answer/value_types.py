@@ -39,7 +39,8 @@ class Number:
         return number
 
     def __str__(self) -> str:
-        least, most = _figure(self.minimum), _figure(self.maximum)
+        least = _figure(self.minimum)
+        most = _figure(self.maximum)
         if self.maximum == math.inf:
             return f"above {least}" if self.above else f"{least} or more"
         return f"above {least} and at most {most}" if self.above else f"from {least} to {most}"

@@ -102,7 +102,8 @@ class ResultFile:
     def _read(self) -> tuple[dict[str, tuple[int, int]], bool]:
         """Return the answers' places by digest, and True if the file has nothing else."""
         found: dict[str, tuple[int, int]] = {}
-        start, whole = 0, True
+        start = 0
+        whole = True
         with self._errors():
             file = io.BufferedReader(self._borrowed())
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
@@ -162,7 +163,8 @@ class ResultFile:
             sync_file(file.fileno())
         for digest in digests:
             del self._kept[digest]
-        self.replaced, self._whole = len(digests), False
+        self.replaced = len(digests)
+        self._whole = False
 
     def _remove_leftovers(self) -> None:
         """Delete partial rewrites of killed processes. The caller holds the file's lock."""

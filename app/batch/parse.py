@@ -80,7 +80,8 @@ def parse_line(raw: bytes, number: int, defaults: Defaults) -> Line | BadLine:
             asked = read_plain(given, defaults)
     except HeadraceError as error:
         return _bad(raw, number, name, form, error)
-    own, prompt = asked.options, asked.prompt
+    own = asked.options
+    prompt = asked.prompt
     options = own.over(defaults.options)
     called = {"line": number} if name is None else {"name": name}
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")

@@ -96,7 +96,8 @@ class Batch:
 
     def counts(self) -> Counts:
         """Return the state of the batch, for a progress line."""
-        load, tally = self._answerer.engine.load(), self.tally
+        load = self._answerer.engine.load()
+        tally = self.tally
         return Counts(
             total=tally.total,
             done=tally.done,
@@ -129,7 +130,8 @@ class Batch:
                 self._fail(line, line.error)
                 continue
             try:
-                asked, options = line.asked, line.options.over(DEFAULTS)
+                asked = line.asked
+                options = line.options.over(DEFAULTS)
                 prompt = self._answerer.encode(
                     asked.prompt,
                     thinking=options.thinking,

@@ -80,7 +80,8 @@ def geometric_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[flo
 def student_cdf(t: float, df: int) -> float:
     """Return P(T <= t) for Student's t with integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(df))
-    cosine, sine = math.cos(angle), math.sin(angle)
+    cosine = math.cos(angle)
+    sine = math.sin(angle)
     term = cosine if df % 2 else 1.0
     total = term if df > 1 else 0.0
     for k in range(3 if df % 2 else 2, df - 1, 2):
@@ -93,7 +94,8 @@ def student_cdf(t: float, df: int) -> float:
 @cache
 def student_quantile(p: float, df: int) -> float:
     """Return the t with student_cdf(t, df) = p, for p >= 0.5."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while student_cdf(high, df) < p:
         high *= 2
     for _ in range(60):

@@ -28,7 +28,8 @@ class AnswerWriter:
     def __init__(self, engine: ChatEngine, branch: SessionBranch) -> None:
         self.turn: Turn | None = None
         self._steps: dict[int, AnswerSteps | None] = {}  # by message id
-        self._engine, self._branch = engine, branch
+        self._engine = engine
+        self._branch = branch
         self._unstored: tuple[Turn, str, Summary | None] | None = None
         self._retry_at = 0.0
 
@@ -101,7 +102,8 @@ class AnswerWriter:
     def handle(self, turn: Turn, event: Prefill | Delta | Repeats) -> None:
         """Add to the answer. Raises SessionError if its message cannot be created."""
         turn.handle(event)
-        branch, card = self._branch, self._engine.card
+        branch = self._branch
+        card = self._engine.card
         branch.context_tokens = min(turn.context_tokens, card.context_limit) if card else turn.context_tokens
         if not isinstance(event, Delta):
             return

@@ -12,7 +12,8 @@ from headrace.app.engine.events import Damaged, Died, Event, Failed, Ready, one_
 from headrace.app.sessions.records import Message
 from headrace.runtime.errors import HeadraceError, UsageError
 
-LEAST, MOST = 2, 8
+LEAST = 2
+MOST = 8
 """Bounds of the number of candidates."""
 
 

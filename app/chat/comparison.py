@@ -26,7 +26,8 @@ class _ModelEngine:
     """An engine and the model it loaded last, None if it has none."""
 
     def __init__(self, engine: ChatEngine, model: str | None = None) -> None:
-        self.engine, self.model = engine, model
+        self.engine = engine
+        self.model = model
 
 
 class Comparison(ParallelAnswers):
@@ -121,7 +122,8 @@ class Comparison(ParallelAnswers):
     def take(self, answer: ParallelAnswer | None) -> None:
         """Continue with this answer, its model and its settings."""
         self.close()
-        conversation, store = self._conversation, self._store
+        conversation = self._conversation
+        store = self._store
         session = conversation.session
         if answer is not None and answer.setup != AnswerSetup.of(session):
             store.set_model(session.id, answer.setup.model)
@@ -199,7 +201,8 @@ class Comparison(ParallelAnswers):
     def _ask(self, answers: Sequence[ParallelAnswer]) -> None:
         self.notice = None
         for answer in answers:
-            answer.phase, answer.notice = "queued", None
+            answer.phase = "queued"
+            answer.notice = None
         self._queue = list(answers)
         self._next()
 
@@ -209,7 +212,8 @@ class Comparison(ParallelAnswers):
             return
         answer = self._running = self._queue.pop(0)
         self._choose_engine(answer)
-        engine, wanted = self._engines[answer], answer.setup.model_name
+        engine = self._engines[answer]
+        wanted = answer.setup.model_name
         if engine.model == wanted and engine.engine.state == "ready":
             self._submit(answer)
             return

@@ -59,7 +59,8 @@ class Conversation:
         **load_options: Any,
     ) -> None:
         """session: None creates one. load_options: `context`, `kv`, `activations` of `ModelSpec`."""
-        self.engine, self.store = engine, store
+        self.engine = engine
+        self.store = store
         self.branch = SessionBranch(store, session if session is not None else store.create())
         self.writer = AnswerWriter(engine, self.branch)
         self.trimming = ContextTrimming(self.branch)
@@ -267,7 +268,8 @@ class Conversation:
         """Submit the branch up to this message; see `AnswerWriter.ask`."""
         self._prepare_to_ask()
         self.writer.ask(leaf_id, continuing=continuing, drop_oldest=drop_oldest, sampling=sampling)
-        self.trimming.question, self.notice = None, None
+        self.trimming.question = None
+        self.notice = None
         self.unsent.sent()
 
     def _start_session(self, *, with_last: bool) -> None:
@@ -321,7 +323,8 @@ class Conversation:
             case Failed(id=None):
                 self.notice = one_line(event.message, event.hint)
             case Ready():
-                unasked, self._unasked = self._unasked, None
+                unasked = self._unasked
+                self._unasked = None
                 if unasked is not None and unasked == self.branch.leaf and self.messages[-1].role == "user":
                     self._ask(unasked)
             case Damaged():

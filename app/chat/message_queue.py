@@ -33,7 +33,8 @@ class MessageQueue:
 
     def take_back(self) -> str:
         """Empty the queue and return its texts as one."""
-        texts, self.texts = self.texts, []
+        texts = self.texts
+        self.texts = []
         return "\n\n".join(texts)
 
     def send_next(self, conversation: Conversation) -> bool:

@@ -23,14 +23,16 @@ class ParallelAnswer:
     """
 
     def __init__(self, name: str, setup: AnswerSetup, store: SessionStore, session: Session) -> None:
-        self.name, self.setup = name, setup
+        self.name = name
+        self.setup = setup
         self.messages: list[Message] = []
         self.phase: AnswerPhase = "idle"
         self.card: ModelCard | None = None
         self.notice: str | None = None
         self.context_tokens = 0
         self.turn: Turn | None = None
-        self._store, self._session = store, session
+        self._store = store
+        self._session = session
 
     @property
     def leaf(self) -> int | None:
@@ -60,7 +62,9 @@ class ParallelAnswer:
 
     def begin(self, card: ModelCard) -> Generate:
         """Return the request for an answer to its last message; `card` is of its model, which is loaded."""
-        self.card, self.phase, self.notice = card, "waiting", None
+        self.card = card
+        self.phase = "waiting"
+        self.notice = None
         self.turn = Turn(self._store, self.messages[-1], model=card.name, system=self.setup.system)
         self.turn.sampling = self.effective
         return answer_request(self.turn.id, self.setup.applied(self._session), self.messages)

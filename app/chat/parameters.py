@@ -46,7 +46,8 @@ def read_parameter(name: str, text: str) -> Any:
     parameter = _BY_NAME.get(name.replace("-", "_"))
     if parameter is None:
         raise UsageError(f"parameter {name!r}: not found", "one of " + ", ".join(_BY_NAME))
-    text, kind = text.strip(), OPTIONS[parameter.name].kind
+    text = text.strip()
+    kind = OPTIONS[parameter.name].kind
     if text in ("", "default") or (text == "auto" and isinstance(kind, ThinkingValue)):
         return None
     try:

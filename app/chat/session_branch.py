@@ -38,7 +38,8 @@ class SessionBranch:
 
     def reload(self, leaf: int | None) -> None:
         """Read the session and the branch that ends with `leaf` from the store; None is an empty branch."""
-        self.session, self.leaf = self.store.session(self.session.id), leaf
+        self.session = self.store.session(self.session.id)
+        self.leaf = leaf
         self.messages = self.store.branch(self.session.id, leaf) if leaf is not None else []
         self.shared = self.store.hold(self.session.id)
         self.context_tokens = cached_tokens(self.messages)

@@ -63,7 +63,8 @@ class Turn:
         self.sampling: Mapping[str, Any] | None = None
         self._old_length = len(leaf.content) if continuing else 0
         self._has_text = False
-        self._model, self._system = model, system
+        self._model = model
+        self._system = system
         self._store = store
         self._unsaved = ""
         self._durable_at = time.monotonic()

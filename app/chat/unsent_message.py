@@ -36,7 +36,8 @@ class UnsentMessage:
             self.files, self.problem = (), str(error)
             return None
         self.problem = ""
-        self._requests, self._text = self._requests + 1, text
+        self._requests = self._requests + 1
+        self._text = text
         messages = draft_messages(session, branch, content.rstrip(), self.files)
         if not messages:
             return None
@@ -71,5 +72,7 @@ class UnsentMessage:
 
     def sent(self) -> None:
         """Clear everything: the message was sent."""
-        self.files, self.problem, self.counted = (), "", None
+        self.files = ()
+        self.problem = ""
+        self.counted = None
         self._read.clear()

@@ -24,7 +24,10 @@ MODELS = (
     *("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.2-3b"),
     *("qwen3-4b", "qwen3-8b", "gpt-oss-20b", "qwen3-30b-a3b"),
 )
-PROMPT, GENERATE, DEPTHS, ROUNDS = 512, 128, (0, 512, 4096), 3
+PROMPT = 512
+GENERATE = 128
+DEPTHS = (0, 512, 4096)
+ROUNDS = 3
 _ACCEPTED = {"models", "repetitions", "report", "force", "mlx_python"}
 
 
@@ -59,7 +62,8 @@ class _Report:
     """The file and its figures so far."""
 
     def __init__(self, path: Path, given: BenchOptions) -> None:
-        self._path, self._given = path, given
+        self._path = path
+        self._given = given
         self._verification: Document | None = None
         self._notes: list[str] = []
         self.documents: list[Document] = []
@@ -127,7 +131,8 @@ def _fitting() -> list[str]:
     from headrace.models.registry.catalog import find
 
     [here] = targets_for((), None, others=False)
-    tokens, assumed = max(DEPTHS) + PROMPT + GENERATE, assumptions(ENGINE)
+    tokens = max(DEPTHS) + PROMPT + GENERATE
+    assumed = assumptions(ENGINE)
     return [name for name in MODELS if predict(find(name).step_shape, here, assumed, tokens).fits is not False]
 
 

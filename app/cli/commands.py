@@ -109,7 +109,8 @@ class _LazyGroup(click.Group):
         name = args[0].partition("=")[0]
         if not name.startswith("-") or name in ("--", *self._own_options(ctx)):
             return None
-        chat, run = self.get_command(ctx, "chat"), self.get_command(ctx, "run")
+        chat = self.get_command(ctx, "chat")
+        run = self.get_command(ctx, "run")
         assert chat is not None
         assert run is not None
         if name != "-" and not any(_takes(command, name) for command in (chat, run)):

@@ -208,7 +208,8 @@ def _speed(report: Report) -> list[Finding]:
     if report.power.throttled or report.power.thermal_pressure == "moderate":
         what = "hot and throttled" if report.power.throttled else "warm and may be slowed down"
         found.append(Finding("advice", f"the machine is {what}: measurements now are too low", "let it cool down"))
-    nominal, peak = report.machine.nominal_bandwidth if report.machine else None, report.peak
+    nominal = report.machine.nominal_bandwidth if report.machine else None
+    peak = report.peak
     low = "under half of nominal" if nominal and peak and peak.bytes_per_second < nominal / 2 else ""
     if peak and (low or peak.busy):
         low = low or "while other programs used the CPU"

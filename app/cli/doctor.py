@@ -82,7 +82,8 @@ def sections(report: Report) -> list[tuple[str, Rows]]:
 
 def document(report: Report, found: list[Finding]) -> dict[str, Any]:
     """Return the report as JSON types: sizes in bytes, rates in GB/s (1e9), unknown is null."""
-    host, chip = report.machine, report.machine.chip if report.machine else None
+    host = report.machine
+    chip = report.machine.chip if report.machine else None
     return {
         "ok": all(finding.severity != "broken" for finding in found),
         "machine": {**asdict(host), "isa": sorted(host.isa), "gpu_cores": host.gpu_cores} if host else None,

@@ -41,7 +41,8 @@ def agree_to_copy(name: str | None, *, quiet: bool = False, ask: bool = True, ch
             return
     if chat and not has_chat_template(source.path):
         raise UsageError("this model has no chat template", hint="give it plain text with --raw")
-    size, free = format_bytes(plan.bytes or 0), format_bytes(plan.free_bytes)
+    size = format_bytes(plan.bytes or 0)
+    free = format_bytes(plan.free_bytes)
     if not plan.fits:
         raise HeadraceError(f"{plan.name}: its copy in the store takes {size}, and {free} are free", _ELSEWHERE)
     if ask and sys.stdin.isatty() and sys.stderr.isatty():

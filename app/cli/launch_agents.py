@@ -146,7 +146,8 @@ def _pi(endpoint: Endpoint) -> Setup:
 
 
 def _aider(endpoint: Endpoint) -> Setup:
-    name, url = f"openai/{endpoint.model}", f"{endpoint.url}/v1"
+    name = f"openai/{endpoint.model}"
+    url = f"{endpoint.url}/v1"
     arguments = ["--model", name, "--weak-model", name, "--openai-api-base", url, "--no-show-model-warnings"]
     files = {}
     if endpoint.context is not None:

@@ -321,7 +321,8 @@ def _missing_rows(document: Document) -> list[tuple[str, str]]:
 
 
 def _step_text(document: Document) -> str:
-    weights, total = document["weight_bytes_per_step"], document["bytes_per_step"]
+    weights = document["weight_bytes_per_step"]
+    total = document["bytes_per_step"]
     at = _tokens(document["memory_context"])
     return f"{format_bytes(weights)} of weights; {format_bytes(total)} in all after {at} tokens"
 
@@ -347,7 +348,8 @@ def _quantization_rows(document: Document) -> list[tuple[str, str]]:
 def _quality_rows(figures: Any) -> list[tuple[str, str]]:
     """Return the figures that `headrace quantize` stored; nothing for figures of another form."""
     try:
-        kl, top1 = figures["kl"]["value"], figures["top1_agreement"]["value"]
+        kl = figures["kl"]["value"]
+        top1 = figures["top1_agreement"]["value"]
         text = f"{kl:.4f} nats of KL from the given weights; most likely token equal in {top1:.1%}"
         return [("Quality", text), ("Bits a weight", f"{figures['bits_per_weight']:.3f}")]
     except (KeyError, TypeError, ValueError):  # headrace.json of a folder may be anyone's

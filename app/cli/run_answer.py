@@ -153,7 +153,10 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
 
     Of an answer with a schema or a grammar, thinking is left out: standard output has the text that fits.
     """
-    progress, sanitiser, last, printed = RedrawnLine(quiet=quiet), Sanitiser(), "\n", 0
+    progress = RedrawnLine(quiet=quiet)
+    sanitiser = Sanitiser()
+    last = "\n"
+    printed = 0
     tells = sys.stderr.isatty() and not quiet
     for part in parts:
         if isinstance(part, PrefillProgress):
@@ -164,7 +167,8 @@ def print_answer(answer: Answer, parts: Iterable[Part], *, echo: bool, quiet: bo
         text = part.text
         if answer.constrained:
             whole = answer.growing_result
-            text, printed = whole[printed:], len(whole)
+            text = whole[printed:]
+            printed = len(whole)
         if text and echo:
             last = text
             sys.stdout.write(sanitiser.feed(last))

@@ -80,7 +80,8 @@ class RunReport:
     @property
     def figures(self) -> StepFigures:
         """Means of the steps with an inter-token latency, for the sentence."""
-        summary, use = self.summary, self.answer.cpu_use
+        summary = self.summary
+        use = self.answer.cpu_use
         known = summary.step_s is not None and summary.tpot_s
         slowed_by = "" if not self.busy else OTHERS if use is None else cpu_phrase(use, "used")
         if self.without_kernels:

@@ -47,7 +47,8 @@ def print_report(report: RunReport, arguments: RunArguments) -> None:
 
 def run_trace(report: RunReport) -> dict[str, Any]:
     """Return the trace-event document of the answer."""
-    answer, summary = report.answer, report.summary
+    answer = report.answer
+    summary = report.summary
     tokenized = answer.prompt.tokenize_s
     admitted = tokenized + summary.queue_s
     before = [Span("tokenize", 0.0, tokenized), Span("wait", tokenized, admitted)]
@@ -60,7 +61,8 @@ def run_trace(report: RunReport) -> dict[str, Any]:
 
 def document(report: RunReport, *, with_steps: bool) -> dict[str, Any]:
     """Return the `--json` document. Absent figures (one token has no inter-token latency) are null."""
-    summary, answer = report.summary, report.answer
+    summary = report.summary
+    answer = report.answer
     found: dict[str, Any] = {
         "model": report.model.name,
         "session": report.session,
@@ -151,7 +153,8 @@ def summary_line(report: RunReport) -> str:
 
 def table(report: RunReport) -> list[tuple[str, str]]:
     """Return all figures as (label, value) rows, for `--stats`."""
-    summary, answer = report.summary, report.answer
+    summary = report.summary
+    answer = report.answer
     cached = summary.reused_tokens
     rows = [
         ("model", f"{report.model.name} ({report.model.kind} decoder, {report.kernels.get('kernels', '?')} kernels)"),
@@ -179,7 +182,8 @@ def table(report: RunReport) -> list[tuple[str, str]]:
     ]
     roofline = report.roofline_tokens_per_second
     unit = "steps/s" if summary.accepted else "tok/s"
-    size, roof = format_bytes(report.step_bytes), report.limit.roof
+    size = format_bytes(report.step_bytes)
+    roof = report.limit.roof
     rows.append(("roofline", f"{roofline:.1f} {unit} at {size} per step, by {roof}"))
     rows.append(("intensity", f"{report.arithmetic_intensity:.2f} FLOPs per byte"))
     if report.model.ranks:
@@ -197,7 +201,8 @@ def _energy(energy: TokenEnergy) -> str:
 
 def _prefill(report: RunReport) -> str:
     """Return the prefill's time and speed, and the bits of activations if they are not 16."""
-    summary, bits = report.summary, report.model.activations
+    summary = report.summary
+    bits = report.model.activations
     timed = f"{report_seconds(summary.prefill_s)}, {report_rate(summary.prefill_tokens_per_second, 'tok/s')}"
     return timed if bits == 16 else f"{timed}, activations in {bits} bits"
 

@@ -83,7 +83,8 @@ class Samples:
                 click.echo(f"{heading}\n{sanitise(answer.result if answer.constrained else answer.text)}\n")
 
     def _counts(self) -> Counts:
-        load, answered = self._answerer.engine.load(), len(self.finished)
+        load = self._answerer.engine.load()
+        answered = len(self.finished)
         return Counts(
             total=len(self.answers),
             done=answered + len(self._failed),
@@ -106,7 +107,8 @@ def run_samples(answerer: Answerer, messages: str | Messages, session: RunSessio
     source = session.sampling_source(answerer.model)
     if first.request.sampling.greedy:
         raise UsageError("greedy decoding gives the same answer every time", "sample with -t, such as -t 0.7")
-    seed, count = first.request.sampling.seed, arguments.samples
+    seed = first.request.sampling.seed
+    count = arguments.samples
     assert seed is not None
     assert count is not None
     seeds = [(seed + number) % SEEDS for number in range(count)]

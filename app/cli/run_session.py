@@ -38,7 +38,8 @@ class RunSession:
 
     def __init__(self, settings: Settings, arguments: RunArguments) -> None:
         """Raises SessionError."""
-        wanted, keep = arguments.session, arguments.keep
+        wanted = arguments.session
+        keep = arguments.keep
         self.keeps = (wanted is not None or settings.run.save) if keep is None else keep
         self._store = _store() if wanted is not None or self.keeps else None
         self._branch: list[Message] = []
@@ -50,7 +51,8 @@ class RunSession:
 
             assert self._store is not None
             opened = SessionBranch(self._store, self._store.find(wanted))
-            stored, self._branch = opened.session, opened.messages
+            stored = opened.session
+            self._branch = opened.messages
             options = stored_options(stored.sampling)
         else:
             usual = chosen_model(None, settings)
@@ -97,11 +99,13 @@ class RunSession:
         turn: Turn | None = None
         done: Finished | None = None
         opening = answer.prompt.opening
-        text, stored_at = opening, float("-inf")
+        text = opening
+        stored_at = float("-inf")
         try:
             for part in parts:
                 if turn is None:
-                    store, system = self._store_question(content, attachments), self._session.system
+                    store = self._store_question(content, attachments)
+                    system = self._session.system
                     turn = Turn(store, self._question, model=model.name, system=system)
                     turn.steps.start = len(opening)
                     turn.sampling = self.options.resolved(model.generation_defaults).stored()
@@ -112,14 +116,17 @@ class RunSession:
                     turn.steps.add([StepText(part.pieces, record.accepted, part.rejected)], [record])
                 elif isinstance(part, Completed):
                     text += part.text
-                    done, last = part.finished, part.finished.stop_record
+                    done = part.finished
+                    last = part.finished.stop_record
                     if part.text or last:
                         turn.steps.add([StepText((part.text,))], [last] if last else [])
                 if done is None and text != opening and time.monotonic() >= stored_at + _STORE_S:
                     with suppress(SessionError):  # raised at the end, which tries again
                         turn.grow(text, model.name)
                         turn.save()
-                    text, opening, stored_at = "", "", time.monotonic()
+                    text = ""
+                    opening = ""
+                    stored_at = time.monotonic()
         finally:
             if turn is not None:
                 if text != opening:
@@ -133,7 +140,8 @@ class RunSession:
 
     def _store_question(self, content: str, attachments: tuple[Attachment, ...]) -> "SessionStore":
         """Store the session, if it is new, and the message that is answered."""
-        store, session = self._store, self._session
+        store = self._store
+        session = self._session
         assert store is not None
         if not self.resumed:
             session = store.create(model=session.model, system=session.system, sampling=session.sampling)

@@ -166,7 +166,8 @@ class _Announcer:
     """Progress of loading, drawn until the model is loaded, and the line that says where it is served."""
 
     def __init__(self, url: str, *, quiet: bool) -> None:
-        self._url, self._quiet = url, quiet
+        self._url = url
+        self._quiet = quiet
         self._drawing = ExitStack()
         self._progress: Callable[[str, int, int | None], None] | None = None
 

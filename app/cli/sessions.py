@@ -193,7 +193,8 @@ def _damaged_messages(found: Examination) -> list[tuple[str, Message]]:
 
 
 def _readable(found: Examination) -> str:
-    conversations, messages = len(found.sessions), sum(len(one.messages) for one in found.sessions)
+    conversations = len(found.sessions)
+    messages = sum(len(one.messages) for one in found.sessions)
     return (
         f"{conversations} conversation{'' if conversations == 1 else 's'} with "
         f"{messages} message{'' if messages == 1 else 's'}"

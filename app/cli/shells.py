@@ -54,7 +54,8 @@ class Bash(BashComplete):
         if args[-1:] == ["="]:
             args = args[:-1]
         elif args[-1:] == ["@"]:
-            args, incomplete = args[:-1], f"@{incomplete}"
+            args = args[:-1]
+            incomplete = f"@{incomplete}"
         return super().get_completions(args, incomplete)
 
 

@@ -71,7 +71,9 @@ def models_state() -> State:
     """Check every installed model's headers and file sizes."""
     from headrace.models.registry.store import Store
 
-    store, found, unrecorded = Store(), [], 0
+    store = Store()
+    found = []
+    unrecorded = 0
     for name in store.names():
         try:
             unrecorded += not _check_model(store, name)

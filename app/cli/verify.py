@@ -57,11 +57,14 @@ def verify(given: VerifyArguments) -> int:
     from headrace.app.verify.run import verify as run_checks
     from headrace.app.verify.run import verify_interfaces
 
-    settings, hosts, here = load_settings(), chosen_hosts(given.hosts, given.split), None
+    settings = load_settings()
+    hosts = chosen_hosts(given.hosts, given.split)
+    here = None
     if hosts is not None and given.server:
         raise UsageError("--server compares programs on this machine", "leave out --hosts")
     resolved = resolved_model(chosen_model(given.model, settings), quiet=given.as_json)
-    kv, rounding = given.kv or settings.chat.kv, given.activations or settings.chat.activations
+    kv = given.kv or settings.chat.kv
+    rounding = given.activations or settings.chat.activations
     load = partial(load_noted, resolved, context=None, kv=kv, activations=rounding, force=given.force)
     plan = Plan(given.tokens, given.sequences, given.seed)
     options = {"kv": kv, "activations": rounding, "force": given.force}

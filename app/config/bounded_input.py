@@ -20,7 +20,8 @@ def read_bounded(source: Path | None, limit: int) -> bytes:
     name = "standard input" if source is None else str(source)
     try:
         with nullcontext(cast(BufferedReader, sys.stdin.buffer)) if source is None else source.open("rb") as file:
-            pieces, remaining = [], limit
+            pieces = []
+            remaining = limit
             while remaining >= 0 and (piece := file.read1(_AT_ONCE)):  # `read` asks a terminal again after its end
                 pieces.append(piece)
                 remaining -= len(piece)

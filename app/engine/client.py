@@ -192,7 +192,8 @@ class EngineClient:
                     self._backlog.append(Abandoned(one))
 
     def poll(self) -> list[Event]:
-        events, self._backlog = self._backlog, []
+        events = self._backlog
+        self._backlog = []
         if self._link is not None:
             for event in self._link.drain():
                 if self._is_awaited(event):
@@ -251,7 +252,9 @@ class EngineClient:
             else:
                 self._open.discard(event.id)
         elif isinstance(event, Died):
-            self.state, self.card, self._link = "dead", None, None
+            self.state = "dead"
+            self.card = None
+            self._link = None
             if event.message.startswith(LOST_RANK):  # this machine goes on alone, if the model fits
                 self._hosts = None
             self._open.clear()

@@ -118,7 +118,8 @@ class EngineHost:
         started = time.perf_counter()
         resolved = resolve(spec.name, progress=progress)
         progress("loading weights", 0, None)
-        kv, rounding = kv_choice(spec.kv), activations_choice(spec.activations)
+        kv = kv_choice(spec.kv)
+        rounding = activations_choice(spec.activations)
         loaded = load_model(resolved, spec.hosts, context=spec.context, kv=kv, activations=rounding, force=spec.force)
         draft = _draft(spec, loaded, progress)
         return cls(loaded, resolved, time.perf_counter() - started, draft, spec)
@@ -198,7 +199,8 @@ class EngineHost:
         given = bool(command.continue_text) or command.prompt is not None
         opening = "" if given else self._answerer.chat_prompt.opening(ids)
         so_far = split_thinking(command.continue_text)
-        thinking, chat = bool(opening) or so_far.is_open, command.prompt is None
+        thinking = bool(opening) or so_far.is_open
+        chat = command.prompt is None
         prompt = Prompt(
             ids,
             opening,
@@ -227,7 +229,8 @@ class EngineHost:
 
     def step(self, send: Send) -> None:
         """Run one step of all answers. Raises the errors of `Engine.step`: call `drop` then."""
-        batch, several = 0, len(self._running) / 2 if self._serving else 1
+        batch = 0
+        several = len(self._running) / 2 if self._serving else 1
         self._answerer.engine.timer.every = self.timed_every
         for answer, event in self._answerer.step():
             running = self._running[answer]
@@ -235,7 +238,8 @@ class EngineHost:
                 case TextChunk():
                     batch = event.step.record.batch
                     self._batch.add(len(event.step.tokens))
-                    record, reports = event.step.record, token_reports(event.step, self._loaded.tokenizer.token_text)
+                    record = event.step.record
+                    reports = token_reports(event.step, self._loaded.tokenizer.token_text)
                     step = StepText(event.pieces, record.accepted, event.rejected)
                     running.outbox.text_s = self._text_s * max(1, several)
                     running.outbox.watched = self.timed_every > 0
@@ -244,7 +248,8 @@ class EngineHost:
                         running.repeats = True
                         send(Repeats(running.id))
                 case Completed():
-                    rest, end = StepText((event.text,)), event.finished
+                    rest = StepText((event.text,))
+                    end = event.finished
                     running.outbox.add(rest, end.stop_record, (), event.calls, event.call_deltas)
                     running.outbox.flush()
                     del self._running[answer]
@@ -258,7 +263,8 @@ class EngineHost:
                     send(Failed(running.id, str(error), error.hint, type(error).__name__))
                 case _:
                     times = running.waited_s, answer.prompt.tokenize_s
-                    reuse, prompt = None, list[tuple[str, bool]]()
+                    reuse = None
+                    prompt = list[tuple[str, bool]]()
                     if not running.explained:
                         reuse = self._reuse.explain(answer.prompt.ids, event.reused)
                         prompt = self._loaded.tokenizer.marked(answer.prompt.ids) if running.command.explain else []

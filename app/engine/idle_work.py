@@ -94,7 +94,8 @@ class IdleWork:
     def run(self, stop: Callable[[], bool], send: Send) -> None:
         """Prepare, write to the disk cache, or else measure for up to a second, until `stop()`. Errors are logged."""
         if self.prepare is not None:
-            prepare, self.prepare = self.prepare, None
+            prepare = self.prepare
+            self.prepare = None
             prepare()
             return
         if self._disk_cache.write_due:
@@ -143,7 +144,8 @@ class IdleWork:
                 read = self._read_memory(stop)
                 use = meter.use()
                 self.memory_gb_s = self.memory_gb_s if use is not None and use.contended else read.gb_s
-                self._measured_at, self._answered_since = time.monotonic(), False
+                self._measured_at = time.monotonic()
+                self._answered_since = False
                 self.peak = cached_peak() or read
             else:
                 self.compute_flops = measure_compute(_checked(stop))

@@ -83,7 +83,8 @@ class EngineLink:
     def drain(self) -> list[Event]:
         """Return the events that have arrived."""
         self._hand_over()
-        events, self._unread = self._unread, []
+        events = self._unread
+        self._unread = []
         events += self._receive()
         if self._over is not None and not self._exit_told:
             if (code := self._process.poll()) is not None:

@@ -88,12 +88,18 @@ class Outbox:
         if with_records:
             records, self._records = self._records, records
         if self._text or records or self._tokens or self._calls or self._call_deltas:
-            text, steps, tokens = "".join(self._text), tuple(self._steps), tuple(self._tokens)
+            text = "".join(self._text)
+            steps = tuple(self._steps)
+            tokens = tuple(self._tokens)
             calls = self._calls, joined(self._call_deltas)
             itl_s = tuple(latency for record in records for latency in record.itl_s)
             sent = tuple(records) if self.watched else ()
             self._send(Delta(self._id, text, sent, self._answer.first_output_s, steps, tokens, *calls, itl_s))
-            self._text, self._steps, self._tokens, self._calls, self._call_deltas = [], [], [], (), []
+            self._text = []
+            self._steps = []
+            self._tokens = []
+            self._calls = ()
+            self._call_deltas = []
         self._sent = time.monotonic()
         if records:
             self._records_sent = self._sent

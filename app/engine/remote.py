@@ -41,7 +41,8 @@ class RemoteEngine:
         self.state: State = "stopped"
         self.card: ModelCard | None = None
         self.pid: int | None = None
-        self._address, self._model = address, model
+        self._address = address
+        self._model = model
         self._own = False  # it is headrace's own server
         self._events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
         self._round = itertools.count(1)
@@ -101,7 +102,8 @@ class RemoteEngine:
         self.cancel()
         self._current = next(self._round)
         self._open.clear()
-        self.state, self.card = "stopped", None
+        self.state = "stopped"
+        self.card = None
 
     def _note(self, event: Event) -> bool:
         """Update the state; return whether the event is awaited."""
@@ -115,7 +117,8 @@ class RemoteEngine:
             if isinstance(event, Done | Failed | Abandoned):
                 self._open.discard(event.id)
         elif isinstance(event, Died):
-            self.state, self.card = "dead", None
+            self.state = "dead"
+            self.card = None
         return True
 
     # -- threads ---------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ class Unpacker:
         """Return the messages that this piece completes, in order. Raises the errors of unpickling."""
         self._pieces += piece
         messages: list[Any] = []
-        start, head = 0, _LENGTH.size
+        start = 0
+        head = _LENGTH.size
         while len(self._pieces) - start >= head:
             (length,) = _LENGTH.unpack_from(self._pieces, start)
             end = start + head + length

@@ -45,7 +45,8 @@ def examine(hosts: Hosts, model: ResolvedModel | None) -> dict[str, Any]:
 
 
 def _row(host: Host, report: Facts, link: Measured | None) -> dict[str, Any]:
-    machine, versions = report.get("machine") or {}, report.get("versions") or {}
+    machine = report.get("machine") or {}
+    versions = report.get("versions") or {}
     copy = report.get("model")
     return {
         "rank": host.rank,

@@ -46,7 +46,8 @@ def machine_facts() -> Facts:
     from headrace.runtime.machine.peaks import cached_peak
 
     host = machine()
-    room, peak = budget(host), cached_peak(host)
+    room = budget(host)
+    peak = cached_peak(host)
     measured = peak.bytes_per_second if peak else None
     return {
         "device": host.device_name,

@@ -17,10 +17,14 @@ from typing import Any
 
 from headrace.runtime.errors import UsageError
 
-RING, JACCL, JACCL_RING, NCCL = "ring", "jaccl", "jaccl-ring", "nccl"
+RING = "ring"
+JACCL = "jaccl"
+JACCL_RING = "jaccl-ring"
+NCCL = "nccl"
 _BACKENDS = (RING, JACCL, JACCL_RING, NCCL)
 _FORM = 'a hostfile looks like [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
-_KEYS, _ROW_KEYS = {"hosts", "backend", "envs"}, {"ssh", "ips", "rdma", "python"}
+_KEYS = {"hosts", "backend", "envs"}
+_ROW_KEYS = {"ssh", "ips", "rdma", "python"}
 _NAMES = "names are separated by commas: localhost,mac2"
 _OWN_ENVS = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_WORLD_SIZE")  # of each start
 _LONGEST_NAME = 255

@@ -32,7 +32,9 @@ def measure_link(connection: socket.socket) -> Measured:
         connection.sendall(b"\0")
         _receive(connection, 1)
         rounds.append(time.perf_counter() - began)
-    piece, sent, began = b"\1" + bytes(_PIECE - 1), 0, time.perf_counter()
+    piece = b"\1" + bytes(_PIECE - 1)
+    sent = 0
+    began = time.perf_counter()
     while sent < _PIECES and time.perf_counter() - began < _LONGEST_S:
         connection.sendall(piece)
         _receive(connection, 1)

@@ -69,8 +69,10 @@ class RankProcess:
             raise EngineError(f"{host.name} cannot be started: {error}", "is ssh installed?") from error
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._reports: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._heard, self._remote_pid = time.monotonic(), 0
-        self._sending, self._ordered = threading.Lock(), False
+        self._heard = time.monotonic()
+        self._remote_pid = 0
+        self._sending = threading.Lock()
+        self._ordered = False
         self._readers = [
             threading.Thread(target=target, name=f"{target.__name__.strip('_')} {host.name}", daemon=True)
             for target in (self._read_output, self._read_errors)

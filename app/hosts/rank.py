@@ -81,7 +81,8 @@ def _run(order: dict[str, Any], report: dict[str, Any], go: threading.Event) -> 
     from headrace.app.hosts.probe import answer_probe
     from headrace.runtime.ranks.link import connect
 
-    key, rank = bytes.fromhex(order["key"]), order["rank"]
+    key = bytes.fromhex(order["key"])
+    rank = order["rank"]
     host, port = order["probe"]
     try:
         with connect((host, port), rank, key, _TIMEOUT_S) as connection:

@@ -33,7 +33,8 @@ def chosen_split(
     asked: tensor, pipeline or auto. reports: of all ranks. measured: links to the others.
     """
     checkpoint = open_checkpoint(model)
-    shape, targets = shape_to_run(checkpoint), targets_of(hosts, reports)
+    shape = shape_to_run(checkpoint)
+    targets = targets_of(hosts, reports)
     layers = [max(1, count) for count in split_layers(shape, targets, min(CONTEXT, shape.context_length - 1))]
     shares = [1.0] * len(targets) if shape.stock else tensor_shares(shape, targets)  # mlx-lm's classes divide evenly
     splits = {"tensor": Split("tensor", tuple(shares)), "pipeline": Split("pipeline", tuple(map(float, layers)))}
@@ -66,9 +67,11 @@ def targets_of(hosts: Hosts, reports: Sequence[Facts]) -> list[Target]:
     """Return the machines as they report themselves; ranks of one machine share its bandwidth."""
     found = []
     for host, report in zip(hosts.hosts, reports, strict=True):
-        machine, here = report["machine"], hosts.local_ranks if host.local else 1
+        machine = report["machine"]
+        here = hosts.local_ranks if host.local else 1
         bandwidth = (machine["bandwidth"] or _UNKNOWN) / here
-        memory, apple = machine["usable_memory"], machine["backend"] == "metal"
+        memory = machine["usable_memory"]
+        apple = machine["backend"] == "metal"
         found.append(Target(host.name, bandwidth, memory, apple, chip=machine["device"]))
     return found
 

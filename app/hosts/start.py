@@ -84,7 +84,8 @@ class Ranks:
             report = process.report(until)
             error = refusal(process.host, report, self.reports[0], model)
         except HeadraceError as found:
-            report, error = {"error": str(found), "hint": found.hint}, found
+            report = {"error": str(found), "hint": found.hint}
+            error = found
         if error is not None and not examine:
             raise error
         self.reports.append(report)
@@ -179,7 +180,8 @@ class Ranks:
         return [f"{environment.THREADS}={threads}"]
 
     def _connections(self) -> tuple[list[str], dict[str, str]]:
-        hosts, backend = self.hosts.hosts, self.hosts.backend
+        hosts = self.hosts.hosts
+        backend = self.hosts.backend
         at = f"{hosts[0].address}:{free_port(hosts[0])}"
         if backend in (JACCL, JACCL_RING):
             env = [f"MLX_JACCL_COORDINATOR={at}", _FAST_SYNCH]

@@ -130,7 +130,8 @@ class LineActions:
             chat.answer(lambda: chat.conversation.edit(message.id, text))
 
     def _summary(self, what: str) -> None:
-        chat, conversation = self._chat, self._chat.conversation
+        chat = self._chat
+        conversation = self._chat.conversation
         if what == "undo":
             chat.say(undo_trimming(conversation))
         elif not conversation.branch.not_sent:
@@ -165,7 +166,8 @@ class LineActions:
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def _new(self, _: str) -> None:
-        chat, was = self._chat, self._chat.conversation.session
+        chat = self._chat
+        was = self._chat.conversation.session
         chat.open(chat.store.create(model=was.model, system=was.system, sampling=was.sampling))
         chat.say("a new session")
 

@@ -13,7 +13,8 @@ class AnswerPrinter:
     """Prints the answers that come after `last`, and the continuation of `last` itself."""
 
     def __init__(self, lines: Lines, last: Message | None, *, show_thinking: bool) -> None:
-        self._lines, self._show_thinking = lines, show_thinking
+        self._lines = lines
+        self._show_thinking = show_thinking
         self._sanitiser = Sanitiser()
         self._id = None if last is None else last.id
         self._count = 0 if last is None else len(self._text(last))  # characters that are printed
@@ -25,9 +26,11 @@ class AnswerPrinter:
         if message.role != "assistant":
             return
         if message.id != self._id:
-            self._id, self._count = message.id, 0
+            self._id = message.id
+            self._count = 0
         text = self._text(message)
-        piece, self._count = text[self._count :], len(text)
+        piece = text[self._count :]
+        self._count = len(text)
         if piece:
             self._new = True
             self._at_line_start = piece.endswith("\n")

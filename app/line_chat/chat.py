@@ -14,7 +14,8 @@ _TWICE_S = 2.0  # within which a second Ctrl-C at the prompt leaves
 
 def run_line_chat(chat: LineConversation) -> None:
     """Load the model, then read and answer lines until Ctrl-D or /quit."""
-    actions, interrupted_at = LineActions(chat), float("-inf")
+    actions = LineActions(chat)
+    interrupted_at = float("-inf")
     _greet(chat)
     chat.load()
     while not actions.ended:

@@ -41,8 +41,11 @@ class LineConversation:
         **load_options: Any,
     ) -> None:
         """progress: takes the reports of loading. load_options: `context`, `kv`, `activations` of `ModelSpec`."""
-        self.engine, self.store, self.lines = engine, store, lines
-        self.show_thinking, self.attached = show_thinking, ""
+        self.engine = engine
+        self.store = store
+        self.lines = lines
+        self.show_thinking = show_thinking
+        self.attached = ""
         self._load_options = load_options
         self._progress = progress
         self._shown: str | None = None  # the latest notice
@@ -114,7 +117,8 @@ class LineConversation:
 
     def _follow(self, printer: AnswerPrinter) -> None:
         """Print text until no answer is written and no model is loaded; Ctrl-C stops the answer."""
-        conversation, told = self.conversation, set[str]()
+        conversation = self.conversation
+        told = set[str]()
         self.lines.interrupted()  # one that came before
         while True:
             self._report(conversation.poll())
@@ -145,7 +149,8 @@ class LineConversation:
 
     def _show_notice(self) -> None:
         """Print the conversation's notice and the way out of a failure, once."""
-        conversation, state = self.conversation, self.engine.state
+        conversation = self.conversation
+        state = self.engine.state
         notice = conversation.notice or ("the engine is not running" if state in _WAYS_OUT else None)
         if notice is not None and state in _WAYS_OUT:
             notice = f"{notice.rstrip('.')}; {_WAYS_OUT[state]}"

@@ -74,7 +74,8 @@ class LineTerminal:
         sys.stdout.flush()
 
     def interrupted(self) -> bool:
-        was, self._interrupted = self._interrupted, False
+        was = self._interrupted
+        self._interrupted = False
         return was
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:

@@ -43,9 +43,11 @@ def overview(store: Store, usable: int | None = None) -> list[Document]:
     rows = []
     for name in store.names():
         try:
-            model, problem = store.get(name), None
+            model = store.get(name)
+            problem = None
         except CheckpointError as error:
-            model, problem = StoredModel(name, store.root / name, store.root / name, {}), str(error)
+            model = StoredModel(name, store.root / name, store.root / name, {})
+            problem = str(error)
         if model is not None:
             row = _installed(model, catalog.get(name), usable)
             rows.append(row if problem is None else row | {"problem": problem})
@@ -250,7 +252,8 @@ def _format_in_list(checkpoint: Checkpoint) -> str | None:
 def _format_of(section: Mapping[str, Any], module: str) -> str:
     entry = section.get(module)
     own = entry if isinstance(entry, Mapping) else {}
-    bits, group = own.get("bits", section.get("bits")), own.get("group_size", section.get("group_size"))
+    bits = own.get("bits", section.get("bits"))
+    group = own.get("group_size", section.get("group_size"))
     mode = own.get("mode", section.get("mode", "affine"))
     return f"{bits}-bit, groups of {group}" + ("" if mode == "affine" else f", {mode}")
 

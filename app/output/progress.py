@@ -40,7 +40,9 @@ class NumberedStages:
     """Progress of several checks or passages, reported as the stage `check 3 of 12: NAME`."""
 
     def __init__(self, what: str, progress: Progress) -> None:
-        self._what, self._progress, self._stage = what, progress, what
+        self._what = what
+        self._progress = progress
+        self._stage = what
 
     def begin(self, number: int, of: int, name: str) -> None:
         self._stage = f"{self._what} {number} of {of}: {name}"
@@ -58,13 +60,17 @@ class _Drawing:
         self.line = RedrawnLine(quiet=False)
         self._lock = threading.Lock()
         self._stage: str | None = None
-        self._first, self._started, self._drawn_at = 0, 0.0, 0.0
+        self._first = 0
+        self._started = 0.0
+        self._drawn_at = 0.0
 
     def __call__(self, stage: str, done: int, total: int | None, /) -> None:
         with self._lock:
             now = time.monotonic()
             if stage != self._stage:
-                self._stage, self._first, self._started = stage, done, now
+                self._stage = stage
+                self._first = done
+                self._started = now
             elif now - self._drawn_at < _DRAW_S:
                 return
             self._drawn_at = now
@@ -99,5 +105,6 @@ class _Log:
                 if not total or now - self._logged_at < _LOG_S:
                     return
                 share = f" {done / total:.0%}"
-            self._stage, self._logged_at = stage, now
+            self._stage = stage
+            self._logged_at = now
             print(f"{sanitise(stage)}{share} ...", file=sys.stderr, flush=True)

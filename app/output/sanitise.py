@@ -17,7 +17,11 @@ import re
 import unicodedata
 from bisect import bisect_right
 
-_ZWSP, _ZWNJ, _ZWJ, _VS16, _BLACK_FLAG = "\u200b", "\u200c", "\u200d", "\ufe0f", "\U0001f3f4"
+_ZWSP = "\u200b"
+_ZWNJ = "\u200c"
+_ZWJ = "\u200d"
+_VS16 = "\ufe0f"
+_BLACK_FLAG = "\U0001f3f4"
 _MAX_INVISIBLE = 8  # in a row: a subdivision flag has six tags and an end tag
 
 # Characters that need a decision; all others pass.
@@ -73,11 +77,13 @@ class Sanitiser:
     def _show(self, text: str, out: list[str]) -> None:
         if text:
             out.append(text)
-            self._base, self._invisible = text[-1], ""
+            self._base = text[-1]
+            self._invisible = ""
 
     def _belongs(self, char: str) -> bool:
         """Return whether an invisible character is ordinary at this place."""
-        base, before = self._base, self._invisible
+        base = self._base
+        before = self._invisible
         if not base or len(before) >= _MAX_INVISIBLE:
             return False
         code = ord(char[0])

@@ -64,7 +64,8 @@ def trace(sequences: Sequence[TracedSequence], memory_gb_s: float | None, about:
 def _steps(sequence: TracedSequence, track: int, memory_gb_s: float | None) -> Iterator[dict[str, Any]]:
     start_s = sequence.steps_from_s
     for step in sequence.steps:
-        start, end = _ns(start_s), _ns(start_s + step.latency_s)
+        start = _ns(start_s)
+        end = _ns(start_s + step.latency_s)
         start_s += step.latency_s
         yield _slice(f"step {step.index}", "decode", track, start, end, _arguments(step))
         for name, begin, stop in _parts(step, start, end, memory_gb_s):

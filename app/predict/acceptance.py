@@ -24,7 +24,8 @@ def break_even(cost: float, drafts: int) -> float | None:
         return 0.0
     if cost > drafts + 1:
         return None
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if tokens_per_step(middle, drafts) < cost else (low, middle)

@@ -32,7 +32,8 @@ _NOTICEABLE = 0.005  # smaller gains round to 1.00
 def prediction(name: str, shape: StepShape, targets: Sequence[Target], contexts: Sequence[int]) -> Document:
     """Predict one model on every target at every context, and the gain of each change on the first target."""
     assumed = assumptions(ENGINE)
-    first, longest = targets[0], max(contexts)
+    first = targets[0]
+    longest = max(contexts)
     return {
         "model": described_model(name, shape),
         "contexts": list(contexts),
@@ -177,7 +178,8 @@ def catalog_fit(target: Target, context: int) -> Document:
 
 def explanation(name: str, shape: StepShape, *, past: int, prefill: int) -> Document:
     """List every read of a decode step with `past` cached entries, and of a prefill of `prefill` tokens."""
-    step, fed = shape.step(past), shape.prefill(prefill)
+    step = shape.step(past)
+    fed = shape.prefill(prefill)
     return {
         "model": described_model(name, shape),
         "past": past,
@@ -259,7 +261,8 @@ def _fit(fit: MeasuredFit) -> Document:
 
 def _improvements(shape: StepShape, target: Target, context: int) -> list[Document]:
     """Return the changes that fit and make it faster, or make it fit; `gain` is the speed-up, None in that case."""
-    as_is, found = _lever(shape, target, context, 1), []
+    as_is = _lever(shape, target, context, 1)
+    found = []
     for lever in levers(shape):
         changed = _lever(lever.shape, target, context, lever.batch)
         gain = (changed["expected"] or changed["roofline"]) / (as_is["expected"] or as_is["roofline"])

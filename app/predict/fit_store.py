@@ -77,7 +77,8 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | N
     document: see docs/bench-json.md. quiet: nothing is known to have slowed the machine during the run.
     """
     peak = cached_peak(host)
-    found, reason = document["step_cost"], refusal(document, peak.gb_s if peak else None)
+    found = document["step_cost"]
+    reason = refusal(document, peak.gb_s if peak else None)
     if found is None or reason is not None:
         return reason
     fit = MeasuredFit(
@@ -91,7 +92,8 @@ def remember(host: Machine, document: dict[str, Any], *, quiet: bool) -> str | N
     )
     if not fit.usable:
         return "its figures are impossible"
-    key, stored = _key(host), read_cache(_path())
+    key = _key(host)
+    stored = read_cache(_path())
     recent = [asdict(kept) for kept in (*_fits(stored.get(key)), fit)][-KEPT:]
     write_cache(_path(), {**stored, key: recent})
     return None

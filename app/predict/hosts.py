@@ -75,7 +75,8 @@ def predict_hosts(
     prompt: int = 512,
 ) -> HostsPrediction:
     """Predict one way. `alone` takes one target. prompt: tokens of the prefill."""
-    ranks, hidden = len(targets), _ELEMENT * _hidden(shape)
+    ranks = len(targets)
+    hidden = _ELEMENT * _hidden(shape)
     shares: Sequence[float]
     if way == "pipeline":
         layers = split_layers(shape, targets, context)
@@ -90,7 +91,8 @@ def predict_hosts(
         many = zip(targets, shares, strict=True)
         batch = max(_tensor_part(shape, t, assumed, context, share, ranks).seconds for t, share in many)
         together = ranks / (batch + _tensor_waits(shape, link, ranks, ranks))
-    on_link, prompt_waits = waits(shape, link, ranks, way), waits(shape, link, ranks, way, prompt)
+    on_link = waits(shape, link, ranks, way)
+    prompt_waits = waits(shape, link, ranks, way, prompt)
     shares = [count / shape.layers for count in layers] if way == "pipeline" else shares
     computing = _prefill_seconds(shape, targets, shares, prompt, way)
     room = [t.memory is None or part.memory <= t.memory for t, part in zip(targets, parts, strict=True)]
@@ -115,7 +117,8 @@ def tensor_shares(shape: StepShape, targets: Sequence[Target]) -> list[float]:
 
     Parts are whole K/V heads, or whole heads if there are more machines than K/V heads.
     """
-    count, ranks = shape.kv_heads if shape.kv_heads >= len(targets) else shape.heads, len(targets)
+    count = shape.kv_heads if shape.kv_heads >= len(targets) else shape.heads
+    ranks = len(targets)
     if count <= ranks:
         return [1 / ranks] * ranks
     return [(1 + heads) / count for heads in _apportioned(count - ranks, _beyond_one(count, targets))]
@@ -137,7 +140,9 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
     most = [_most_layers(shape, target, context, first=i == 0) for i, target in enumerate(targets)]
     if sum(most) < shape.layers:
         return _apportioned(shape.layers, [float(room or 1) for room in most])
-    wanted, free, left = [0] * len(targets), set(range(len(targets))), shape.layers
+    wanted = [0] * len(targets)
+    free = set(range(len(targets)))
+    left = shape.layers
     while free:
         share = _apportioned(
             left, _layers_to_read(shape, left, [t.bandwidth * (i in free) for i, t in enumerate(targets)])
@@ -147,7 +152,8 @@ def split_layers(shape: StepShape, targets: Sequence[Target], context: int) -> t
             return tuple(share[i] if i in free else wanted[i] for i in range(len(targets)))
         for i in full:
             wanted[i] = most[i]
-        free, left = free - full, left - sum(most[i] for i in full)
+        free = free - full
+        left = left - sum(most[i] for i in full)
     return tuple(wanted)
 
 
@@ -203,7 +209,8 @@ def _pipeline_part(
     shape: StepShape, target: Target, assumed: Assumptions, context: int, layers: Sequence[int], rank: int
 ) -> _Part:
     """Return a machine's layers; the first has the embedding table and the output projection."""
-    cost, part = shape.cost, layers[rank] / shape.layers
+    cost = shape.cost
+    part = layers[rank] / shape.layers
     output = sum(matrix.nbytes for matrix in shape.matrices if matrix.output) if rank == 0 else 0
     read = sum(matrix.read_bytes(1) for matrix in shape.matrices if not matrix.output) + shape.vector_bytes
     kept = sum(m.count * m.nbytes for m in shape.matrices if not m.output) + shape.vector_bytes

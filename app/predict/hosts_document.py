@@ -40,7 +40,8 @@ def hosts_prediction(
     """
     if not (ways := allowed(shape, targets)):
         raise UsageError(f"{name} runs on one machine only", "docs/hosts.md lists models that several can share")
-    assumed, first = assumptions(ENGINE), over[0]
+    assumed = assumptions(ENGINE)
+    first = over[0]
     each = list(dict.fromkeys(targets))
     alone = [predict_hosts(shape, [one], first, assumed, context, way="alone", prompt=prompt) for one in each]
     single = best(alone)

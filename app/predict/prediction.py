@@ -101,7 +101,8 @@ def verifying_seconds(
     Weights and K/V are read once for all rows. The draft tokens' arithmetic is added where the target's FLOP/s are
     known: for one token it hides behind memory, for several it may not.
     """
-    cost, rows = shape.cost, 1 + drafts
+    cost = shape.cost
+    rows = 1 + drafts
     nbytes = shape.weight_bytes(rows) + cost.kv_bytes_read(context + drafts) + cost.kv_bytes_written(rows)
     more = sum(cost.step_flops(context + row) for row in range(1, rows)) / target.flops if target.flops else 0.0
     seconds = step_seconds(shape, target, assumed, nbytes)

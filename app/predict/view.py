@@ -16,7 +16,9 @@ _FITS = {True: "yes", False: "no", None: "?"}
 
 def show_prediction(document: Document) -> None:
     """Print a row per target, then the changes that help."""
-    model, targets, contexts = document["model"], document["targets"], document["contexts"]
+    model = document["model"]
+    targets = document["targets"]
+    contexts = document["contexts"]
     found = [target["predictions"] for target in targets]
     speeds = []
     for number, context in enumerate(contexts):
@@ -127,7 +129,8 @@ def _pays_from(target: Document, drafts: int) -> str:
 
 def show_fit(document: Document) -> None:
     """Print a row per model: memory, speed, largest context."""
-    target, rows = document["target"], document["models"]
+    target = document["target"]
+    rows = document["models"]
     usable = target["usable_memory_bytes"]
     room = f", {format_bytes(usable)} for models" if usable else ""
     screen = _screen()

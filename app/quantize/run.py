@@ -99,7 +99,8 @@ def quantize(options: QuantizeOptions) -> Document:
                 f"{name} is installed already", f"--as gives another name; `headrace rm {name}` removes it"
             )
         measurements = _measure(source, options, progress)
-        scored, sensitivities = measurements.reference, measurements.sensitivities
+        scored = measurements.reference
+        sensitivities = measurements.sensitivities
         parts_options = [sensitivities.options(part) for part in source.parts]
         chosen = _choose(source, parts_options, options.budget, target)
         formats = [(part, option.groups) for part, option in zip(source.parts, chosen, strict=True)]
@@ -114,9 +115,11 @@ def quantize(options: QuantizeOptions) -> Document:
 
         if options.output is None:
             stored = Store().install(name, build, progress=progress)
-            path, facts = stored.path, stored.origin["quantized_here"]
+            path = stored.path
+            facts = stored.origin["quantized_here"]
         else:
-            path, facts = options.output, _install(options.output, build)["quantized_here"]
+            path = options.output
+            facts = _install(options.output, build)["quantized_here"]
     return {
         "schema": SCHEMA,
         "model": model.name,
@@ -190,7 +193,8 @@ def _measure(source: _Source, options: QuantizeOptions, progress: Progress) -> _
     measured, scored = _excerpts(loaded.tokenizer, options.text)
     progress("reading the text", 0, None)
     sensitivities = Sensitivities(source.checkpoint, measured)
-    reference, importances = Reference(decoder, scored), importances_of(decoder, measured)
+    reference = Reference(decoder, scored)
+    importances = importances_of(decoder, measured)
     try:
         if sensitivities.count(source.parts) < len(source.parts):
             stages = NumberedStages("part", progress)
@@ -257,7 +261,8 @@ def _figures(directory: Path, source: _Source, scored: Reference, text: Excerpt,
     network = load_model(directory, name=source.model.name, context=SCORED).network
     found = scored.compare(network)
     tokens_per_second, expected = predicted_speed(shape, target, shape.cost.weight_bytes)
-    kl, agreement = mean_figure([found.kl]), mean_figure([found.agrees])
+    kl = mean_figure([found.kl])
+    agreement = mean_figure([found.agrees])
     return {
         "bits_per_weight": checkpoint.nbytes * 8 / source.weights,
         "weight_bytes": checkpoint.nbytes,

@@ -47,7 +47,9 @@ class Reference:
 
     def compare(self, network: Network) -> Divergence:
         """Return the divergence of another network's logits."""
-        forced, found, scored = _begun(network, self._excerpt), Divergence(), 0
+        forced = _begun(network, self._excerpt)
+        found = Divergence()
+        scored = 0
         for logits, reference in zip(forced.score(self._excerpt.fed, "prefill"), self._chunks, strict=True):
             targets = list(self._excerpt.targets[scored : scored + CHUNK])
             found += divergence(reference, logits, mx.array(targets))
@@ -118,7 +120,8 @@ def _is_whole(row: object, part: Part) -> bool:
     """Return whether a stored row is a measurement of the part, as a damaged file may not have it."""
     if not isinstance(row, dict):
         return False
-    kl, errors = row.get("kl"), row.get("squared_errors")
+    kl = row.get("kl")
+    errors = row.get("squared_errors")
     if not isinstance(kl, float) or not isinstance(errors, list) or len(errors) != len(part.formats):
         return False
     return all(isinstance(error, float) for error in errors)

@@ -37,7 +37,9 @@ def format_name(row: Document) -> str:
 
 def figure_rows(document: Document) -> list[tuple[str, str]]:
     """Return (label, text) of size, speed and quality."""
-    predicted, kl, top1 = document["predicted"], document["kl"], document["top1_agreement"]
+    predicted = document["predicted"]
+    kl = document["kl"]
+    top1 = document["top1_agreement"]
     at_most = "at most " if predicted["bound"] else ""
     return [
         ("Bits a weight", f"{document['bits_per_weight']:.3f}, scales and norms included"),

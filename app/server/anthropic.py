@@ -91,7 +91,8 @@ def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any
     """Return a message; results of tools before the text beside them."""
     if not isinstance(value, dict):
         raise refused(f"{where} must be an object, not {shown(value)}", "messages")
-    role, content = value.get("role"), value.get("content")
+    role = value.get("role")
+    content = value.get("content")
     if role not in ("user", "assistant", "system"):
         raise refused(f"{where}.role must be user or assistant, not {shown(role)}", "messages")
     message: dict[str, Any] = {"role": role}
@@ -99,7 +100,9 @@ def _messages(value: Any, where: str, *, in_history: bool) -> list[dict[str, Any
         return [message | {"content": content}]
     if not isinstance(content, list):
         raise refused(f"{where}.content must be a text or a list of blocks, not {shown(content)}", "messages")
-    texts, results, calls = [], [], []
+    texts = []
+    results = []
+    calls = []
     for place, block in enumerate(content):
         match block:
             case {"type": "thinking", "thinking": str(thinking)}:

@@ -55,14 +55,17 @@ class _Outer:
     """Checks a request, turns any exception into an error response, counts and logs: no path of files, no text."""
 
     def __init__(self, app: ASGIApp, served: Served) -> None:
-        self._app, self._served = app, served
+        self._app = app
+        self._served = served
         self._paths = {route.path for route in routes(served)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status, path = time.monotonic(), 0, scope["path"]
+        started = time.monotonic()
+        status = 0
+        path = scope["path"]
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
         async def noted(message: Message) -> None:

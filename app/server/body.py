@@ -20,7 +20,8 @@ async def read_body(request: Request) -> dict[str, Any]:
     size = int(announced[:20]) if announced.isdecimal() else 0
     if size > _MOST_READ or (size > MAX_BODY and "expect" in request.headers):  # which sends nothing unasked
         raise _too_large()
-    data, arrived = bytearray(), 0
+    data = bytearray()
+    arrived = 0
     try:
         async with asyncio.timeout(BODY_S):
             async for piece in request.stream():

@@ -58,7 +58,8 @@ class Call:
         prompts: Sequence[str | None] = self.prompts or (None,)
         commands = []
         for number, generation in enumerate(ids):
-            prompt, repeat = prompts[number // self.count], number % self.count
+            prompt = prompts[number // self.count]
+            repeat = number % self.count
             seed = options.seed if options.seed is None else (options.seed + repeat) % SEEDS
             commands.append(
                 Generate(

@@ -180,7 +180,8 @@ class ServedEngine:
 
     def watch(self, more: int) -> None:
         """Count more readers of step records, or fewer: the engine sends records only while there are some."""
-        before, self._watchers = self._watchers, self._watchers + more
+        before = self._watchers
+        self._watchers = self._watchers + more
         if bool(before) != bool(self._watchers):
             self._instruct()
 
@@ -283,7 +284,8 @@ class ServedEngine:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._descriptor)
             loop.remove_writer(self._descriptor)
-        self._descriptor, self._writing = None, False
+        self._descriptor = None
+        self._writing = False
 
     def _take(self, event: Event) -> None:
         match event:

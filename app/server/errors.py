@@ -39,7 +39,10 @@ class ApiError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
         self.retry_after = retry_after
 
     @property

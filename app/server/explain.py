@@ -30,7 +30,8 @@ def reason(reuse: PromptReuse, prompt_tokens: int) -> str:
     if reuse.dropped:
         return f"{found}; {reuse.dropped} more are those of an earlier request, but were evicted or have no mark"
     if (difference := reuse.difference) is not None:
-        here, there = difference.prompt_token, difference.earlier_token
+        here = difference.prompt_token
+        there = difference.earlier_token
         return f"{found}; token {difference.position} is {here!r}, where an earlier request has {there!r}"
     return f"{found}; no earlier request goes on like this one"
 

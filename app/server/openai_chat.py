@@ -49,7 +49,8 @@ def read_call(body: Body) -> Call:
     refuse(body, REFUSED, NEUTRAL)
     if body.get("modalities") not in (None, [], ["text"]):
         raise refused("modalities can only be text", "modalities")
-    messages, continue_text = read_messages(body.get("messages")), ""
+    messages = read_messages(body.get("messages"))
+    continue_text = ""
     if flag(body, "continue_final_message"):
         last = messages.pop()
         if last["role"] != "assistant" or "tool_calls" in last or not messages:

@@ -30,7 +30,8 @@ def read_call(body: Body) -> Call:
     options = answer_options(body, {"repeat_penalty": "repetition_penalty"}, format_options(body))
     if options.thinking is not None:
         raise refused("thinking needs a conversation, not a text to continue", "thinking")
-    prompts, count = _prompts(body.get("prompt")), whole(body, "n", 1, MAX_CHOICES, 1) or 1
+    prompts = _prompts(body.get("prompt"))
+    count = whole(body, "n", 1, MAX_CHOICES, 1) or 1
     if len(prompts) * count > MAX_CHOICES:
         raise refused(f"prompt: at most {MAX_CHOICES} answers a request", "prompt")
     return Call(

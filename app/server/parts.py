@@ -72,7 +72,8 @@ class AnswerParts:
 
     def _call_parts(self, event: Delta) -> Iterator[CallPart]:
         """Yield the parts of calls in order: arguments that have come, or a whole call where none came before."""
-        deltas, done = {delta.index: delta for delta in event.call_deltas}, len(self.calls)
+        deltas = {delta.index: delta for delta in event.call_deltas}
+        done = len(self.calls)
         calls = dict(enumerate(event.calls, done))
         for index in sorted(deltas.keys() | calls.keys()):
             first = index not in self._ids
@@ -121,7 +122,8 @@ class PartSplitter:
 
     def finish(self) -> list[TextPart]:
         """Return the text that was held back, at the end of the answer."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         kind: Kind = "reasoning" if self._state == "thinking" else "content"
         held = held.strip("\n") if self._state in ("thinking", "gap") else held
         return [TextPart(kind, held)] if held else []
@@ -138,7 +140,9 @@ class PartSplitter:
         if not self._begun:
             thinking = thinking.lstrip("\n")
         if tag:
-            thinking, self._held, self._state = thinking.rstrip("\n"), rest, "gap"
+            thinking = thinking.rstrip("\n")
+            self._held = rest
+            self._state = "gap"
         else:
             certain = thinking[: len(thinking) - _uncertain(thinking)]
             thinking, self._held = certain, thinking[len(certain) :]

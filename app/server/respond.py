@@ -124,7 +124,8 @@ class StreamResponse(Response):
     ) -> None:
         super().__init__(headers={**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._pieces, self._leave = pieces, leave
+        self._pieces = pieces
+        self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
         try:

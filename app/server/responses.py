@@ -199,7 +199,8 @@ class ResponseForm:
         return "incomplete" if done is not None and done.reason == "length" else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
-        options, done = self._call.options, self._answer.done
+        options = self._call.options
+        done = self._answer.done
         return {
             **self._head,
             "status": status,
@@ -237,7 +238,8 @@ class ResponseForm:
         item = {"id": f"{begin}_{token_hex(12)}", "type": kind, "status": "in_progress", **more, "content": []}
         part: dict[str, Any] = {"type": name, "text": ""}
         part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
-        index, self._open = len(self._output), True
+        index = len(self._output)
+        self._open = True
         added = self._event("response.output_item.added", output_index=index, item=item)
         self._output.append({**item, "content": [dict(part)]})
         return added + self._event("response.content_part.added", **self._place(), part=part)
@@ -275,7 +277,8 @@ class ResponseForm:
         item = self._output[-1]
         done = self._answer.done
         item["status"] = "incomplete" if done is not None and done.reason == "length" else "completed"
-        events, place = b"", self._place()
+        events = b""
+        place = self._place()
         if item["type"] == "custom_tool_call":
             item["input"] = custom_input(item.pop(_WRITTEN))
             events = self._event("response.custom_tool_call_input.delta", **place, delta=item["input"])

@@ -159,7 +159,8 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, served: Served, grace_s: float) -> None:
         super().__init__(config)
         self.load_failed = False
-        self._served, self._grace_s = served, grace_s
+        self._served = served
+        self._grace_s = grace_s
         served.models.first.on_failure = self._loading_failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

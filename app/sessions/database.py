@@ -154,9 +154,12 @@ class Database:
             memory = sqlite3.connect(":memory:", isolation_level=None)
             self._connection.backup(memory)
         memory.execute("PRAGMA foreign_keys = ON")
-        memory.row_factory, memory.text_factory = sqlite3.Row, text_of
+        memory.row_factory = sqlite3.Row
+        memory.text_factory = text_of
         self._connection.close()
-        self._connection, self._durable, self.full = memory, None, False
+        self._connection = memory
+        self._durable = None
+        self.full = False
 
     def close(self) -> None:
         self._connection.close()

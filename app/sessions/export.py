@@ -65,7 +65,8 @@ def exported(store: SessionStore, session_id: str, path: Path) -> str:
 
 def page(store: SessionStore, session_id: str, form: str) -> str:
     """Return the active branch. form: `html`, else Markdown."""
-    session, branch = store.session(session_id), store.branch(session_id)
+    session = store.session(session_id)
+    branch = store.branch(session_id)
     if form != "html":
         return to_markdown(session, branch)
     from headrace.app.sessions.html_page import to_html

@@ -107,7 +107,8 @@ def step_chart(steps: AnswerSteps) -> Chart:
     bars = []
     for place, (start, end) in enumerate(pairwise(ends)):
         slowest = max(range(start, end), key=latencies.__getitem__)
-        latency, text = latencies[slowest], steps.texts[first + slowest]
+        latency = latencies[slowest]
+        text = steps.texts[first + slowest]
         height = max(1.0, min(1.0, latency / top) * _HEIGHT)
         width = _WIDTH / count
         style = _speed(latency, of.p50) + (" accepted" if text.accepted else "")

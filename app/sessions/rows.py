@@ -93,7 +93,8 @@ def message_of(row: sqlite3.Row) -> Message:
     A damaged message is partial, with DAMAGED as its `finish_reason`.
     """
     values = _Row(row)
-    number, parent = values.id("id") or 0, values.id("parent_id")
+    number = values.id("id") or 0
+    parent = values.id("parent_id")
     if parent is not None and parent >= number:  # parents are older; otherwise it could be a cycle
         values.damaged.append("parent_id")
         parent = None

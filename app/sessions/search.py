@@ -66,7 +66,8 @@ def _folded(text: str) -> str:
 
 
 def _hit(row: sqlite3.Row, snippet: str) -> Hit:
-    session, message = session_of(row), message_of(row)
+    session = session_of(row)
+    message = message_of(row)
     return Hit(
         message.session_id, session.title, message.id, message.role, message.created_at, " ".join(snippet.split())
     )

@@ -145,7 +145,8 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
 
     async def _start(self) -> None:
         """Pass on early keys, load the model and begin to poll; the first frame is out."""
-        early, self._early = self._early or [], None
+        early = self._early or []
+        self._early = None
         for event in early:
             await self.on_event(event)
         state = self.state
@@ -208,7 +209,8 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
 
     def action_decode_view(self) -> None:
         if not isinstance(self.screen, DecodeScreen) and (chat := self.poller.chat) is not None:
-            state, view = self.state, chat.view
+            state = self.state
+            view = chat.view
             line = AskLine(view.prompt, chat.send, usable=state.comparison is None and view.editing is None)
             self.push_screen(DecodeScreen(state.shown_metrics, state.status, line, frozen=state.frozen is not None))
 

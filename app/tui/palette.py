@@ -65,7 +65,8 @@ class AppCommands(Provider):
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for entry in self._offered():
-            in_title, in_help = matcher.match(entry.title), matcher.match(entry.help)
+            in_title = matcher.match(entry.title)
+            in_help = matcher.match(entry.help)
             if in_title > 0 or in_help > 0:
                 title = _with_key(matcher.highlight(entry.title), entry.key)
                 yield Hit(max(in_title, in_help / 2), title, entry.run, entry.title, entry.help)

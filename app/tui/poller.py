@@ -42,7 +42,8 @@ class Poller:
     def __init__(self, app: App[None], state: ChatState, watch: MachineWatch | None) -> None:
         self.interval = PollInterval()
         self.watch = watch
-        self._app, self._state = app, state
+        self._app = app
+        self._state = state
         self._metrics_due = 0.0
         self._metrics_session = ""  # id of the session the metrics belong to
         self._drawn_metrics: object = None  # version and load as they were drawn
@@ -71,7 +72,8 @@ class Poller:
     # -- one conversation ------------------------------------------------------------------------------------------
 
     def _poll_conversation(self) -> None:
-        state, metrics = self._state, self._state.metrics
+        state = self._state
+        metrics = self._state.metrics
         events = state.conversation.poll()
         feed(metrics, events)
         if self._metrics_session != state.conversation.session.id:
@@ -143,7 +145,8 @@ class Poller:
 
     def _figures_due(self, phases: object) -> tuple[bool, bool]:
         """Return whether metrics are to be drawn now, and whether the phase changed."""
-        changed, self._drawn_phases = phases != self._drawn_phases, phases
+        changed = phases != self._drawn_phases
+        self._drawn_phases = phases
         return time.perf_counter() >= self._metrics_due or changed, changed
 
     def draw_metrics(self, *, force: bool = False) -> None:

@@ -118,7 +118,8 @@ class TopApp(CrashReports[None]):
     def show(self) -> None:
         """Draw the present figures, or the frozen ones."""
         if isinstance(self.screen, TopScreen):
-            problem, model = self._reader.problem, self.metrics.model
+            problem = self._reader.problem
+            model = self.metrics.model
             name = sanitise(model.name) or "no model"
             status = Status(name, self._url, 0, model.context_limit or None, marks=(problem,) if problem else ())
             self.screen.show(self._frozen or self.metrics, status, frozen=self._frozen is not None)

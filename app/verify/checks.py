@@ -117,7 +117,8 @@ class Verification:
             sampling = drawn if expected.exact and number % 2 else SamplingParams()
             return Request(prompt, max_tokens=plan.tokens, sampling=sampling, logprobs=TOP)
 
-        self._expected, self._plan = expected, plan
+        self._expected = expected
+        self._plan = plan
         prompts = [tokens(LENGTHS[number % len(LENGTHS)]) for number in range(plan.sequences)]
         requests = [request(prompt, number) for number, prompt in enumerate(prompts)]
         self._prefix = tokens(min(2 * BLOCK, limit - plan.tokens - 16))
@@ -146,7 +147,8 @@ class Verification:
             )
 
     def _checks(self, alone: list[Trace], crowd: list[Trace], sharers: list[Trace]) -> Iterator[Check]:
-        most, seed = self._plan.sequences, self._plan.seed
+        most = self._plan.sequences
+        seed = self._plan.seed
         if self._here is not None:
             yield Check("alone, on this machine only", self._here.generated, alone[:SHARERS])
         yield Check("alone, by another call", self._few.generated, alone[:SHARERS])

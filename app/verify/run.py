@@ -34,7 +34,8 @@ def verify_interfaces(load: Callable[[], LoadedModel], plan: Plan, path: Path, o
 
 
 def _document(about: About, run: Callable[[NumberedStages], Iterator[Row]]) -> Document:
-    rows, interrupted = list[Row](), False
+    rows = list[Row]()
+    interrupted = False
     try:
         with drawn_progress() as progress:
             for row in run(NumberedStages("check", progress)):

@@ -42,7 +42,8 @@ class Trace:
             return
         for group, table in enumerate(cache.tables):
             for index in range(cache.dropped[group], -(-cache.committed // BLOCK)):
-                first, end = index * BLOCK, min((index + 1) * BLOCK, cache.committed)
+                first = index * BLOCK
+                end = min((index + 1) * BLOCK, cache.committed)
                 entries = cache.pool.storage.read(group, table[index], end - first)
                 if cache.pool.storage.shape.format.packed:
                     if end - first == BLOCK:
@@ -90,11 +91,16 @@ def compare(sequence: int, expected: Trace, got: Trace, *, cut: bool = False) ->
 
     cut: `got` may end early, so missing tokens do not count.
     """
-    same, gap, flip, count = True, 0.0, None, 0
+    same = True
+    gap = 0.0
+    flip = None
+    count = 0
     for position, (token, other) in enumerate(zip(expected.tokens, got.tokens, strict=False)):
         count += 1
-        ours, theirs = expected.logprobs[position], got.logprobs[position]
-        known, found = dict(ours.top), dict(theirs.top)
+        ours = expected.logprobs[position]
+        theirs = got.logprobs[position]
+        known = dict(ours.top)
+        found = dict(theirs.top)
         gap = max([gap, *(abs(known[i] - found[i]) for i in known.keys() & found.keys())])
         if token != other:
             margin = known[token] - known[other] if token in known and other in known else None

@@ -38,7 +38,9 @@ def read_arrays(
 def _converted(
     name: str, matrix: ForeignMatrix, parts: dict[str, mx.array], zeros_less_one: bool, plain: bool
 ) -> dict[str, mx.array]:
-    module, data, zeros = name.removesuffix(".weight"), parts["data"], parts.get("zeros")
+    module = name.removesuffix(".weight")
+    data = parts["data"]
+    zeros = parts.get("zeros")
     if matrix.layout == "scaled":
         values = scaled.dequantize(data, parts["scales"], zeros, matrix.blocks)
     elif matrix.layout == "nf4":

@@ -16,7 +16,8 @@ _COUNTS = (
     "state_size", "conv_kernel", "original_max_position_embeddings",
 )  # fmt: skip
 # Layer counts. Bounded, since a decoder takes memory for each layer before it finds that weights are missing.
-_LAYERS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 1_000
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+MOST_LAYERS = 1_000
 # Integers of at least zero.
 _NUMBERS_OF = (
     "intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",

@@ -61,7 +61,10 @@ class FilePart:
     """Part of a tensor: pieces of it, joined along an axis. It has those methods of an array that cut one."""
 
     def __init__(self, pieces: Sequence[NDArray[Any]], kind: mx.Dtype | None, shard: _Shard, axis: int = 0) -> None:
-        self._pieces, self._kind, self._shard, self._axis = list(pieces), kind, shard, axis
+        self._pieces = list(pieces)
+        self._kind = kind
+        self._shard = shard
+        self._axis = axis
         first = self._pieces[0]
         axis %= max(1, first.ndim)
         length = sum(piece.shape[axis] for piece in self._pieces) if first.ndim else 0
@@ -112,7 +115,8 @@ def file_parts(checkpoint: Checkpoint) -> "dict[str, mx.array | FilePart]":
 
     Raises OSError for files that cannot be read.
     """
-    foreign, shards = checkpoint.foreign, dict[Path, _Shard]()
+    foreign = checkpoint.foreign
+    shards = dict[Path, _Shard]()
     converted = set[str]() if foreign is None else {*foreign.matrices, *foreign.dropped}
     arrays: dict[str, mx.array | FilePart] = {**read_arrays(checkpoint)}
     for name, info in checkpoint.tensors.items():

@@ -51,7 +51,8 @@ def wrapped(config: Config) -> Config:
 
 def _gemma4(config: Config) -> None:
     """Add the head size and count of full-attention layers, which `per_layer_config` has by layer."""
-    layers, kinds = config.get("per_layer_config"), config.get("layer_types")
+    layers = config.get("per_layer_config")
+    kinds = config.get("layer_types")
     if not isinstance(layers, dict):
         return
     known = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
@@ -96,7 +97,8 @@ def _exaone_moe(config: Config) -> None:
 
 
 def _mamba2(config: Config) -> None:
-    width, factor = config.get("hidden_size"), config.get("expand")
+    width = config.get("hidden_size")
+    factor = config.get("expand")
     if type(width) is int and isinstance(factor, int | float):
         config.setdefault("intermediate_size", int(width * factor))
 
@@ -107,7 +109,9 @@ def _qwen3_vl_moe(config: Config) -> None:
 
 
 def _mimo(config: Config) -> None:
-    attention, mlp, rope = config.get("layer_types"), config.get("mlp_layer_types"), config.get("rope_parameters")
+    attention = config.get("layer_types")
+    mlp = config.get("mlp_layer_types")
+    rope = config.get("rope_parameters")
     if not (isinstance(attention, list) and isinstance(mlp, list) and isinstance(rope, dict)):
         return
     local = rope.get("sliding_attention") or {}
@@ -124,7 +128,8 @@ def _mimo(config: Config) -> None:
 
 def _kimi_linear(config: Config) -> None:
     """Add the section of delta networks, and the first sparse layer."""
-    kinds, mlp = config.get("layer_types"), config.get("mlp_layer_types")
+    kinds = config.get("layer_types")
+    mlp = config.get("mlp_layer_types")
     if isinstance(mlp, list):
         dense = mlp.index("sparse") if "sparse" in mlp else len(mlp)
         if "dense" in mlp[dense:]:
@@ -145,7 +150,8 @@ def _kimi_linear(config: Config) -> None:
 
 def _minicpm3(config: Config) -> None:
     """State unscaled rotation as LongRoPE with factors of one, which is all its class takes."""
-    pairs, longest = config.get("qk_rope_head_dim"), config.get("max_position_embeddings")
+    pairs = config.get("qk_rope_head_dim")
+    longest = config.get("max_position_embeddings")
     if config.get("rope_scaling") is None and type(pairs) is int and type(longest) is int:
         ones = [1.0] * (pairs // 2)
         factors = {"short_factor": ones, "long_factor": ones, "original_max_position_embeddings": longest}

@@ -108,7 +108,8 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return config
-    stated, kind = kind, _FAMILIES.get(kind, kind)
+    stated = kind
+    kind = _FAMILIES.get(kind, kind)
     config["model_type"] = kind
     _unnest_rope(config)
     for key, default in _DEFAULTS.get(kind, {}).items():
@@ -118,7 +119,8 @@ def _section(config: dict[str, Any]) -> dict[str, Any]:
         for old, new in table.items():
             if new in config:
                 config.setdefault(old, config[new])
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    hidden = config.get("hidden_size")
+    heads = config.get("num_attention_heads")
     if (
         kind in _STATE_HEAD_DIM
         and config.get("head_dim") is None
@@ -161,7 +163,8 @@ def _unnest_rope(config: dict[str, Any]) -> None:
 
 
 def _minimax(config: dict[str, Any]) -> None:
-    share, width = config.get("partial_rotary_factor") or 1.0, config.get("head_dim")
+    share = config.get("partial_rotary_factor") or 1.0
+    width = config.get("head_dim")
     if isinstance(share, int | float) and type(width) is int:
         config.setdefault("rotary_dim", int(share * width))
     config.setdefault("shared_intermediate_size", 0)
@@ -169,7 +172,8 @@ def _minimax(config: dict[str, Any]) -> None:
 
 def _layer_kinds(config: dict[str, Any], kind: str) -> None:
     """Add the older keys that count layers, from the lists of layer kinds."""
-    attention, mlp = config.get("layer_types"), config.get("mlp_layer_types")
+    attention = config.get("layer_types")
+    mlp = config.get("mlp_layer_types")
     if isinstance(attention, list) and "full_attention" in attention:
         period = attention.index("full_attention") + 1
         expected = ["full_attention" if (i + 1) % period == 0 else attention[0] for i in range(len(attention))]
@@ -194,7 +198,8 @@ def _context(config: dict[str, Any], kind: str) -> None:
         stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), _CONTEXTS.get(kind))
         if stated is not None:
             config["max_position_embeddings"] = stated
-    scaling, longest = config.get("rope_scaling"), config.get("max_position_embeddings")
+    scaling = config.get("rope_scaling")
+    longest = config.get("max_position_embeddings")
     if isinstance(scaling, dict):
         rope = scaling.get("rope_type") or scaling.get("type")
         if rope == "longrope" and longest is None:

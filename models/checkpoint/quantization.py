@@ -72,7 +72,8 @@ def layer_quantization(section: Mapping[str, Any] | None, module: str) -> Groups
         return Groups(*FLOAT_MODES[mode], mode)
     if mode != "affine":
         raise UnsupportedModelError(f"{module} is quantized in mode {mode!r}, which headrace does not know")
-    bits, group_size = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size"))
+    bits = entry.get("bits", section.get("bits"))
+    group_size = entry.get("group_size", section.get("group_size"))
     known = (bits in BITS and group_size in GROUP_SIZES) or (bits, group_size) == GROUPS_OF_16[:2]
     if not known or {type(bits), type(group_size)} != {int}:
         raise UnsupportedModelError(f"{module} is quantized to {bits!r} bits in groups of {group_size!r}")

@@ -61,7 +61,8 @@ class Checkpoint:
 
 def quantization_section(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the settings as `Checkpoint.quantization` does."""
-    section, theirs = config.get("quantization"), config.get("quantization_config")
+    section = config.get("quantization")
+    theirs = config.get("quantization_config")
     if section is None and isinstance(theirs, dict) and theirs.get("quant_method") == "mxfp4":
         return {"mode": "mxfp4", "bits": 4, "group_size": 32}  # as transformers stores GPT-OSS
     return section if isinstance(section, dict) else None
@@ -94,7 +95,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = normalized(config, tensors.keys())
     foreign = recognise(config, tensors)
     if foreign is not None:
-        config, tensors = {**config, "quantization": foreign.quantization()}, foreign.tensors(tensors)
+        config = {**config, "quantization": foreign.quantization()}
+        tensors = foreign.tensors(tensors)
     return Checkpoint(Path(path), config, [root / name for name in shards], tensors, origin, foreign)
 
 

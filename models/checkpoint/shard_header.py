@@ -109,7 +109,9 @@ def _tensor_entry(entry: Any, tensor: str, shard: str) -> tuple[str, tuple[int, 
     where = f"{shard}: tensor {quote(tensor)}"
     if not isinstance(entry, dict):
         raise CheckpointError(f"{where} is not described by an object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype = entry.get("dtype")
+    shape = entry.get("shape")
+    offsets = entry.get("data_offsets")
     width = DTYPE_BYTES.get(dtype) if isinstance(dtype, str) else None
     if width is None:
         raise CheckpointError(f"{where} has the unknown type {quote(dtype)}")

@@ -28,7 +28,8 @@ def check_inside(root: Path, file: Path) -> None:
     Exception: links below the hub cache's models--org--name/snapshots/<commit>/ may lead to that model's blobs/ and to
     the cache's shared blobs/.
     """
-    root, target = Path(os.path.realpath(root)), Path(os.path.realpath(file))
+    root = Path(os.path.realpath(root))
+    target = Path(os.path.realpath(file))
     allowed = [root]
     for snapshot in (root, *root.parents):  # a model may be in a folder of a repository
         cache = snapshot.parents

@@ -132,14 +132,16 @@ def text_part(checkpoint: Checkpoint) -> TextPart:
 
 def _drafts(name: str, config: dict[str, Any]) -> bool:
     """Return whether a tensor is of a layer that drafts tokens, behind those of the network."""
-    number, layers = name.removeprefix("model.layers.").partition(".")[0], config.get("num_hidden_layers")
+    number = name.removeprefix("model.layers.").partition(".")[0]
+    layers = config.get("num_hidden_layers")
     behind = number.isdecimal() and len(number) < 9 and isinstance(layers, int) and int(number) >= layers
     return name.startswith(_DRAFTS) or behind
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the language model, with text-only module names; `config` itself for a text-only one."""
-    text, kind = config.get("text_config"), config.get("model_type")
+    text = config.get("text_config")
+    kind = config.get("model_type")
     section = config.get("quantization")
     if kind not in _NESTING or (kind in _NAMES and not isinstance(text, dict)):
         if kind not in _NAMES or not isinstance(section, dict):
@@ -164,7 +166,8 @@ def _is_shared(name: str, config: dict[str, Any]) -> bool:
     """Return whether this tensor is of keys or values in a layer that reads those of an earlier one (Gemma 4)."""
     if config.get("model_type") != "gemma4_text" or (found := _OF_KEYS.fullmatch(name)) is None:
         return False
-    layers, shared = config.get("num_hidden_layers"), config.get("num_kv_shared_layers", 20)
+    layers = config.get("num_hidden_layers")
+    shared = config.get("num_kv_shared_layers", 20)
     return type(layers) is int and type(shared) is int and 0 < layers - shared <= int(found[1])
 
 

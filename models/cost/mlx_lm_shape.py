@@ -46,7 +46,8 @@ def _shape(model: Any, config: Mapping[str, Any], name: str, source: str) -> Ste
         raise refused(config, name, error) from error
     matrices = _matrices(model, measured)
     text = config.get("text_config", config)
-    heads, context = text.get("num_attention_heads") or 0, text.get("max_position_embeddings")
+    heads = text.get("num_attention_heads") or 0
+    context = text.get("max_position_embeddings")
     return StepShape(
         source=f"{source}, mlx-lm's class",
         layers=int(text.get("num_hidden_layers") or len(measured.cost.kv)),

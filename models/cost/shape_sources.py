@@ -72,7 +72,8 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
     def size_of(module: str, rows: int, columns: int) -> int:
         width, group, floats = _settings(section, module)
         if module.endswith(_PLAIN.get(str(config.get("model_type")), ())):
-            width, floats = None, False
+            width = None
+            floats = False
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
         if floats:
             return bias + rows * columns * (width or 0) // 8 + rows * columns // group
@@ -210,7 +211,8 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
     latent = config.latent
     if latent is None:
         return 0
-    joined, growth = latent_heads(config, latent), 0
+    joined = latent_heads(config, latent)
+    growth = 0
     for at in (f"model.layers.{i}" for i in range(len(config.layers))):
         whole = sizes.pop(f"{at}.{joined.name}", 0)
         if whole:
@@ -223,7 +225,8 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
 
 def _norm_weights(config: DecoderConfig) -> int:
     """Return the number of weights in norms and other vectors."""
-    names, width = config.family.norms, config.hidden_size
+    names = config.family.norms
+    width = config.hidden_size
     places = len({names.attention, names.after_attention, names.mlp, names.after_mlp} - {None})
     total = width + config.input_size
     for layer in config.layers:
@@ -256,7 +259,8 @@ def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
         )
     if kind not in _MIXTURES:
         return decoder
-    count, active = config.get("num_local_experts"), config.get("num_experts_per_tok")
+    count = config.get("num_local_experts")
+    active = config.get("num_experts_per_tok")
     if not all(isinstance(value, int) and value > 0 for value in (count, active)):
         raise CheckpointError("config.json: a mixture must state its experts: how many, how many active")
     experts = ExpertsConfig(int(count or 1), int(active or 1), decoder.intermediate_size, normalized=True)
@@ -279,7 +283,8 @@ def _settings(section: Mapping[str, Any] | None, module: str) -> tuple[int | Non
     if entry is False:  # mlx-lm's mark for a plain module
         return None, 0, False
     entry = entry if isinstance(entry, Mapping) else section
-    bits, group = entry.get("bits", section.get("bits")), entry.get("group_size", section.get("group_size", 64))
+    bits = entry.get("bits", section.get("bits"))
+    group = entry.get("group_size", section.get("group_size", 64))
     if not (isinstance(bits, int) and 0 < bits <= 32 and isinstance(group, int) and group > 0):
         raise CheckpointError(f"config.json: {module} is quantized to {bits!r} bits in groups of {group!r}")
     return bits, group, str(entry.get("mode", "affine")) in FLOAT_MODES

@@ -20,7 +20,8 @@ Config = dict[str, Any]
 
 # Layer counts of the two Gemma sizes that scale queries by the width per head instead of the head size.
 _WIDE_QUERY_SCALE = {"gemma2": 46, "gemma3": 62}
-_GEMMA3_PATTERN, _GEMMA3_LOCAL_BASE = 6, 10_000.0
+_GEMMA3_PATTERN = 6
+_GEMMA3_LOCAL_BASE = 10_000.0
 _GEMMA2_WINDOW = 4096
 _EXAONE4_WINDOWED = 64  # layers of the size with sliding windows
 
@@ -232,7 +233,8 @@ def _periodic(metadata: Metadata, config: Config) -> Config:
     layers = config["num_hidden_layers"]
     if config["model_type"] == "cohere2":
         window = metadata.integer("{arch}.attention.sliding_window", minimum=1)
-        scale, period = metadata.positive("{arch}.logit_scale"), window_period(metadata, layers, 4)
+        scale = metadata.positive("{arch}.logit_scale")
+        period = window_period(metadata, layers, 4)
         return {
             "attention_bias": False, "sliding_window": window, "sliding_window_pattern": period, "logit_scale": scale
         }  # fmt: skip

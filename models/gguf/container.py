@@ -31,7 +31,8 @@ _Content = tuple[dict[str, Value], dict[str, RawTensor]]
 """Metadata and tensors of one file."""
 
 # Bytes of a remote file that are read for its header at a time: as many as before, within these bounds.
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 4 << 20
+_LEAST_BYTES = 1 << 20
+_MOST_BYTES = 4 << 20
 _MOST_VALUES = 1 << 20  # bytes of a tensor that becomes part of a config
 
 

@@ -83,7 +83,10 @@ def convert_gguf(
     architecture, tensor type or tokenizer. On an error, delete `target`.
     """
     plan = read_plan(source)
-    container, metadata, config, special = plan.container, plan.metadata, plan.config, plan.special
+    container = plan.container
+    metadata = plan.metadata
+    config = plan.config
+    special = plan.special
     sixteen = groups_of_16(config)
     layered = LAYERED.get(metadata.architecture)
     made = {} if layered is None else layered.made(metadata, config.get("text_config", config))
@@ -182,7 +185,8 @@ def _write_weights(
     written = _ConversionLog()
     names = [f"{target.module}.{leaf}" for target in wanted for leaf in _leaves(container, target)]
     names += made
-    done, total = 0, sum(container.tensors[source].data.nbytes for target in wanted for source in target.sources)
+    done = 0
+    total = sum(container.tensors[source].data.nbytes for target in wanted for source in target.sources)
     with SafetensorsWriter(path, names) as writer:
         for name, values in made.items():
             writer.add(name, np.asarray(values), "F32")

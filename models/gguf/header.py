@@ -16,7 +16,10 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 # Metadata value types by number: struct format of the fixed-size ones.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+_UINT32 = 4
+_BOOL = 7
+_STRING = 8
+_ARRAY = 9
 
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
@@ -127,7 +130,8 @@ class _HeaderReader:
             raise UnsupportedModelError(f"{self.file_name}: big-endian GGUF files are not supported")
         if version not in (2, 3):
             raise UnsupportedModelError(f"{self.file_name}: GGUF version {version} is not supported (2 and 3 are)")
-        tensor_count, key_count = self.number("Q"), self.number("Q")
+        tensor_count = self.number("Q")
+        key_count = self.number("Q")
         self.expect(tensor_count, 24, "tensors")
         self.expect(key_count, 13, "metadata keys")
         if key_count > _MAX_KEYS or tensor_count > _MAX_TENSORS:
@@ -161,7 +165,8 @@ class _HeaderReader:
         return value
 
     def array(self, key: str) -> list[Any]:
-        kind, length = self.number("I"), self.number("Q")
+        kind = self.number("I")
+        length = self.number("Q")
         if kind == _ARRAY:
             self.fail(f"{key} is an array of arrays")
         if kind != _STRING and kind not in _SCALARS:
@@ -182,7 +187,8 @@ class _HeaderReader:
         if not 1 <= n_dims <= _MAX_DIMS:
             self.fail(f"tensor {name} has {n_dims} dimensions")
         dims = [self.number("Q") for _ in range(n_dims)]
-        kind, offset = self.number("I"), self.number("Q")
+        kind = self.number("I")
+        offset = self.number("Q")
         try:
             type_name = GGMLQuantizationType(kind).name
         except ValueError:
@@ -204,13 +210,15 @@ class _HeaderReader:
 
     def check_spans(self, tensors: list[TensorEntry], data_start: int) -> None:
         """Fail unless every tensor is inside the data section and none overlap."""
-        end, previous = 0, ""
+        end = 0
+        previous = ""
         for tensor in sorted(tensors, key=lambda tensor: tensor.start):
             if data_start + tensor.start + tensor.nbytes > self.size:
                 self.fail(f"tensor {tensor.name} reaches past the end of the file (truncated?)")
             if tensor.start < end:
                 self.fail(f"tensors {previous} and {tensor.name} overlap")
-            end, previous = tensor.start + tensor.nbytes, tensor.name
+            end = tensor.start + tensor.nbytes
+            previous = tensor.name
 
     def read_alignment(self, kind: int) -> int:
         if kind != _UINT32:

@@ -15,7 +15,8 @@ from headrace.models.gguf.rope import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from headrace.models.gguf.target import Target, Values, unfused
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
+_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+_MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 
 def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> list[Target]:
@@ -38,7 +39,8 @@ def targets(architecture: str, config: dict[str, Any], present: Mapping[str, tup
 
 
 def _expected(name: str, config: dict[str, Any], present: Mapping[str, tuple[int, ...]]) -> Iterable[Target]:
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    hidden = config["hidden_size"]
+    vocab = config["vocab_size"]
     architecture = find(name, experts=experts_of(config))
     assert architecture is not None
     yield Target("token_embd.weight", "model.embed_tokens", "weight", (vocab, hidden))

@@ -32,7 +32,8 @@ _QWEN35 = (
 )
 _SEED = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 # Letters except a-z, then letters except A-Z: case in ASCII, any letter elsewhere.
-_NOT_LOWER, _NOT_UPPER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_NOT_LOWER = r"(?:(?=\p{L})[^a-z])"
+_NOT_UPPER = r"(?:(?=\p{L})[^A-Z])"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}*{_NOT_UPPER}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -47,7 +48,8 @@ _EXAONE = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 # Letters of Kimi's words: Chinese characters are words of their own.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTIONS})?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTIONS})?|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
@@ -75,7 +77,8 @@ _ASIAN = (
     "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
 # Words that begin with upper case or consist of it, with the contractions after them.
-_BIG, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BIG = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _BY_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_BIG}*{_SMALL}+(?:{_CONTRACTIONS})?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_BIG}+{_SMALL}*(?:{_CONTRACTIONS})?"

@@ -6,9 +6,13 @@ from typing import Any, NamedTuple
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+ROPE_LONG = "rope_factors_long.weight"
+ROPE_SHORT = "rope_factors_short.weight"
 # Equal in all models; the factor differs (8 or 32 in Llama), and rarely the original context.
-_LOW, _HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+_LOW = 1.0
+_HIGH = 4.0
+_LLAMA3_CONTEXT = 8192
 
 
 class LongFactors(NamedTuple):
@@ -39,7 +43,8 @@ def rope_scaling(metadata: Metadata, rotated: int, theta: float, factors: list[f
 
 def _stretch(metadata: Metadata) -> float:
     """Return by how much positions are divided. llama.cpp reads the old key if the new one is missing, and 0 as 1."""
-    new, old = "{arch}.rope.scaling.factor", "{arch}.rope.scale_linear"
+    new = "{arch}.rope.scaling.factor"
+    old = "{arch}.rope.scale_linear"
     metadata.ignore(new, old)
     return metadata.number(new if metadata.has(new) else old, 1.0) or 1.0
 

@@ -65,7 +65,8 @@ def unfused(wanted: Mapping[str, Target], present: Collection[str]) -> Iterator[
             continue
         parts = [wanted[f"{part}.{leaf}"] for part in FUSED[whole]]
         before = parts[: [part.source for part in parts].index(target.source)]
-        start, count = sum(part.shape[part.axis] for part in before), target.shape[target.axis]
+        start = sum(part.shape[part.axis] for part in before)
+        count = target.shape[target.axis]
         shape = list(target.shape)
         shape[target.axis] = sum(part.shape[part.axis] for part in parts)
         rows = start + (np.arange(count) if target.rows is None else target.rows)

@@ -59,14 +59,18 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
     """
     unpack, bits, group_size = _UNPACK[tensor.type]
     if group_size < GROUP_SIZE and not groups_of_16:
-        unpack, bits, group_size = _requantized(tensor.type), 8, GROUP_SIZE
+        unpack = _requantized(tensor.type)
+        bits = 8
+        group_size = GROUP_SIZE
     columns = tensor.shape[-1]
     block, block_bytes = BLOCKS[tensor.type]
     blocks = tensor.data.reshape(-1, block_bytes)
     groups = len(blocks) * block // group_size
     packed = np.empty((groups, bits * group_size // 8), np.uint8)
     scales, biases = np.empty((2, groups), np.float32)
-    max_error, done, step = 0.0, 0, _CHUNK_WEIGHTS // block
+    max_error = 0.0
+    done = 0
+    step = _CHUNK_WEIGHTS // block
     for start in range(0, len(blocks), step):
         with np.errstate(over="ignore", invalid="ignore"):  # such scales are refused below
             codes, scale, bias, error = unpack(blocks[start : start + step])
@@ -74,7 +78,8 @@ def to_affine(tensor: RawTensor, *, groups_of_16: bool = True) -> Affine:
             raise CheckpointError(f"tensor {tensor.name} ({tensor.type}) has a scale that is not finite")
         here = slice(done, done + len(codes))
         packed[here], scales[here], biases[here] = _pack(codes, bits), scale, bias
-        max_error, done = max(max_error, error), here.stop
+        max_error = max(max_error, error)
+        done = here.stop
     as_rows = (*tensor.shape[:-1], columns // group_size)
     half = _fits_half(scales) and _fits_half(biases)
     dtype = np.float16 if half else np.float32
@@ -188,10 +193,13 @@ def _q8_0(blocks: Bytes) -> Unpacked:
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     """Return scales and biases of Q4_K and Q5_K: eight 6-bit pairs per block, the last four split into 4 + 2 bits."""
-    first, second, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    first = blocks[:, 4:8]
+    second = blocks[:, 8:12]
+    high = blocks[:, 12:16]
     scales = np.concatenate([first & 63, (high & 15) | (first >> 6 << 4)], axis=1)  # (N, 8)
     minima = np.concatenate([second & 63, (high >> 4) | (second >> 6 << 4)], axis=1)
-    d, d_min = _half(blocks, 0)[:, None], _half(blocks, 2)[:, None]
+    d = _half(blocks, 0)[:, None]
+    d_min = _half(blocks, 2)[:, None]
     # Exact: an 11-bit times a 6-bit significand fits float32.
     return (d * scales).reshape(-1), (-d_min * minima).reshape(-1)
 
@@ -251,7 +259,8 @@ def _requantize(values: Floats) -> Unpacked:
     Scale and bias are rounded outwards to float16 first, so that every value is in range and off by at most half a
     rounded step.
     """
-    low, high = values.min(axis=1), values.max(axis=1)
+    low = values.min(axis=1)
+    high = values.max(axis=1)
     bias = low.astype(np.float16)
     bias = np.where(bias > low, np.nextafter(bias, np.float16(-np.inf)), bias).astype(np.float32)
     width = (high - bias) / np.float32(255)

@@ -102,7 +102,8 @@ def _merges(metadata: Metadata, vocabulary: Vocabulary) -> tuple[dict[str, int],
     for text in metadata.texts("tokenizer.ggml.merges"):
         # The separator is the first space after the first character: byte-level texts contain no other.
         cut = text.find(" ", 1)
-        left, right = text[:cut], text[cut + 1 :]
+        left = text[:cut]
+        right = text[cut + 1 :]
         if cut < 0 or left not in ids or right not in ids or left + right not in ids:
             raise CheckpointError(f"the merge {text[:40]!r} names a token that is not in the vocabulary")
         if left + right not in control:
@@ -129,7 +130,8 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, special: SpecialI
 
 def _wrap(tokenizer: Tokenizer, vocabulary: Vocabulary, special: SpecialIds) -> None:
     """Add the begin and end tokens that the file asks for, when encoding with special tokens."""
-    template, specials = ["$A"], []
+    template = ["$A"]
+    specials = []
     for name, index, wanted in (("bos", special.bos, special.add_bos), ("eos", special.eos, special.add_eos)):
         if wanted and index is not None:
             specials.append({"id": name, "ids": [index], "tokens": [vocabulary.tokens[index]]})

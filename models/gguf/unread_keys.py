@@ -8,7 +8,8 @@ from headrace.models.gguf.header import Value
 from headrace.models.gguf.metadata import Metadata
 from headrace.runtime.errors import UnsupportedModelError
 
-_OFF, _OFF_OR_ONE = (0,), (0, 1)
+_OFF = (0,)
+_OFF_OR_ONE = (0, 1)
 # Values with which a key changes nothing.
 _NEUTRAL: dict[str, tuple[Value, ...]] = {
     "rope.scaling.type": ("none", "linear"),

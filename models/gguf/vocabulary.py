@@ -51,7 +51,8 @@ def read_special_ids(metadata: Metadata, vocabulary: Vocabulary, *, add_bos: boo
             return defaults.get(name)
         return metadata.integer(key, maximum=len(vocabulary.tokens) - 1)
 
-    bos, eos = role("bos"), role("eos")
+    bos = role("bos")
+    eos = role("eos")
     named = [index for index in vocabulary.ids_of(CONTROL, USER_DEFINED) if vocabulary.tokens[index] in TURN_ENDS]
     ends = [index for index in (eos, role("eot"), role("eom"), *named) if index is not None]
     return SpecialIds(

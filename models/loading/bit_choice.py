@@ -36,7 +36,8 @@ def choose(parts: Sequence[Sequence[Option]], budget: int) -> list[Option]:
     heapq.heapify(steps)
     while steps:
         _, number = heapq.heappop(steps)
-        hull, position = hulls[number], at[number]
+        hull = hulls[number]
+        position = at[number]
         more = hull[position + 1].nbytes - hull[position].nbytes
         if more > left:
             continue  # later steps of this part begin after this one
@@ -50,7 +51,8 @@ def choose(parts: Sequence[Sequence[Option]], budget: int) -> list[Option]:
 
 def _step(hull: Sequence[Option], position: int, number: int) -> tuple[float, int]:
     """Return the KL that the next step saves per byte, negative for a heap, and the part's number."""
-    now, after = hull[position], hull[position + 1]
+    now = hull[position]
+    after = hull[position + 1]
     return (after.kl - now.kl) / (after.nbytes - now.nbytes), number
 
 

@@ -41,7 +41,8 @@ def check_memory(kv: Sequence[LayerKV], tokens: int, name: str) -> None:
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
     """Raise UsageError that names the first token in which the vocabularies differ."""
-    wanted, found = target.vocabulary(), draft.vocabulary()
+    wanted = target.vocabulary()
+    found = draft.vocabulary()
     if wanted == found:
         return
     first = min(token for token in wanted.keys() | found.keys() if wanted.get(token) != found.get(token))

@@ -75,7 +75,8 @@ def _affine(matrix: mx.array, groups: Groups, importance: mx.array | None) -> tu
     weights = matrix.astype(mx.float32).reshape(rows, columns // groups.group_size, groups.group_size)
     counts = mx.ones((columns,)) if importance is None else importance / importance.mean() + _LEAST
     counts = counts.reshape(1, columns // groups.group_size, groups.group_size)
-    lowest, highest = weights.min(axis=-1, keepdims=True), weights.max(axis=-1, keepdims=True)
+    lowest = weights.min(axis=-1, keepdims=True)
+    highest = weights.max(axis=-1, keepdims=True)
     best = None
     for span in _SPANS if groups.bits < 5 else _SPANS_WIDE:
         margin = (highest - lowest) * (1 - span) / 2

@@ -71,7 +71,8 @@ def copy_text_files(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, progress: Progress) -> None:
-    kept, done = _kept(checkpoint), 0
+    kept = _kept(checkpoint)
+    done = 0
     here = {stored: name for name, stored in text_part(checkpoint).stored.items()}
     total = sum(checkpoint.tensors[name].nbytes for name in kept)
     for number, shard in enumerate(checkpoint.shards):
@@ -79,7 +80,9 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
         assert isinstance(loaded, dict)
         written: dict[str, mx.array] = {}
         for name in kept & loaded.keys():
-            array, info, called = loaded[name], checkpoint.tensors[name], name
+            array = loaded[name]
+            info = checkpoint.tensors[name]
+            called = name
             if name.endswith(_JOINED) and ".switch_mlp." in here.get(name, ""):  # named as matrices of quantized models
                 called = name.replace(".experts.", ".switch_mlp.").replace("gate_up_proj", "input_linear") + ".weight"
             written |= _quantized(called, array, kind) if _is_matrix(info, called, kind) else {called: array}
@@ -91,7 +94,8 @@ def _write_weights(checkpoint: Checkpoint, kind: Quantization, target: Path, pro
 
 def _kept(checkpoint: Checkpoint) -> set[str]:
     """Return the tensors of the text part, and of a multi-token prediction head without copies of the model's own."""
-    kept, head = set(text_part(checkpoint).stored.values()), head_tensors(checkpoint)
+    kept = set(text_part(checkpoint).stored.values())
+    head = head_tensors(checkpoint)
     return kept if head is None else kept | set(head.renamed)
 
 

@@ -90,7 +90,8 @@ def load_resolved(
 
     The catalog recommends sampling if the model's files do not.
     """
-    path, name = resolved.path, resolved.name
+    path = resolved.path
+    name = resolved.name
     with report_store_damage(resolved.stored_as, path):
         loaded = load_model(path, name=name, place=place, **options)
         return replace(loaded, generation_defaults=recommended_sampling(resolved, loaded.generation_defaults))
@@ -268,12 +269,14 @@ def stored_network(
 
 def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) -> tuple[KVFormat, _Sized]:
     """Return the best format in which `wanted` tokens fit, or the smallest one, and its result of `sized`."""
-    chosen, found = FORMATS[0], sized(FORMATS[0])
+    chosen = FORMATS[0]
+    found = sized(FORMATS[0])
     for kind in FORMATS[1:]:
         if _fitting_tokens(*found[1:], working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # the network may not support this format
-            chosen, found = kind, sized(kind)
+            chosen = kind
+            found = sized(kind)
     return chosen, found
 
 

@@ -78,7 +78,8 @@ def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
             f"{name} is quantized already; rounding its weights again would add to the error of the first time",
             "give the original checkpoint, in float16 or bfloat16",
         )
-    config, text = own_decoder(checkpoint), text_part(checkpoint)
+    config = own_decoder(checkpoint)
+    text = text_part(checkpoint)
     if config is None or any(layer.experts is not None for layer in config.layers):
         kind = "its architecture" if config is None else "mixtures of experts"
         raise UnsupportedModelError(
@@ -148,14 +149,16 @@ def write_mixed(
     """
     counts = {module: importances.get(part.name) for part, _ in parts for module in part.shapes}
     formats = {module: groups for part, groups in parts for module in part.shapes}
-    done, total = 0, sum(info.nbytes for info in text_part(checkpoint).tensors.values())
+    done = 0
+    total = sum(info.nbytes for info in text_part(checkpoint).tensors.values())
     stored = set(text_part(checkpoint).stored.values())
     for number, shard in enumerate(checkpoint.shards):
         loaded = mx.load(str(shard), format="safetensors")
         assert isinstance(loaded, dict)
         written: dict[str, mx.array] = {}
         for name in sorted(stored & loaded.keys()):
-            module, array = name.removesuffix(".weight"), loaded.pop(name)
+            module = name.removesuffix(".weight")
+            array = loaded.pop(name)
             if module in formats:
                 written |= _tensors(module, rounded(array, formats[module], counts[module]))
             else:

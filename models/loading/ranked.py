@@ -59,7 +59,9 @@ def load_ranked(
     """
     if len(split.shares) != leader.size:
         raise UsageError(f"{len(split.shares)} shares for {leader.size} ranks")
-    requantize, kv, activations = options.get("requantize"), options.get("kv"), options.get("activations", 16)
+    requantize = options.get("requantize")
+    kv = options.get("kv")
+    activations = options.get("activations", 16)
     if activations == 8 and split.kind == "tensor":
         raise UsageError("tensor parallel rounds activations to 16 bits", "--split pipeline rounds to 8")
     checkpoint = open_checkpoint(resolved.path)
@@ -81,7 +83,8 @@ def load_ranked(
     leader.tell({"join": True})
     place = Place(Group.join(leader.address, backend, " or ".join(leader.names[1:])), split)
     loaded = load_resolved(resolved, place=place, **options)
-    answers, network = leader.answers(None), loaded.network
+    answers = leader.answers(None)
+    network = loaded.network
     if isinstance(network, TensorDecoder) and network.draft_head is not None:
         network.draft_head = LeaderHead(network.draft_head, leader)
     limit = min([loaded.context_limit, *(answer["context"] for answer in answers)])
@@ -121,7 +124,8 @@ def _serve_model(record: Record, follower: Follower, find: Callable[[dict[str, A
 
 def _contexts(network: Network | FollowerNetwork, limit: int) -> float:
     """Return the sequences of `limit` entries whose K/V fit beside the weights; at most MOST_CONTEXTS."""
-    room, each = memory.budget(), _kv_bytes(network, limit)
+    room = memory.budget()
+    each = _kv_bytes(network, limit)
     return MOST_CONTEXTS if room is None or not each else min(MOST_CONTEXTS, room.usable / each)
 
 
@@ -134,10 +138,13 @@ def _kv_bytes(network: Network | FollowerNetwork, limit: int) -> int:
 def _load_part(directory: Path, place: Place, how: Record) -> tuple[FollowerNetwork, int]:
     """Return this rank's part of the model in `directory`, and the context that fits here. how: rank 0's options."""
     checkpoint = open_checkpoint(directory)
-    config, asked = own_decoder(checkpoint), how["context"]
-    limit, shape = asked or context_length(checkpoint), shape_to_run(checkpoint, config)
+    config = own_decoder(checkpoint)
+    asked = how["context"]
+    limit = asked or context_length(checkpoint)
+    shape = shape_to_run(checkpoint, config)
     limit_command_buffers(shape.layers)
-    working, requantize = working_memory(shape), how["requantize"] and Quantization(*how["requantize"])
+    working = working_memory(shape)
+    requantize = how["requantize"] and Quantization(*how["requantize"])
     kv: KVChoice = next((kind for kind in FORMATS if kind.name == how["kv"]), None)
     sized = partial(sized_network, checkpoint, config, requantize, shape, place)
     kv = "auto" if how["kv"] == "auto" else kv

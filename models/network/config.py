@@ -85,7 +85,8 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     rope, local_rope = _ropes(fields, architecture, family)
     if not _runs(fields, architecture, family, (rope, local_rope)):
         return None
-    gemma, harmony = architecture.startswith("gemma"), architecture == "gpt_oss"
+    gemma = architecture.startswith("gemma")
+    harmony = architecture == "gpt_oss"
     _refuse_other(config, architecture)
     if harmony and fields.positive("swiglu_limit", default=7.0) != 7.0:
         raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {config['swiglu_limit']!r}")
@@ -95,12 +96,14 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
     head_dim = fields.count("head_dim", default=hidden // heads)
     latent = latent_config(fields) if architecture in LATENT else None
     if latent is not None:
-        kv_heads, head_dim = 1, latent.head_dim
+        kv_heads = 1
+        head_dim = latent.head_dim
         rope = replace(rope, share=latent.rotated / latent.head_dim)
         local_rope = rope
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
-    granite, falcon = architecture.startswith("granite"), architecture == "falcon_h1"
+    granite = architecture.startswith("granite")
+    falcon = architecture == "falcon_h1"
     scalar = fields.positive("query_pre_attn_scalar", default=head_dim) if gemma else head_dim
     scale = fields.positive("attention_multiplier") if granite else scalar**-0.5
     scale *= fields.positive("key_multiplier", default=1.0) if falcon else 1.0
@@ -152,7 +155,8 @@ def _as_gemma4(decoder: DecoderConfig, fields: Fields) -> DecoderConfig:
 
 def _runs(fields: Fields, architecture: str, family: Family, ropes: tuple[RopeConfig, RopeConfig]) -> bool:
     """Return whether the decoder runs this variant of a family."""
-    config, mixer = fields.values, mixer_of(fields)
+    config = fields.values
+    mixer = mixer_of(fields)
     if any(rope.kind not in OWN_ROPE_TYPES for rope in ropes) or config.get("layer_norm_bias"):
         return False
     if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
@@ -184,7 +188,8 @@ def _intermediate_size(fields: Fields) -> int:
     if fields.values["model_type"] != "lfm2":
         only_experts = fields.values["model_type"] == "qwen3_5_moe"
         return fields.count("intermediate_size", default=1 if only_experts else None)
-    size, multiple = fields.count("block_ff_dim"), fields.count("block_multiple_of", default=256)
+    size = fields.count("block_ff_dim")
+    multiple = fields.count("block_multiple_of", default=256)
     if not fields.values.get("block_auto_adjust_ff_dim"):
         return size
     size = int(fields.positive("block_ffn_dim_multiplier", default=1.0) * int(2 * size / 3))
@@ -215,7 +220,8 @@ def _ropes(fields: Fields, architecture: str, family: Family) -> tuple[RopeConfi
     """
     if architecture == "gemma4_text":
         return gemma4_ropes(fields)
-    nested, local = fields.section("rope_parameters"), Fields({})
+    nested = fields.section("rope_parameters")
+    local = Fields({})
     if "full_attention" in nested:  # one section per kind of layer
         local = Fields(Fields(nested).section("sliding_attention"))
         nested = Fields(nested).section("full_attention")
@@ -224,7 +230,8 @@ def _ropes(fields: Fields, architecture: str, family: Family) -> tuple[RopeConfi
     theta = Fields(source).positive("rope_theta", default=1e6 if architecture in _MILLION else 1e4)
     if architecture == "hunyuan_v1_dense" and scaling.get("alpha"):
         dims = fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
-        theta, scaling = theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2)), {}
+        theta = theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2))
+        scaling = {}
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if architecture == "phi3" and kind in ("su", "yarn"):  # older names of longrope
         kind = "longrope"

@@ -197,7 +197,8 @@ class Decoder:
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Embed tokens (B, T) to (B, T, E), with all layers' own inputs behind, if they have some."""
-        x, scale = self._look_up(tokens), self.config.embedding_scale
+        x = self._look_up(tokens)
+        scale = self.config.embedding_scale
         if scale != 1.0:
             rounded = self.config.embedding_scale_in_bfloat16
             x = x * (mx.array(scale, mx.bfloat16).astype(self._dtype) if rounded else scale)
@@ -220,7 +221,8 @@ class Decoder:
         return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
 
     def _through(self, x: mx.array, kv: KVPass) -> mx.array:
-        embedded, at = x, Residual(x)
+        embedded = x
+        at = Residual(x)
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
                 at = Residual(kv.run_fused(layers, self._with_inputs(at.x, embedded, layers), node))
@@ -248,8 +250,11 @@ class Decoder:
 
         Layers behind the last that appends K/V are a group of their own: a pass without logits leaves them out.
         """
-        eps, act, appends = self.config.norm_eps, self.config.family.activation, self.config.appending
-        plain, bits = not (self.config.family.centred or self.config.family.parallel), self.activations
+        eps = self.config.norm_eps
+        act = self.config.family.activation
+        appends = self.config.appending
+        plain = not (self.config.family.centred or self.config.family.parallel)
+        bits = self.activations
         parts = [slice(0, appends), slice(appends, len(self._layers))][: 1 if appends == len(self._layers) else 2]
         nodes = [ops.fuse(self._layers[part], eps, act, rounding=bits, **more) if plain else None for part in parts]
         if None not in nodes:
@@ -259,15 +264,20 @@ class Decoder:
 
     def _with_inputs(self, x: mx.array, embedded: mx.array, layers: slice) -> mx.array:
         """Return x (B, T, E), or what `embed` returned, with the inputs of these layers behind."""
-        size, width = self.config.input_size, self.config.hidden_size
+        size = self.config.input_size
+        width = self.config.hidden_size
         if not size or len(self._layer_groups) == 1:
             return x
         own = embedded[..., width + layers.start * size : width + layers.stop * size]
         return mx.concatenate([x[..., :width], own], axis=-1)
 
     def _layer(self, at: Residual, kv: KVPass, index: int, embedded: mx.array) -> Residual:
-        ops, layer, size, width = self._ops, self._layers[index], self.config.input_size, self.config.hidden_size
-        own, ends = layer.own_input, Ends(self._following(index), layer.scalar)
+        ops = self._ops
+        layer = self._layers[index]
+        size = self.config.input_size
+        width = self.config.hidden_size
+        own = layer.own_input
+        ends = Ends(self._following(index), layer.scalar)
         at = at if at.x.shape[-1] == width else Residual(at.x[..., :width])
         if own is None:
             return self._attend_and_feed(at, kv, index, ends)
@@ -278,13 +288,18 @@ class Decoder:
 
     def _following(self, index: int) -> mx.array | None:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""
-        family, after = self.config.family, index + 1
+        family = self.config.family
+        after = index + 1
         last = family.centred or family.parallel or after == len(self._layers)
         return None if last else self._layers[after].input_norm
 
     def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
-        ops, eps, layer, family = self._ops, self.config.norm_eps, self._layers[index], self.config.family
-        x, at = at.x, at._replace(x=self._centred(at.x))
+        ops = self._ops
+        eps = self.config.norm_eps
+        layer = self._layers[index]
+        family = self.config.family
+        x = at.x
+        at = at._replace(x=self._centred(at.x))
         heads, beside = self._heads(at, kv, index)
         if layer.mixture is None and layer.down is None and beside is None:
             return add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps, ends)
@@ -302,7 +317,10 @@ class Decoder:
 
     def _heads(self, at: Residual, kv: KVPass, index: int) -> tuple[mx.array, mx.array | None]:
         """Return the heads of attention, gated (B, T, H * D), and the output of a mixer beside it, if any."""
-        ops, eps, layer, beside = self._ops, self.config.norm_eps, self._layers[index], None
+        ops = self._ops
+        eps = self.config.norm_eps
+        layer = self._layers[index]
+        beside = None
         qkv = project(ops, at, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
         heads = self._mixed(kv, index, qkv, layer)
         if layer.gate is not None:
@@ -316,7 +334,8 @@ class Decoder:
         """Mix tokens by attention, or by recurrent state in its place."""
         if layer.mixer is not None and layer.attention is None:
             return kv.mix(index, with_gates(self._ops, stacked(projected), layer), layer.mixer)
-        spec, latent = layer.attention, layer.latent
+        spec = layer.attention
+        latent = layer.latent
         assert spec is not None
         if latent is None:
             return kv.attend(index, projected, spec)
@@ -324,7 +343,9 @@ class Decoder:
         return values_of(self._ops, kv.attend(index, rows, spec), latent, spec.heads)
 
     def _feed_forward(self, at: Residual, layer: LayerWeights) -> mx.array:
-        ops, eps, activation = self._ops, self.config.norm_eps, self.config.family.activation
+        ops = self._ops
+        eps = self.config.norm_eps
+        activation = self.config.family.activation
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
             x, norm = (at.x, layer.mlp_norm) if at.normed is None else (at.normed, None)
             return ops.norm_glu(x, norm, eps, layer.gate_up[0], layer.curve or activation)

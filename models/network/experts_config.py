@@ -63,7 +63,8 @@ def _qwen3(fields: Fields, layers: int) -> Layers:
 def _qwen3_5(fields: Fields, layers: int) -> Layers:
     if not fields.values.get("num_experts"):
         return [None] * layers
-    counts, size = _counts(fields, "num_experts"), fields.count("moe_intermediate_size")
+    counts = _counts(fields, "num_experts")
+    size = fields.count("moe_intermediate_size")
     normalized = bool(fields.values.get("norm_topk_prob", True))
     return [_with_gated(fields, ExpertsConfig(*counts, size, normalized))] * layers
 
@@ -74,7 +75,8 @@ def _with_gated(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
 
 
 def _gpt_oss(fields: Fields, layers: int) -> Layers:
-    counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
+    counts = _counts(fields, "num_local_experts")
+    size = fields.count("intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, router="router", stacked="experts")] * layers
 
 
@@ -82,7 +84,8 @@ def _granite(fields: Fields, layers: int) -> Layers:
     """Return experts next to a dense feed-forward, which has the modules of layers without experts."""
     if not fields.values.get("num_local_experts"):
         return [None] * layers
-    counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
+    counts = _counts(fields, "num_local_experts")
+    size = fields.count("intermediate_size")
     shared = fields.count("shared_intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, router="router.layer", shared=shared, shared_at="")] * layers
 
@@ -90,7 +93,8 @@ def _granite(fields: Fields, layers: int) -> Layers:
 def _gemma4(fields: Fields, layers: int) -> Layers:
     if not fields.values.get("enable_moe_block"):
         return [None] * layers
-    counts, size = _counts(fields, "num_experts", "top_k_experts"), fields.count("moe_intermediate_size")
+    counts = _counts(fields, "num_experts", "top_k_experts")
+    size = fields.count("moe_intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, branch=True)] * layers
 
 
@@ -108,7 +112,8 @@ def _lfm2(fields: Fields, layers: int) -> Layers:
 
 
 def _minimax(fields: Fields, layers: int) -> Layers:
-    counts, size = _counts(fields, "num_local_experts"), fields.count("intermediate_size")
+    counts = _counts(fields, "num_local_experts")
+    size = fields.count("intermediate_size")
     return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
 
 
@@ -132,7 +137,8 @@ def _deepseek(fields: Fields, layers: int) -> Layers:
 
 
 def _behind_dense(fields: Fields, layers: int, experts: ExpertsConfig) -> Layers:
-    dense, step = 0, fields.count("moe_layer_freq", default=1)
+    dense = 0
+    step = fields.count("moe_layer_freq", default=1)
     if fields.values.get("first_k_dense_replace"):
         dense = fields.count("first_k_dense_replace")
     return [None if i < dense or i % step else experts for i in range(layers)]
@@ -142,7 +148,8 @@ def _deepseek_v2(fields: Fields, layers: int) -> Layers:
     values = fields.values
     if not values.get("n_routed_experts"):
         return [None] * layers
-    method, scores = values.get("topk_method", "greedy"), values.get("scoring_func", "softmax")
+    method = values.get("topk_method", "greedy")
+    scores = values.get("scoring_func", "softmax")
     if method not in ("greedy", "gready", "group_limited_greedy") or scores != "softmax":
         raise UnsupportedModelError(f"config.json: a deepseek_v2 that routes by {method!r:.40} and {scores!r:.40}")
     grouped = _corrected(fields)
@@ -159,7 +166,8 @@ def _deepseek_v2(fields: Fields, layers: int) -> Layers:
 
 
 def _llama4(fields: Fields, layers: int) -> Layers:
-    listed, step = fields.values.get("moe_layers"), fields.values.get("interleave_moe_layer_step")
+    listed = fields.values.get("moe_layers")
+    step = fields.values.get("interleave_moe_layer_step")
     if not isinstance(listed, list):
         listed = list(range(layers))[step - 1 :: step] if isinstance(step, int) and step > 0 else []
     if not listed:
@@ -211,7 +219,8 @@ def _groups(fields: Fields) -> tuple[int, int]:
 
 def _counts(fields: Fields, key: str, used: str = "num_experts_per_tok") -> tuple[int, int]:
     """Return the number of experts and how many of them a token uses."""
-    count, active = fields.count(key), fields.count(used)
+    count = fields.count(key)
+    active = fields.count(used)
     if active > count:
         raise CheckpointError(f"config.json: a token cannot be given to {active} of {count} experts")
     return count, active

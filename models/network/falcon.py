@@ -65,7 +65,8 @@ def _row_factors(fields: Fields, rows: int) -> "mx.array":
     """Return the factor of each row of a mixer's projection: z, x, B, C and dt (rows,)."""
     import mlx.core as mx
 
-    heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups", default=1)
+    heads = fields.count("mamba_n_heads")
+    groups = fields.count("mamba_n_groups", default=1)
     keys = groups * fields.count("mamba_d_state")
     inner = (rows - 2 * keys - heads) // 2
     multipliers = _list(

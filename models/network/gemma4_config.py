@@ -10,19 +10,23 @@ from headrace.models.network.config_fields import Fields
 from headrace.models.network.layer_config import LayerConfig, RopeConfig
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 
 
 def gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:
     """Return the layers with their sizes and the sources of their K/V. Raises CheckpointError where there is none."""
-    values, count = fields.values, len(layers)
+    values = fields.values
+    count = len(layers)
     if values.get("use_bidirectional_attention") == "all":
         raise UnsupportedModelError("config.json: a Gemma 4 that attends in both directions does not generate")
     if values.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise UnsupportedModelError(f"config.json: a Gemma 4 with the activation {values['hidden_activation']!r:.60}")
     first = count - (0 if values.get("num_kv_shared_layers") == 0 else fields.count("num_kv_shared_layers", default=20))
-    inner, wide = fields.count("intermediate_size"), values.get("use_double_wide_mlp", True)
-    full, usual = fields.count("global_head_dim", default=512), fields.count("head_dim", default=256)
+    inner = fields.count("intermediate_size")
+    wide = values.get("use_double_wide_mlp", True)
+    full = fields.count("global_head_dim", default=512)
+    usual = fields.count("head_dim", default=256)
     kv_heads = fields.count("num_key_value_heads", default=1)
     equal = bool(values.get("attention_k_eq_v"))
     full_kv_heads = fields.count("num_global_key_value_heads", default=kv_heads) if equal else kv_heads
@@ -53,7 +57,8 @@ def gemma4_inputs(fields: Fields) -> tuple[int, int]:
     size = fields.values.get("hidden_size_per_layer_input", 256)
     if not size:
         return 0, 0
-    rows, vocabulary = fields.count("vocab_size_per_layer_input", default=262144), fields.count("vocab_size")
+    rows = fields.count("vocab_size_per_layer_input", default=262144)
+    vocabulary = fields.count("vocab_size")
     if rows < vocabulary:
         raise CheckpointError(f"config.json: {rows} inputs of single layers are too few for {vocabulary} tokens")
     return fields.count("hidden_size_per_layer_input", default=256), rows

@@ -32,12 +32,14 @@ class HeadDecoder(Decoder):
 
     def of(self, network: Decoder, *, hidden_first: bool) -> Self:
         """Set the network; return self. hidden_first: the projection's input begins with the hidden state."""
-        self._network, self._hidden_first = network, hidden_first
+        self._network = network
+        self._hidden_first = hidden_first
         return self
 
     def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass) -> mx.array:
         """See `DraftHead`: tokens, hidden (1, T), (1, T, E) -> (1, T, E)."""
-        eps, before = self.config.norm_eps, hidden.astype(self._dtype)
+        eps = self.config.norm_eps
+        before = hidden.astype(self._dtype)
         embedded, before = self._inputs_of(tokens, before)
         parts = [
             self._ops.rms_norm(embedded, self._embedding_norm, eps),
@@ -54,7 +56,8 @@ class HeadDecoder(Decoder):
         return self._network.embed(tokens), hidden
 
     def _read_ends(self, config: DecoderConfig, parameters: Parameters) -> None:
-        width, offset = config.hidden_size, config.norm_weight_offset
+        width = config.hidden_size
+        offset = config.norm_weight_offset
         self._table = self._head = parameters.matrix(f"{INPUT}projection", width, 2 * width)  # both, as if tied
         self._norm = parameters.vector("model.norm.weight", width, offset)
         self._embedding_norm = parameters.vector(f"{INPUT}embedding_norm.weight", width, offset)
@@ -97,7 +100,8 @@ def head_parameters(
     read: Callable[[Checkpoint], dict[str, Any]] = read_arrays,
 ) -> Parameters:
     """Return a head's weights under the names of a model of one layer. See `Parameters`."""
-    checkpoint, config = tensors.checkpoint, text_config(tensors.checkpoint.config)
+    checkpoint = tensors.checkpoint
+    config = text_config(tensors.checkpoint.config)
     stored = {called_here(ours, config): theirs for theirs, ours in tensors.renamed.items()}
     infos = {ours: checkpoint.tensors[theirs] for ours, theirs in stored.items()}
     if (section := quantization_section(checkpoint.config)) is not None:

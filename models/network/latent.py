@@ -20,7 +20,8 @@ def read_latent(
     Its input is projected to queries or their latent, then to an entry.
     """
     *queries, entries, embed_q, unembed_out, output = tensors_of(config, latent)
-    heads, at = config.heads, f"{prefix}.self_attn"
+    heads = config.heads
+    at = f"{prefix}.self_attn"
     turned = mx.concatenate([mx.arange(0, latent.rotated, 2), mx.arange(1, latent.rotated, 2)])
     each = mx.concatenate([latent.other + turned, mx.arange(latent.other)])
     query = (mx.arange(heads)[:, None] * (latent.rotated + latent.other) + each).flatten()
@@ -44,7 +45,8 @@ def read_latent(
 def absorbed(ops: Ops, projected: Projections, latent: LatentWeights, heads: int) -> list[mx.array]:
     """Return queries (1, N, H * (R + L)), keys and values (1, N, R + L) of projected rows."""
     whole = projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
-    size, other = latent.latent, latent.embed.columns
+    size = latent.latent
+    other = latent.embed.columns
     rotated = latent.q.rows // heads - other if latent.q is not None else _rotated(whole, latent, heads)
     entry = size + rotated
     q, key, value = mx.split(whole, [whole.shape[-1] - entry, whole.shape[-1] - size], axis=-1)

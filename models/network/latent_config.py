@@ -42,7 +42,8 @@ def latent_scale(fields: Fields, latent: LatentConfig) -> float:
     """Return the scale of scores, sharpened with YaRN."""
     scaling = Fields(fields.section("rope_scaling"))
     scale = 1 / math.sqrt(latent.rotated + latent.other)
-    factor, every = scaling.values.get("factor"), scaling.values.get("mscale_all_dim")
+    factor = scaling.values.get("factor")
+    every = scaling.values.get("mscale_all_dim")
     if not factor or not every or scaling.positive("factor") <= 1:
         return scale
     return scale * (0.1 * scaling.positive("mscale_all_dim") * math.log(scaling.positive("factor")) + 1.0) ** 2

@@ -50,7 +50,8 @@ class LayerConfig:
 
 def has_positions(fields: Fields) -> bool:
     """Return whether attention rotates queries and keys at all."""
-    kind, nested = fields.values["model_type"], fields.section("rope_parameters")
+    kind = fields.values["model_type"]
+    nested = fields.section("rope_parameters")
     if kind == "olmo_hybrid":
         return (nested if "rope_theta" in nested else fields.values).get("rope_theta") is not None
     stated = fields.values.get("position_embedding_type", "rope")

@@ -58,7 +58,8 @@ def kv_shape_of(config: DecoderConfig, layers: list[LayerWeights], kv: KVFormat)
 def _layer(
     config: DecoderConfig, parameters: Parameters, prefix: str, layer: LayerConfig, rope: Rope | None
 ) -> LayerWeights:
-    width, attn = config.hidden_size, f"{prefix}.self_attn"
+    width = config.hidden_size
+    attn = f"{prefix}.self_attn"
     norms: dict[str, mx.array] = {}
 
     def norm(name: str | None) -> mx.array | None:
@@ -66,7 +67,10 @@ def _layer(
             norms[name] = parameters.vector(f"{prefix}.{name}.weight", width, config.norm_weight_offset)
         return None if name is None else norms[name]
 
-    names, gate, down_gate, ends = config.family.norms_of(layer.attends), None, None, None
+    names = config.family.norms_of(layer.attends)
+    gate = None
+    down_gate = None
+    ends = None
     spec = mixer = latent = None
     if layer.mixer is not None and not layer.attends:
         mixer, qkv, output = read_mixer(config, parameters, prefix, layer.mixer)
@@ -79,7 +83,10 @@ def _layer(
         if layer.mixer is not None:
             mixer, [into], out = read_mixer(config, parameters, prefix, layer.mixer)
             ends = into, out
-    gate_up, down, mixture, branches = list[Weight](), None, None, None
+    gate_up = list[Weight]()
+    down = None
+    mixture = None
+    branches = None
     if layer.experts is not None:
         mixture = _mixture(config, parameters, prefix, layer.experts)
         if (shared := shared_gate(config, layer.experts)) is not None:
@@ -193,8 +200,10 @@ def qkv_order(config: DecoderConfig, rope: Rope | None) -> mx.array | None:
 
 
 def _mixture(config: DecoderConfig, parameters: Parameters, prefix: str, experts: ExpertsConfig) -> Mixture:
-    width, mlp = config.hidden_size, f"{prefix}.mlp"
-    norm, scale = None, None
+    width = config.hidden_size
+    mlp = f"{prefix}.mlp"
+    norm = None
+    scale = None
     *before, after = expert_stacks(config, experts)
     inputs = [parameters.stack(prefix, tensor) for tensor in before]
     gate, up = parameters.ops.join_experts(*inputs) if len(inputs) > 1 else (None, inputs[0])

@@ -14,7 +14,8 @@ _LENGTH = 8192
 
 def llama4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:
     """Return the layers with their chunks and the growth of their queries."""
-    values, kinds = fields.values, fields.values.get("layer_types")
+    values = fields.values
+    kinds = fields.values.get("layer_types")
     chunk = fields.count("attention_chunk_size", default=_LENGTH) if values.get("attention_chunk_size", _LENGTH) else 0
     growth = None
     if values.get("attn_temperature_tuning", True):
@@ -36,5 +37,6 @@ def query_growth(fields: Fields) -> tuple[float, int, int] | None:
     if fields.values["model_type"] != "ministral3":
         return None
     section = Fields(fields.section("rope_parameters"))
-    beta, length = section.values.get("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
+    beta = section.values.get("llama_4_scaling_beta")
+    length = section.count("original_max_position_embeddings")
     return (section.positive("llama_4_scaling_beta"), length, 0) if beta else None

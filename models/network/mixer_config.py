@@ -61,7 +61,8 @@ def _recurrent(fields: Fields, count: int) -> list[bool]:
         return [letters.startswith("M") for letters in layer_pairs(fields.values)]
     if fields.values["model_type"] == "kimi_linear":
         return [i in kda_layers(fields.values) for i in range(count)]
-    kinds, listed = fields.values.get("layer_types"), fields.values.get("full_attn_idxs")
+    kinds = fields.values.get("layer_types")
+    listed = fields.values.get("full_attn_idxs")
     if isinstance(listed, list):
         return [i not in listed for i in range(count)]
     if kinds is None and _READERS[fields.values["model_type"]] in (_delta, _olmo):
@@ -114,7 +115,8 @@ def _falcon(fields: Fields) -> MixerConfig | None:
     values = fields.values
     if values.get("mamba_rms_norm") and values.get("mamba_norm_before_gate"):
         return None
-    heads, hidden = fields.count("mamba_n_heads"), fields.count("hidden_size")
+    heads = fields.count("mamba_n_heads")
+    hidden = fields.count("hidden_size")
     inner = fields.count("mamba_d_ssm", default=fields.count("mamba_expand", default=2) * hidden)
     if inner % heads:
         raise CheckpointError(f"config.json: {heads} Mamba heads cannot share {inner} numbers")
@@ -136,7 +138,8 @@ def _olmo(fields: Fields) -> MixerConfig:
 
 def _kimi(fields: Fields) -> MixerConfig:
     inner = Fields(fields.section("linear_attn_config"))
-    heads, size = inner.count("num_heads"), inner.count("head_dim")
+    heads = inner.count("num_heads")
+    size = inner.count("head_dim")
     width = inner.count("short_conv_kernel_size", default=4)
     sizes = MixerSizes("kda", heads, key_heads=heads, key_dim=size, value_dim=size, width=width)
     return MixerConfig(sizes, fields.positive("rms_norm_eps"), apart=True, rank=size)

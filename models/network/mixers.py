@@ -13,7 +13,9 @@ def read_mixer(
     config: DecoderConfig, parameters: Parameters, prefix: str, mixer: MixerConfig
 ) -> tuple[MixerSpec, list[Weight], Weight]:
     """Return a layer's mixer, the projections into it, and the one out of it."""
-    at, sizes, inputs = f"{prefix}.mixer", mixer.sizes, mixer_inputs(config, mixer)
+    at = f"{prefix}.mixer"
+    sizes = mixer.sizes
+    inputs = mixer_inputs(config, mixer)
     output = parameters.tensor(prefix, mixer_output(config, mixer))
     taps, bias = _taps(parameters, at, mixer)
     if sizes.kind == "conv":
@@ -71,13 +73,15 @@ def _norm(parameters: Parameters, name: str, mixer: MixerConfig) -> mx.array | N
 
 def _as_queries(sizes: MixerSizes) -> mx.array:
     """Return the stored channel of each of [C, B, x], which are queries, keys and values; stored are [x, B, C]."""
-    keys, inner = sizes.key_heads * sizes.key_dim, sizes.inner
+    keys = sizes.key_heads * sizes.key_dim
+    inner = sizes.inner
     return mx.concatenate([mx.arange(inner + keys, inner + 2 * keys), mx.arange(inner, inner + keys), mx.arange(inner)])
 
 
 def _by_key_head(sizes: MixerSizes) -> mx.array:
     """Return the stored row of each of [q, k, v | z | b | a]; stored are q, k, v, z of each key head, then b, a."""
-    key, value = sizes.key_dim, sizes.inner // sizes.key_heads
+    key = sizes.key_dim
+    value = sizes.inner // sizes.key_heads
     wide = mx.arange(sizes.channels + sizes.inner).reshape(sizes.key_heads, -1)
     narrow = wide.size + mx.arange(2 * sizes.heads).reshape(sizes.key_heads, -1)
     parts = [*mx.split(wide, [key, 2 * key, 2 * key + value], axis=1), *mx.split(narrow, 2, axis=1)]

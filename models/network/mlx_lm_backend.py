@@ -72,7 +72,8 @@ class MlxLmBackend:
         self._cost = cost
         self._can_batch = can_batch
         self.rolls_back = rolls_back
-        self.shares_prefixes, self.copies_to_grow = can_copy, False
+        self.shares_prefixes = can_copy
+        self.copies_to_grow = False
         self._prefixes = PrefixCaches(options.limit, options.spare, can_copy=can_copy)
 
     def acquire(self, prompt: Sequence[int], _entries: int = 0) -> KVCache:

@@ -51,7 +51,8 @@ def _step_cost(model: Any, config: Mapping[str, Any], shares: Mapping[str, float
             parts[part] = parts.get(part, 0.0) + shares[name] * array.nbytes
         if is_matrix(name, array):
             weights += shares[name] * array.size * weights_per_element(modules, name, array)
-    heads, width = text.get("num_attention_heads", 0), text.get("hidden_size", 0)
+    heads = text.get("num_attention_heads", 0)
+    width = text.get("hidden_size", 0)
     head_dim = text.get("head_dim") or (width // heads if heads else 0)
     known = [(name, round(size)) for name, size in parts.items() if round(size)]
     return StepCost(round(nbytes), 2 * round(weights), kv, attention_flops_per_entry(heads, head_dim), known)

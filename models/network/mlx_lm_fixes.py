@@ -14,7 +14,8 @@ from headrace.runtime.errors import CheckpointError
 
 _BIAS = ".e_score_correction_bias"
 _GROUPS = (128, 64, 32)
-_BITS, _PER_WORD = 2, 16
+_BITS = 2
+_PER_WORD = 16
 _PER_BYTE = 4
 
 
@@ -189,7 +190,8 @@ def ternary_to_affine(model: Any) -> None:
 
 
 def _affine(layer: Any) -> nn.QuantizedLinear:
-    rows, columns = layer.out_features, layer.in_features
+    rows = layer.out_features
+    columns = layer.in_features
     group = next(size for size in _GROUPS if columns % size == 0)
     # (N / 4, K): two bits at 2 i of row r are row r + i N / 4.
     codes = mx.concatenate([(layer.weight >> (2 * i)) & 3 for i in range(_PER_BYTE)])

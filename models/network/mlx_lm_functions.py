@@ -90,7 +90,10 @@ class KernelFunctions:
         if given["mask"] is not None:
             updated: tuple[mx.array, mx.array] = gated_delta.gated_delta_update(*args, **options)
             return updated
-        q, v, state, bound = given["q"], given["v"], given["state"], given["lower_bound"]
+        q = given["q"]
+        v = given["v"]
+        state = given["state"]
+        bound = given["lower_bound"]
         beta = mx.sigmoid(given["b"])
         if given["allow_neg_eigval"]:
             beta = beta * 2.0

@@ -53,7 +53,8 @@ def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list
     arrays: list[mx.array] = []
     nbytes: dict[str, int] = {}
     for path, module in candidates.items():
-        name, own = path.rpartition(".")[2], stored.pop(path)
+        name = path.rpartition(".")[2]
+        own = stored.pop(path)
         if name in read:
             continue
         if id(module) not in made:
@@ -90,7 +91,9 @@ class _OnKernels(nn.Module):  # type: ignore[misc]
 
     def __init__(self, ops: Ops, weight: Weight, count: int) -> None:
         super().__init__()
-        self._ops, self._weight, self._count = ops, weight, count
+        self._ops = ops
+        self._weight = weight
+        self._count = count
 
 
 class _Projection(_OnKernels):
@@ -170,7 +173,10 @@ class _Convolution(nn.Conv1d):  # type: ignore[misc]
         self.weight = conv.weight
         if "bias" in conv:
             self.bias = conv.bias
-        self.groups, self.stride, self.padding, self.dilation = conv.groups, 1, 0, 1
+        self.groups = conv.groups
+        self.stride = 1
+        self.padding = 0
+        self.dilation = 1
         self._ops, self._turned = ops, mx.contiguous(conv.weight[..., 0].T)  # (width, C)
 
     def __call__(self, x: mx.array) -> mx.array:

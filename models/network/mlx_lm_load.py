@@ -105,7 +105,8 @@ def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
 
 def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
     """Raise UnsupportedModelError for settings that a class would ignore silently."""
-    kind, scaling = config.get("model_type"), config.get("rope_scaling")
+    kind = config.get("model_type")
+    scaling = config.get("rope_scaling")
     if kind == "olmo" and find_spec("hf_olmo") is None:  # its class prints to stdout and exits
         raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
     if isinstance(kind, str) and kind in _SCALINGS and isinstance(scaling, Mapping):
@@ -113,7 +114,8 @@ def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
         if stated not in _SCALINGS[kind]:
             raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
     if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
-        factor, amplitude = scaling.get("factor"), scaling.get("attention_factor")
+        factor = scaling.get("factor")
+        amplitude = scaling.get("attention_factor")
         usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
         if isinstance(amplitude, int | float) and abs(amplitude - usual) > 1e-3:
             raise UnsupportedModelError(f"config.json: {kind} with a YaRN attention_factor of {amplitude:g}")

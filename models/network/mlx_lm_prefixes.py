@@ -47,7 +47,8 @@ class PrefixCaches:
         length, kept = max(found, key=lambda pair: pair[0], default=(0, None))
         running_length, cache = max(running, key=lambda pair: pair[0], default=(0, None))
         if cache is not None and running_length > length:
-            length, cache = running_length, cache.duplicate()
+            length = running_length
+            cache = cache.duplicate()
         elif kept is not None and length:
             ends_here = length == len(kept.tokens) or not self._can_copy
             if ends_here:

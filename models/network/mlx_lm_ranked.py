@@ -82,7 +82,8 @@ def ways(model: Any, config: Mapping[str, Any]) -> list[str]:
 
 def check_classes(checkpoint: Checkpoint, split: Split) -> None:
     """Raise UsageError if mlx-lm's class cannot be divided so. Reads no weight."""
-    kind, model = checkpoint.config.get("model_type"), of_config(checkpoint.config)
+    kind = checkpoint.config.get("model_type")
+    model = of_config(checkpoint.config)
     if split.kind not in (known := ways(model, checkpoint.config)):
         if not known:
             raise UsageError(f"several ranks: mlx-lm's class of {kind} runs on one machine only")
@@ -110,7 +111,8 @@ class _Trial:
     """A group to divide a model for, without a connection."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
 
     def rank(self) -> int:
         return self._rank

@@ -82,7 +82,8 @@ class HeadInput(nn.Module):  # type: ignore[misc]
         """Join the embeddings of tokens (1, T) with the hidden states before them -> (1, T, E)."""
         table, hidden_first = self._shared
         embedded = table(tokens)
-        hidden, self._hidden = self._hidden, None
+        hidden = self._hidden
+        self._hidden = None
         parts = [
             self.embedding_norm(embedded),
             self.hidden_norm(mx.zeros_like(embedded) if hidden is None else hidden.astype(embedded.dtype)),
@@ -140,7 +141,8 @@ class Head:
 
     def adapt(self, model: Any) -> None:
         """Give a new model of one layer the head's input, and the network's output projection."""
-        outer, inner = text_model(self.network), text_model(model)
+        outer = text_model(self.network)
+        inner = text_model(model)
         inner.model.embed_tokens = HeadInput(
             outer.model.embed_tokens, inner.model.norm, hidden_first=self.tensors.hidden_first
         )
@@ -176,7 +178,8 @@ def project(model: Any, hidden: mx.array) -> mx.array:
 
 def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     """Return the tensors of a checkpoint's head; None if it has none that headrace knows. Headers only."""
-    config, found = checkpoint.config, _prefix(checkpoint.config, checkpoint.tensors)
+    config = checkpoint.config
+    found = _prefix(checkpoint.config, checkpoint.tensors)
     if found is None:
         return None
     names, prefix = found

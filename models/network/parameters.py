@@ -42,7 +42,8 @@ class Parameters:
         read: Callable[[Checkpoint], dict[str, Any]] = read_arrays,
         part: TextPart | None = None,
     ) -> None:
-        part, arrays = part or text_part(checkpoint), read(checkpoint)
+        part = part or text_part(checkpoint)
+        arrays = read(checkpoint)
         self._at_once = read is not read_arrays
         self._quantization = part.quantization
         self._ops = ops
@@ -86,7 +87,8 @@ class Parameters:
         modules = [(f"{prefix}.{tensor.name}", tensor.rows) for tensor in tensors]
         if f"{whole}.weight" in self:
             modules = [(whole, sum(rows for _, rows in modules))]
-        parts, start = [], 0
+        parts = []
+        start = 0
         for module, rows in modules:
             part = self._stored(module, rows, columns)
             parts.append(part if order is None else _reordered(part, order[start : start + rows] - start))
@@ -133,7 +135,8 @@ class Parameters:
             scales, biases = (None if array is None else cut(array) for array in (stored.scales, stored.biases))
             return replace(stored, data=cut(stored.data), scales=scales, biases=biases)
 
-        first, second = part(slice(above.columns)), part(slice(above.columns, None))
+        first = part(slice(above.columns))
+        second = part(slice(above.columns, None))
         plain = first.data
         if first.scales is not None:
             plain = mx.dequantize(
@@ -144,7 +147,8 @@ class Parameters:
 
     def router(self, prefix: str, tensor: Tensor) -> Weight:
         """Return a mixture's router, in at least 8 bits and for products in float32: few bits select whole experts."""
-        requantize, least = self._requantize, 8
+        requantize = self._requantize
+        least = 8
         if requantize is not None and requantize.bits < least:
             self._requantize = replace(requantize, bits=least)
         weight = self.matrix(f"{prefix}.{tensor.name}", tensor.rows, tensor.columns, exact=True)
@@ -225,7 +229,8 @@ class Parameters:
         kind = layer_quantization(self._quantization, module)
         groups = (*stack, rows, columns // kind.group_size)
         data = self._pop(f"{module}.weight", (*stack, rows, columns * kind.bits // 32))
-        scales, affine = self._pop(f"{module}.scales", groups), kind.mode == "affine"
+        scales = self._pop(f"{module}.scales", groups)
+        affine = kind.mode == "affine"
         biases = self._pop(f"{module}.biases", groups) if affine else None
         if data.dtype != mx.uint32 or (scales.dtype == mx.uint8) == affine:
             raise CheckpointError(f"{module} is quantized, but not stored as {kind.mode} is: U32, and scales as fit it")
@@ -251,7 +256,9 @@ def _reordered(weight: Weight, order: mx.array) -> Weight:
     def rows(array: mx.array | None) -> mx.array | None:
         return None if array is None else array[order]
 
-    scales, biases, bias = rows(weight.scales), rows(weight.biases), rows(weight.bias)
+    scales = rows(weight.scales)
+    biases = rows(weight.biases)
+    bias = rows(weight.bias)
     return replace(weight, data=weight.data[order], scales=scales, biases=biases, bias=bias)
 
 

@@ -58,7 +58,9 @@ def add_experts(
     ops: Ops, at: Residual, layer: LayerWeights, dense: mx.array | None, config: DecoderConfig, ends: Ends
 ) -> Residual:
     """Add the output of a layer's experts, and that of its dense feed-forward (B, T, F) beside them, if any."""
-    eps, activation, branches = config.norm_eps, config.family.activation, layer.branches
+    eps = config.norm_eps
+    activation = config.family.activation
+    branches = layer.branches
     assert layer.mlp_norm is not None
     assert layer.mixture is not None
     dense = dense if dense is None else gated(ops, at, layer, dense, eps)

@@ -86,7 +86,8 @@ class Place:
         from headrace.models.network.mlx_lm_ranked import RankedMlxLm  # late: imports mlx-lm
         from headrace.models.network.mtp_network import add_head
 
-        kernels, device = None if ops is reference else ops, mx.default_device().type
+        kernels = None if ops is reference else ops
+        device = mx.default_device().type
         network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv, kernels=kernels)
         alone = self.split.kind == "pipeline" and self.group.rank == 0  # has all hidden states, table and logits
         head = head_tensors(checkpoint) if alone else None
@@ -134,7 +135,9 @@ class _Head:
 
     def made(self, network: Decoder, group: Group) -> HeadDecoder:
         """Return the head of a rank's network."""
-        ops, dtype, hidden_first = network.ops, network.dtype, self.tensors.hidden_first
+        ops = network.ops
+        dtype = network.dtype
+        hidden_first = self.tensors.hidden_first
         if self.part is None:
             config = head_config(self.tensors)
             return HeadDecoder(config, self.parameters, ops, dtype).of(network, hidden_first=hidden_first)

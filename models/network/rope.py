@@ -33,7 +33,8 @@ def make_rope(config: RopeConfig, head_dim: int, context_length: int, *, long: b
             periods, amplitude = _longrope(base, context_length, scaling, long)
         elif proportional:  # pairs behind the rotated part have no period
             turned = int(head_dim * config.share) // 2
-            periods, amplitude = [float(scaling.get("factor", 1.0)) * period for period in base[:turned]], 1.0
+            periods = [float(scaling.get("factor", 1.0)) * period for period in base[:turned]]
+            amplitude = 1.0
         else:
             periods, amplitude = _scaled(config.kind, base, config.theta, dims, context_length, scaling)
         if not all(1e-30 < value < 1e30 for value in (*periods, amplitude)):  # float32's range; refuses NaN too
@@ -73,7 +74,8 @@ def _longrope(
 def _llama3(base: list[float], scaling: Mapping[str, Any]) -> list[float]:
     """Llama 3.1: long waves are stretched by `factor`, short ones kept, those in between blended."""
     factor = float(scaling["factor"])
-    low, high = float(scaling.get("low_freq_factor", 1.0)), float(scaling.get("high_freq_factor", 4.0))
+    low = float(scaling.get("low_freq_factor", 1.0))
+    high = float(scaling.get("high_freq_factor", 4.0))
     trained = float(scaling.get("original_max_position_embeddings", 8192))
 
     def stretch(period: float) -> float:
@@ -98,10 +100,13 @@ def _yarn(
     def pair_with(turns: float) -> float:
         return dims * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_with(float(scaling.get("beta_fast") or 32)), pair_with(float(scaling.get("beta_slow") or 1))
+    low = pair_with(float(scaling.get("beta_fast") or 32))
+    high = pair_with(float(scaling.get("beta_slow") or 1))
     if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dims - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, dims - 1)
     span = max(high - low, 0.001)
 
     def blend(pair: int, period: float) -> float:
@@ -111,7 +116,8 @@ def _yarn(
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    one, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    one = scaling.get("mscale")
+    all_dims = scaling.get("mscale_all_dim")
     amplitude = magnitude(float(one)) / magnitude(float(all_dims)) if one and all_dims else magnitude(1.0)
     return [blend(pair, period) for pair, period in enumerate(base)], float(
         scaling.get("attention_factor") or amplitude

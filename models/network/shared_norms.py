@@ -24,7 +24,8 @@ class SharedNorms:
         self._heads: dict[int, list[mx.array]] = {}  # by layer: weights of queries (H * D,) and keys (Hkv * D,)
         self._inner: dict[int, mx.array] = {}  # by layer: (H * Dv,)
         for index, (layer, whole) in enumerate(zip(layers, part.whole.layers, strict=True)):
-            spec, mixer = layer.attention, layer.mixer
+            spec = layer.attention
+            mixer = layer.mixer
             if part.whole.family.qk_norm == "heads" and spec is not None:
                 self._heads[index] = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
                 self.layers[index] = layer = replace(layer, attention=replace(spec, q_norm=None, k_norm=None))
@@ -46,7 +47,8 @@ class SharedNorms:
         if index not in self._heads:
             return projected
         rows = stacked(projected)
-        part, layer = self._part, self._part.whole.layers[index]
+        part = self._part
+        layer = self._part.whole.layers[index]
         kv_heads, dim = part.whole.heads_of(layer)
         queries, keys = self._heads[index]
         parts = mx.split(rows, [queries.size, queries.size + keys.size], axis=-1)
@@ -81,7 +83,8 @@ class _NormedPass:
     """A pass with norms behind projections into attention, and behind mixers."""
 
     def __init__(self, kv: KVPass, norms: SharedNorms) -> None:
-        self._kv, self._norms = kv, norms
+        self._kv = kv
+        self._norms = norms
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kv, name)

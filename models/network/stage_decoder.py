@@ -79,7 +79,8 @@ class StageDecoder(Decoder):
     def __init__(
         self, part: Stage, parameters: Parameters, ops: Ops, dtype: mx.Dtype, kv: KVFormat | None, group: Group
     ) -> None:
-        self._group, self._stage = group, part
+        self._group = group
+        self._stage = part
         super().__init__(part.config, parameters, ops, dtype, kv)
 
     def follow(self, kv: KVPass) -> list[mx.array]:
@@ -116,7 +117,8 @@ class StageDecoder(Decoder):
 
     def _run(self, x: mx.array, kv: KVPass) -> mx.array | None:
         """Run this rank's layers and send their output on; None if none is wanted. x (1, N, E + P of layers left)."""
-        group, own = self._group, self.config.hidden_size + self.config.input_size * len(self._layers)
+        group = self._group
+        own = self.config.hidden_size + self.config.input_size * len(self._layers)
         out = self._through(x[..., :own] if x.shape[-1] > own else x, kv)
         if self._last:
             wanted = _wanted(kv.rows)

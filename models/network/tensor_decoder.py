@@ -43,7 +43,8 @@ class TensorDecoder(Decoder):
         """Run rank 0's pass; return what it evaluates."""
         x = self.layers(self.embed(mx.zeros((1, sum(row.count for row in kv.rows)), mx.uint32)), kv)
         kv.advance()
-        ends, chosen = 0, list[int]()
+        ends = 0
+        chosen = list[int]()
         for row in kv.rows:
             ends += row.count
             chosen += range(ends - row.logits, ends)
@@ -57,7 +58,8 @@ class TensorDecoder(Decoder):
         return self._at_once(self._group.gather_columns(super().all_logits(x), [len(own) for own in self._vocabulary]))
 
     def layers(self, x: mx.array, kv: KVPass) -> mx.array:
-        out, rows = super().layers(x, self._norms.around(kv)), kv.rows
+        out = super().layers(x, self._norms.around(kv))
+        rows = kv.rows
         drafts = any(row.hidden for row in rows) and not any(row.logits for row in rows)
         return self._at_once(out) if drafts else out
 
@@ -96,10 +98,13 @@ class TensorDecoder(Decoder):
         return Residual(x if ends.scalar is None else x * ends.scalar)
 
     def _fed(self, at: Residual, kv: KVPass, index: int) -> mx.array:
-        ops, layer = self._ops, self._layers[index]
-        x, at = at.x, at._replace(x=self._centred(at.x))
+        ops = self._ops
+        layer = self._layers[index]
+        x = at.x
+        at = at._replace(x=self._centred(at.x))
         heads, beside = self._heads(at, kv, index)
-        parallel, after = self.config.family.parallel, layer.attention_post_norm
+        parallel = self.config.family.parallel
+        after = layer.attention_post_norm
         partial = self._partial(x, heads, layer.output, after)
         if beside is not None and layer.mixer_ends is not None:
             partial = ops.linear_add(beside, layer.mixer_ends[1], partial)
@@ -127,7 +132,10 @@ class TensorDecoder(Decoder):
         return total if after is None else x + self._ops.rms_norm(total, after, self.config.norm_eps)
 
     def _mixture(self, x: mx.array, layer: LayerWeights, mixture: Mixture) -> mx.array:
-        ops, eps, activation, branches = self._ops, self.config.norm_eps, self.config.family.activation, layer.branches
+        ops = self._ops
+        eps = self.config.norm_eps
+        activation = self.config.family.activation
+        branches = layer.branches
         assert layer.mlp_norm is not None
         dense = None  # (B, T, F)
         if layer.down is not None:

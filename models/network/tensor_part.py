@@ -65,7 +65,8 @@ class TensorPart:
         found = _LAYER.fullmatch(name)
         if found is None:
             return array
-        layer, path = self.whole.layers[int(found[1])], found[2]
+        layer = self.whole.layers[int(found[1])]
+        path = found[2]
         tensors = modules[int(found[1])].get(_NUMBER.sub(".{}.", path))
         if tensors is None:
             return self._vector(path, kind, array, layer)
@@ -77,7 +78,8 @@ class TensorPart:
             return array[self.heads.start : self.heads.stop]
         if tensor.rows_by is None:
             return array
-        ranges, start = list[range](), 0
+        ranges = list[range]()
+        start = 0
         for tensor in tensors:  # one below the other
             assert tensor.rows_by is not None
             ranges += [_moved(rows, start) for rows in self._ranges(tensor, tensor.rows_by, tensor.rows, layer)]
@@ -86,7 +88,8 @@ class TensorPart:
 
     def _ranges(self, tensor: Tensor, unit: Unit, size: int, layer: LayerConfig) -> list[range]:
         """Return this rank's rows or columns of a tensor that has `size` of them."""
-        heads, kv_heads = self.whole.heads, self.whole.heads_of(layer)[0]
+        heads = self.whole.heads
+        kv_heads = self.whole.heads_of(layer)[0]
         if unit == "inner":
             return [self.own(size)]
         if unit == "mixer" and layer.mixer is not None:
@@ -125,7 +128,8 @@ class TensorPart:
         """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
         if kind == "bias":
             return None if self.rank else array
-        first, last = own.start * array.shape[-1], own.stop * array.shape[-1]
+        first = own.start * array.shape[-1]
+        last = own.stop * array.shape[-1]
         if first % total or last % total:
             raise UnsupportedModelError(f"{name}: a quantized group would be cut between two ranks", _HINT)
         return array[..., first // total : last // total]
@@ -188,7 +192,8 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
     sizes = mixer.sizes
     if sizes.kind == "conv":
         return _in_units(sizes.inner, split, unit)
-    ranges, groups = _grouped(sizes.heads, sizes.key_heads, sizes.value_dim, split, unit), sizes.key_heads
+    ranges = _grouped(sizes.heads, sizes.key_heads, sizes.value_dim, split, unit)
+    groups = sizes.key_heads
     apart = mixer.by_key_head or (sizes.kind == "ssm" and mixer.norm_parts == groups > 1)
     if apart and any(own.start * groups % sizes.heads or own.stop * groups % sizes.heads for own in ranges):
         raise UsageError(f"tensor parallel: {len(split.shares)} ranks cannot share {groups} groups of heads", _HINT)
@@ -199,9 +204,12 @@ def mixer_places(sizes: MixerSizes, own: range) -> dict[str, list[range]]:
     """Return a rank's rows of a mixer's tensors. own: its heads, or its channels of a short convolution."""
     if sizes.kind == "conv":
         return {"inner": [own], "conv1d": [own], "in_proj": [_moved(own, i * sizes.inner) for i in range(3)]}
-    per_key, keys = sizes.heads // sizes.key_heads, sizes.key_heads * sizes.key_dim
+    per_key = sizes.heads // sizes.key_heads
+    keys = sizes.key_heads * sizes.key_dim
     groups = kv_range(own, sizes.heads, sizes.key_heads)
-    key, inner, rows = _scaled(groups, sizes.key_dim), _scaled(own, sizes.value_dim), 2 * keys + sizes.inner
+    key = _scaled(groups, sizes.key_dim)
+    inner = _scaled(own, sizes.value_dim)
+    rows = 2 * keys + sizes.inner
     decays = _scaled(own, sizes.decays // sizes.heads)
     places = {"inner": [inner], "heads": [own], "decays": [decays]}
     if sizes.kind == "ssm":
@@ -222,7 +230,8 @@ def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, u
     def own(size: int) -> int:
         return len(_in_units(size, split, unit)[rank]) if size else 0
 
-    experts, mixer = layer.experts, layer.mixer
+    experts = layer.experts
+    mixer = layer.mixer
     if experts is not None:
         experts = replace(experts, size=own(experts.size), shared=own(experts.shared))
     if mixer is not None:

@@ -65,7 +65,9 @@ def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
     """Return the projections into attention, then the one out of it."""
     kv_heads, head_dim = config.heads_of(layer)
-    width, queries, entries = config.hidden_size, config.heads * head_dim, kv_heads * head_dim
+    width = config.hidden_size
+    queries = config.heads * head_dim
+    entries = kv_heads * head_dim
     rows = {"q": queries * (2 if config.family.gated else 1), "k": entries, "v": entries}
     units: dict[str, Unit] = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
     whole = "self_attn.qkv_proj"
@@ -78,7 +80,9 @@ def attention(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 
 def latent(config: DecoderConfig, sizes: LatentConfig) -> list[Tensor]:
     """Return the projections of attention over latents; those of each head count together."""
-    at, width, heads = "self_attn", config.hidden_size, config.heads
+    at = "self_attn"
+    width = config.hidden_size
+    heads = config.heads
     query = heads * (sizes.rotated + sizes.other)
 
     def before(name: str, rows: int, columns: int, rows_by: Unit | None = "heads") -> Tensor:
@@ -104,7 +108,8 @@ def latent_heads(config: DecoderConfig, sizes: LatentConfig) -> Tensor:
 
 def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     """Return the stored projections into a mixer."""
-    sizes, keys = mixer.sizes, mixer.sizes.key_heads * mixer.sizes.key_dim
+    sizes = mixer.sizes
+    keys = mixer.sizes.key_heads * mixer.sizes.key_dim
     if mixer.apart:
         rows = {"q_proj": keys, "k_proj": keys, "v_proj": sizes.inner}
         if mixer.rank:
@@ -124,7 +129,8 @@ def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
         rows = {"in_proj": 3 * sizes.inner}
     else:
         rows = {"in_proj": sizes.inner + sizes.channels + sizes.heads}
-    width, of_latents = config.hidden_size, ("g_a_proj", "f_a_proj")
+    width = config.hidden_size
+    of_latents = ("g_a_proj", "f_a_proj")
     return [
         Tensor(
             f"mixer.{name}",
@@ -163,7 +169,8 @@ def feed_forward(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
 
 
 def _feed_forward(config: DecoderConfig, at: str, inner: int, kind: str = "") -> list[Tensor]:
-    width, whole = config.hidden_size, f"{at}.gate_up_proj"
+    width = config.hidden_size
+    whole = f"{at}.gate_up_proj"
     inputs = [
         Tensor(f"{at}.{name}", inner, width, rows_by="inner", whole=whole, title=kind + name, part="MLP")
         for name in config.family.inputs
@@ -184,7 +191,8 @@ def router(config: DecoderConfig, experts: ExpertsConfig) -> Tensor:
 
 def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]:
     """Return the projections into experts, then the ones out of them."""
-    width, inner = config.hidden_size, experts.size
+    width = config.hidden_size
+    inner = experts.size
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(config.family.inputs, (inner, width))
     sizes["down_proj"] = (width, inner)
     return [
@@ -206,7 +214,8 @@ def expert_stacks(config: DecoderConfig, experts: ExpertsConfig) -> list[Tensor]
 
 def layer_input(config: DecoderConfig) -> list[Tensor]:
     """Return the gate and the projection of a layer's own input, if layers have some."""
-    size, width = config.input_size, config.hidden_size
+    size = config.input_size
+    width = config.hidden_size
     if not size:
         return []
     return [

@@ -92,7 +92,9 @@ def _bytes_read(inputs: Sequence[_Value], primitives: Sequence[Mapping[str, Any]
     read: defaultdict[str, float] = defaultdict(float)
     counted: set[str] = set()
     for primitive in primitives:
-        kind, operands, results = primitive["name"], primitive["inputs"], primitive["outputs"]
+        kind = primitive["name"]
+        operands = primitive["inputs"]
+        results = primitive["outputs"]
         sources = [operand for operand in operands if operand[0] in seen]
         if not sources:
             if any(operand[0] in from_token for operand in operands):
@@ -124,7 +126,8 @@ def _assumed(model: Any, config: Mapping[str, Any], vocab_size: int) -> dict[str
     active = next((part[key] for part in sections for key in _ACTIVE_EXPERTS if isinstance(part.get(key), int)), None)
     modules: dict[str, Any] = dict(model.named_modules())
     tables = _looked_up(modules, vocab_size)
-    shares, listed = {}, _listed_experts(modules)
+    shares = {}
+    listed = _listed_experts(modules)
     for name, array in tree_flatten(model.parameters()):
         path = owner(modules, name)
         mixture, of_list, _ = path.partition(".experts.")

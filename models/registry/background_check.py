@@ -111,7 +111,8 @@ def _recall(file: Path, entry: FileRecord) -> str | None:
     oldest = (datetime.now(UTC) - timedelta(days=RECHECK_DAYS)).strftime(_DAY)
     if not isinstance(kept, dict) or kept.get("file") != _identity(file) or kept.get("sha256") != entry["sha256"]:
         return None
-    problem, day = kept.get("problem"), kept.get("day")
+    problem = kept.get("problem")
+    day = kept.get("day")
     return problem if isinstance(problem, str) and isinstance(day, str) and (problem or day >= oldest) else None
 
 

@@ -112,7 +112,8 @@ class CatalogEntry:
         from headrace.models.network.layer_config import LayerConfig
         from headrace.runtime.metrics.cost import Matrix, quantized_bytes
 
-        shape, quantization = self.shape, self.quantization.upper()
+        shape = self.shape
+        quantization = self.quantization.upper()
         mixture = None
         if shape.experts > 1:
             mixture = ExpertsConfig(shape.experts, shape.active_experts, shape.ffn, normalized=True)
@@ -122,7 +123,8 @@ class CatalogEntry:
             norm_eps=1e-5, tied_embeddings=shape.tied, layers=(LayerConfig(rope=None, experts=mixture),) * shape.layers,
             attention_scale=1.0,
         )  # fmt: skip
-        bits, group_size = 8 if "Q8" in quantization else 4, 32 if quantization.startswith("Q") else 64
+        bits = 8 if "Q8" in quantization else 4
+        group_size = 32 if quantization.startswith("Q") else 64
         built = shape_of_decoder(
             config, bits, group_size, f"catalog, {self.quantization}", mxfp4_experts=quantization.startswith("MXFP4")
         )
@@ -211,7 +213,8 @@ def squashed(name: str) -> str:
 
 def _entry(name: str, row: dict[str, Any]) -> CatalogEntry:
     facts = dict(row)
-    wheel, hub = facts.pop("wheel", None), facts.pop("hub", None)
+    wheel = facts.pop("wheel", None)
+    hub = facts.pop("hub", None)
     source = Wheel(**wheel) if wheel is not None else HubRepo(**hub)
     sizes = facts.pop("shape")
     shape = Shape(**sizes | {"kv": tuple(map(tuple, sizes.get("kv", ())))})

@@ -92,7 +92,10 @@ class ByteProgress:
     """Progress of one stage over the bytes of several files."""
 
     def __init__(self, progress: Progress, stage: str, total: int) -> None:
-        self._progress, self._stage, self._total, self._done = progress, stage, total, 0
+        self._progress = progress
+        self._stage = stage
+        self._total = total
+        self._done = 0
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes

@@ -83,7 +83,8 @@ def fetch_header(hub: HubId) -> HubHeader:
         siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
         with explained(hub):
             names = choose_files(siblings, hub.repo, hub.file, hub.quantization)
-            size, licence = sum(siblings[name].size or 0 for name in names), _licence(info)
+            size = sum(siblings[name].size or 0 for name in names)
+            licence = _licence(info)
             if (name := _config_of(names)) is None:
                 return HubHeader(size, licence, container=_gguf_header(hub, info, names))
             file = hf_hub_download(hub.repo, name, revision=info.sha, tqdm_class=Mute)
@@ -220,10 +221,12 @@ def _verify(path: Path, stated: Any, progress: Progress) -> None:
     """Compare a file with the hub's digest: sha256 for LFS files, the git blob id for others."""
     size = path.stat().st_size
     if stated.lfs is not None:
-        found, expected = hash_file(path, ByteProgress(progress, "verifying", size)), stated.lfs.sha256
+        found = hash_file(path, ByteProgress(progress, "verifying", size))
+        expected = stated.lfs.sha256
     else:
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        found, expected = hash_file(path, ByteProgress(silent, "", size), digest), stated.blob_id
+        found = hash_file(path, ByteProgress(silent, "", size), digest)
+        expected = stated.blob_id
     if expected is not None and found != expected:
         path.resolve().unlink()  # the blob, which the next run would trust
         path.unlink()

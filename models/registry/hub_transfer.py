@@ -99,7 +99,8 @@ def small_chunks() -> Iterator[None]:
 
     Its default of 10 MiB takes minutes on a slow connection, and a broken chunk is fetched again.
     """
-    usual, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _DOWNLOAD_CHUNK
+    usual = constants.DOWNLOAD_CHUNK_SIZE
+    constants.DOWNLOAD_CHUNK_SIZE = _DOWNLOAD_CHUNK
     try:
         yield
     finally:

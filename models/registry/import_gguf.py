@@ -163,7 +163,9 @@ def _digest(file: Path, stamp: list[int], store: Store, progress: Progress) -> s
     if isinstance(known := _row(file, stamp, store).get("sha256"), str):
         return known
     _check_header(file)
-    count, digest, sha256 = ByteProgress(progress, "hashing", stamp[0]), hashlib.sha256(), ""
+    count = ByteProgress(progress, "hashing", stamp[0])
+    digest = hashlib.sha256()
+    sha256 = ""
     for part in parts_of(file):
         sha256 = hash_file(part, count, digest)
     _remember(file, stamp, store, sha256=sha256)

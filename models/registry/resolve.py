@@ -133,7 +133,9 @@ def installed_name(text: str, store: Store) -> str:
     except ModelNotFoundError as error:
         if not text.lower().endswith(".gguf"):
             raise
-        name, source, missing = None, LocalGGUF(Path(text).expanduser().absolute()), error
+        name = None
+        source = LocalGGUF(Path(text).expanduser().absolute())
+        missing = error
     if isinstance(source, LocalGGUF):
         name = _copy_of(source.path, store)
     if name is None or not store.has(name):
@@ -177,7 +179,8 @@ def _named(
     except CheckpointError as error:
         if not (refresh and fetch):
             raise
-        present, unreadable = None, error
+        present = None
+        unreadable = error
     if present is not None and not (refresh and fetch):
         return _resolved(present)
     broken = unreadable is not None or (present is not None and not _is_intact(present))

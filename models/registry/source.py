@@ -236,12 +236,18 @@ def _hub_url(path: str) -> HubId:
         raise UsageError(f"{_shorten(path)} is no model", "paste the address of a model's page")
     parts = path.split("/")
     if len(parts) == 1 or parts[1] in _TREES:  # an old model, without an organisation
-        repo, rest = parts[0], parts[1:]
+        repo = parts[0]
+        rest = parts[1:]
     else:
-        repo, rest = "/".join(parts[:2]), parts[2:]
-    kind, revision, file = "", "", ""
+        repo = "/".join(parts[:2])
+        rest = parts[2:]
+    kind = ""
+    revision = ""
+    file = ""
     if rest and rest[0] in _TREES:  # else another tab of the model's page
-        kind, revision, file = rest[0], "".join(rest[1:2]), unquote("/".join(rest[2:])).strip("/")
+        kind = rest[0]
+        revision = "".join(rest[1:2])
+        file = unquote("/".join(rest[2:])).strip("/")
     at = f"@{unquote(revision)}" if revision not in {"", "main"} else ""
     if kind != "tree" and not file.lower().endswith(".gguf"):
         file = ""  # of the model

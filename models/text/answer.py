@@ -54,7 +54,8 @@ def ended_by(finished: Finished, request: Request) -> EndedBy:
         case "stop":
             return "end_of_turn" if finished.stop_id is not None else "stop_string"
         case "length":
-            count, limit = finished.summary.completion_tokens, request.max_tokens
+            count = finished.summary.completion_tokens
+            limit = request.max_tokens
             return "max_tokens" if limit is not None and count >= limit else "context_limit"
 
 
@@ -76,7 +77,8 @@ class AnswerText:
         """tools: separates calls from text. thinks: the prompt has begun a thinking section, in which no stop string
         counts. Raises UsageError for an empty stop string.
         """
-        self._request, self._tokenizer = request, tokenizer
+        self._request = request
+        self._tokenizer = tokenizer
         self._tools = tools
         self._detokenizer = tokenizer.answer_stream(None if tools is None else tools.marks, thinks=thinks)
         self._matcher = StopMatcher(stops)
@@ -94,16 +96,19 @@ class AnswerText:
         if isinstance(event, Step):
             return self._step(event)
         if isinstance(event, Finished):
-            rest, calls = "", tuple[ToolCall, ...]()
+            rest = ""
+            calls = tuple[ToolCall, ...]()
             if not self._stopped:
                 cut = event.reason != "stop"
-                text, calls = self._detokenizer.finish(cut=cut), ()
+                text = self._detokenizer.finish(cut=cut)
+                calls = ()
                 if self._tools is not None:
                     text, calls = self._tools.finish(text, cut=cut)
                 thought, text = self._behind_thinking(text, final=True)
                 certain, self._stopped = self._matcher.feed(text)
                 held, at_end = self._matcher.flush()
-                rest, self._stopped = thought + certain + held, self._stopped or at_end
+                rest = thought + certain + held
+                self._stopped = self._stopped or at_end
             finished = replace(event, reason="stop", stop_id=None) if self._stopped else event
             return Completed(rest, finished, calls, self._call_deltas())
         if isinstance(event, Failed):
@@ -111,7 +116,8 @@ class AnswerText:
         return event
 
     def _step(self, step: Step) -> TextChunk:
-        pieces, calls = list[str](), list[ToolCall]()
+        pieces = list[str]()
+        calls = list[ToolCall]()
         for used, token in enumerate(step.tokens, 1):
             text = self._detokenizer.add(token)
             if self._tools is not None:

@@ -93,7 +93,8 @@ class ControlTokens:
         return RustTokenizer.from_str(json.dumps(document))
 
     def _rename_in_model(self, model: dict[str, Any]) -> None:
-        names, vocab = self._secret_of, model["vocab"]
+        names = self._secret_of
+        vocab = model["vocab"]
         if isinstance(vocab, list):  # Unigram: [[piece, score], ...], the position is the id
             model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
             return

@@ -81,7 +81,8 @@ class DetokenizerFactory:
 
     def token_bytes(self, vocab_size: int) -> list[bytes] | None:
         """Return the bytes that each token id below `vocab_size` adds within a text; None if these are not fixed."""
-        text_of, ids = self._tokenizer.id_to_token, range(vocab_size)
+        text_of = self._tokenizer.id_to_token
+        ids = range(vocab_size)
         if [step["type"] for step in self._steps] == ["ByteLevel"]:
             return [_spelled(text_of(index) or "") for index in ids]
         if (rules := _SentencePieceRules.read(self._steps)) is not None:
@@ -164,13 +165,16 @@ class _SentencePieceRules:
         if not places or places[0] != 0 or places != sorted(set(places)):
             return None
         by_type = {step["type"]: step for step in steps}
-        first, strip = steps[0], by_type.get("Strip")
+        first = steps[0]
+        strip = by_type.get("Strip")
         if first["type"] == "Replace":
-            space, drops = first["pattern"].get("String", ""), False
+            space = first["pattern"].get("String", "")
+            drops = False
             if len(space) != 1 or first["content"] != " ":
                 return None
         else:
-            space, drops = first["replacement"], first.get("prepend_scheme", "always") != "never"
+            space = first["replacement"]
+            drops = first.get("prepend_scheme", "always") != "never"
         if strip is not None and ("Fuse" not in by_type or strip["content"] != " " or strip["stop"] != 0):
             return None
         return cls(space, drops, "ByteFallback" in by_type, strip["start"] if strip else 0)
@@ -237,7 +241,8 @@ class _Windowed:
         # Bytes of one character take at most four tokens; longer runs never complete.
         if not new or (new.endswith(_REPLACEMENT) and len(self._held) < 4):
             return ""
-        self._context, self._held = self._held, []
+        self._context = self._held
+        self._held = []
         return new
 
     def finish(self, *, cut: bool = False) -> str:

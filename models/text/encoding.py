@@ -50,7 +50,8 @@ def encoding_ends(stop: Callable[[], bool], most_tokens: int | None = None) -> I
 
     most_tokens: refuse a text that certainly has more, with ContextLimitError, before it is encoded.
     """
-    earlier_stop, earlier_most = _stop.set(stop), _most_tokens.set(most_tokens)
+    earlier_stop = _stop.set(stop)
+    earlier_most = _most_tokens.set(most_tokens)
     try:
         yield
     finally:

@@ -32,7 +32,8 @@ def fill_in_middle(tokenizer: "Tokenizer", prefix: str, suffix: str) -> list[int
     """
     vocabulary = {text: token for token, text in tokenizer.vocabulary().items()}
     start = tokenizer.encode_prompt("")
-    before, after = tokenizer.encode(prefix), tokenizer.encode(suffix)
+    before = tokenizer.encode(prefix)
+    after = tokenizer.encode(suffix)
     for form in _FORMS:
         if all(text in vocabulary for text in form):
             opening, gap, end = (vocabulary[text] for text in form)

@@ -45,10 +45,12 @@ _QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}
 def read_tekken(file: Path) -> Tokenizer:
     """Return the tokenizer of a tekken.json: control tokens, then byte strings. CheckpointError for a broken file."""
     content = read_json_object(file)
-    config, entries = content.get("config"), content.get("vocab")
+    config = content.get("config")
+    entries = content.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
         raise CheckpointError(f"{file.name} has no config or no vocabulary")
-    pattern, size = config.get("pattern"), config.get("default_vocab_size")
+    pattern = config.get("pattern")
+    size = config.get("default_vocab_size")
     controls = config.get("default_num_special_tokens")
     if not isinstance(pattern, str) or type(size) is not int or type(controls) is not int or not 0 < controls < size:
         raise CheckpointError(f"{file.name}: config states no pattern or no sizes")

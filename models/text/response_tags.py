@@ -7,7 +7,8 @@ from headrace.models.text.thinking import ThinkingGate
 if TYPE_CHECKING:
     from headrace.models.text.detokenizer import Detokenizer
 
-_OPEN, _CLOSE = "<response>", "</response>"
+_OPEN = "<response>"
+_CLOSE = "</response>"
 
 
 def asks_for_tags(template: str) -> bool:
@@ -34,7 +35,8 @@ class ResponseStream:
         """End the stream and return the text held back. cut: see `ThinkingStream`."""
         thought, text = self._gate.feed(self._inner.finish(cut=cut))
         text = self._answer(text + self._gate.flush())
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return thought + text + ("" if self._is_tagged and held.startswith(_CLOSE) else held)
 
     def _answer(self, text: str) -> str:
@@ -47,7 +49,8 @@ class ResponseStream:
             if self._is_tagged:
                 self._held = start.removeprefix(_OPEN).lstrip("\n")
         released = self._closing_place() if self._is_tagged else len(self._held)
-        text, self._held = self._held[:released], self._held[released:]
+        text = self._held[:released]
+        self._held = self._held[released:]
         return text
 
     def _closing_place(self) -> int:

@@ -20,7 +20,8 @@ from headrace.models.text.vocabulary import (
 )
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM = 1
+_BPE = 2
 _LARGEST = 32 << 20  # bytes of a file: those in use have up to 5 MB
 _FIELD, _MOST_FIELDS = b"\n", 1 << 20  # first byte of a piece and of its text; limit, as pieces expand when parsed
 _LONGEST = 1024  # characters of a token; the work per token is quadratic in it
@@ -46,7 +47,8 @@ def read_sentencepiece(file: Path, added: Mapping[int, Mapping[str, Any]]) -> tu
         model.ParseFromString(content)
     except Exception as error:  # DecodeError, and other errors in other releases of protobuf
         raise CheckpointError(f"{file.name} is neither a SentencePiece nor a tiktoken vocabulary") from error
-    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer = model.trainer_spec
+    normalizer = model.normalizer_spec
     vocabulary = Vocabulary([piece.piece for piece in model.pieces], [piece.type for piece in model.pieces])
     if not all(isinstance(token, str) for token in vocabulary.tokens):  # bytes if they are not UTF-8
         raise CheckpointError(f"{file.name}: a token is no text")

@@ -34,14 +34,16 @@ class StopMatcher:
         start, stop = self._first(text)
         held_from = self._first_possible_start(text)
         if stop is not None and start <= held_from:
-            self._held, self.found = "", stop
+            self._held = ""
+            self.found = stop
             return text[:start], True
         self._held = text[held_from:]
         return text[:held_from], False
 
     def flush(self) -> tuple[str, bool]:
         """End the stream; return as `feed` does the text held back."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         start, stop = self._first(held)
         self.found = self.found if stop is None else stop
         return held[:start], self.found is not None

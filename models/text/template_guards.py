@@ -227,7 +227,8 @@ def _tojson(
     if isinstance(indent, int) and indent > 16:
         raise TemplateRefusedError("it indents JSON absurdly far")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    parts, size = [], 0
+    parts = []
+    size = 0
     for part in encoder.iterencode(value):
         size += len(part)
         check_size(size)

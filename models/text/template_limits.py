@@ -165,7 +165,8 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
     """Refuse an operator with a result far larger than its operands, or slow to compute."""
     check_integer(left)
     check_integer(right)
-    sized_left, sized_right = hasattr(left, "__len__"), hasattr(right, "__len__")
+    sized_left = hasattr(left, "__len__")
+    sized_right = hasattr(right, "__len__")
     if operator == "+" and sized_left and sized_right:
         check_size(len(left) + len(right))
         charge(weight(left) + weight(right))

@@ -331,7 +331,8 @@ class _Namespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         check_written(*args[1:])  # keys are hashed
-        self, values = args[0], dict(*args[1:], **kwargs)
+        self = args[0]
+        values = dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
         Namespace.__init__(self, values)

@@ -6,7 +6,8 @@ whole text so far.
 
 from dataclasses import dataclass
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN = "<think>"
+CLOSE = "</think>"
 LEVELS = ("low", "medium", "high")
 Thinking = bool | int | str
 """Thinking on or off, its budget in tokens, or one of LEVELS."""
@@ -59,12 +60,15 @@ class ThinkingGate:
         self._thinks = True
         place = self._held.find(CLOSE)
         end = place + len(CLOSE) if place >= 0 else len(self._held) - _half_tag(self._held)
-        section, self._held = self._held[:end], self._held[end:]
+        section = self._held[:end]
+        self._held = self._held[end:]
         return section, self.flush() if place >= 0 else ""
 
     def flush(self) -> str:
         """Return the text held back; all further text is behind the section."""
-        held, self._held, self._is_over = self._held, "", True
+        held = self._held
+        self._held = ""
+        self._is_over = True
         return held
 
 

@@ -28,10 +28,14 @@ _PAIRS = (
     ("◁think▷", "◁/think▷"),  # Kimi
 )
 _NAMED = ("<|channel>", "thought\n", "<channel|>")  # Gemma 4
-_CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
+_CHANNEL = "<|channel|>"
+_MESSAGE = "<|message|>"
+_END = "<|end|>"
+_START = "<|start|>"
 _END_OF_MESSAGE = "<|eom|>"
 _THINKER, _USER = "self", "user"  # recipients
-_OPENED, _CLOSED = f"{OPEN}\n", f"\n{CLOSE}\n\n"
+_OPENED = f"{OPEN}\n"
+_CLOSED = f"\n{CLOSE}\n\n"
 CALL_BEGIN, CALL_MESSAGE = "\udffe", "\udfff"  # around the recipient of a tool call: no text has lone surrogates
 _TO = "to="
 _RECIPIENT = re.compile(r"to=(\S+)")
@@ -91,11 +95,13 @@ def thinking_form(id_of: Callable[[str], int | None]) -> ThinkingForm | None:
         answer = f"{_END_OF_MESSAGE}{_START}assistant to={_USER}{_MESSAGE}"
         return ThinkingForm(recipients, f" to={_THINKER}{_MESSAGE}", answer, has_recipients=True)
     for opening, closing in _PAIRS:
-        first, last = id_of(opening), id_of(closing)
+        first = id_of(opening)
+        last = id_of(closing)
         if first is not None and last is not None:
             return ThinkingForm({first: "open", last: "close"}, opening, closing)
     opening, name, closing = _NAMED
-    first, last = id_of(opening), id_of(closing)
+    first = id_of(opening)
+    last = id_of(closing)
     if first is not None and last is not None:
         return ThinkingForm({first: "open", last: "close"}, opening, closing, name)
     return None
@@ -123,11 +129,14 @@ class ThinkingStream:
         self._start += text
         start = self._start.lstrip()
         if start.startswith(_TO):
-            self._header, self._start, text = "", "", start
+            self._header = ""
+            self._start = ""
+            text = start
         elif _TO.startswith(start):
             return ""
         else:
-            text, self._start = self._start, ""
+            text = self._start
+            self._start = ""
         self._begun = True
         return text
 
@@ -136,7 +145,8 @@ class ThinkingStream:
         mark = self._form.ids.get(token_id)
         held = ""
         if mark is not None:
-            held, self._start = self._start, ""
+            held = self._start
+            self._start = ""
         return held + self._opened(self._add(token_id, mark))
 
     def _opened(self, text: str) -> str:
@@ -159,7 +169,8 @@ class ThinkingStream:
             self._header += text
             if not self._form.name or "\n" not in self._header:
                 return ""
-            text, self._header = self._header.partition("\n")[2], None
+            text = self._header.partition("\n")[2]
+            self._header = None
             return text
         if mark in ("open", "close"):
             self._header = "" if mark == "open" and self._form.name else None
@@ -169,7 +180,8 @@ class ThinkingStream:
         if mark != _MESSAGE:  # a recipient may stand before the channel
             self._header = f"{self._header} " if "to=" in (self._header or "") else ""
             return ""
-        channel, self._header = (self._header or "").strip(), None
+        channel = (self._header or "").strip()
+        self._header = None
         recipient = _RECIPIENT.search(channel)
         if self._form.has_recipients and (recipient is None or recipient[1] in (_THINKER, _USER)):
             return self._turn(recipient is not None and recipient[1] == _THINKER)
@@ -180,11 +192,13 @@ class ThinkingStream:
 
     def finish(self, *, cut: bool = False) -> str:
         """End the stream and return the text held back. cut: without a character that is incomplete at the end."""
-        held, self._start = self._start, ""
+        held = self._start
+        self._start = ""
         return held + self._inner.finish(cut=cut)
 
     def _turn(self, thinks: bool) -> str:
-        before, self._thinks = self._thinks, thinks
+        before = self._thinks
+        self._thinks = thinks
         is_empty = self._blank is not None
         if before != thinks:
             self._blank = "" if thinks else None

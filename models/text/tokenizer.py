@@ -182,7 +182,8 @@ class Tokenizer:
         marks: texts of control tokens around tool calls; None: the answer has no tools. thinks: the prompt has begun
         the section.
         """
-        stream, form = self.detokenizer(), self.thinking_form
+        stream = self.detokenizer()
+        form = self.thinking_form
         if marks is not None:
             stream = MarkedStream(stream, marks)
         if has_recipients(self.template_source):
@@ -236,7 +237,8 @@ class Tokenizer:
     def _find_controls(self) -> ControlTokens:
         special: dict[str, int] = {}
         markup: dict[str, int] = {}
-        ends, named = self.eos_ids, {*self._special_texts.values(), *TURN_ENDS}
+        ends = self.eos_ids
+        named = {*self._special_texts.values(), *TURN_ENDS}
         added_tokens = self._rust.get_added_tokens_decoder()
         for index, added in added_tokens.items():
             if added.special or index in ends or (added.content in named and looks_like_markup(added.content)):
@@ -256,7 +258,8 @@ class Tokenizer:
         Unigram and WordPiece models find them in any text, whether they are added tokens or not. Raises CheckpointError
         for a tokenizer that takes very long.
         """
-        found, unknown = {}, self._special_texts.get("unk_token")
+        found = {}
+        unknown = self._special_texts.get("unk_token")
         ends = {self._rust.id_to_token(index) or "" for index in self.eos_ids}
         texts = [_well_formed(text) for text in (_PROBE, written, *sorted(named | ends | markup_in(written))) if text]
         with panics_hidden():

@@ -117,7 +117,8 @@ def _check(document: Any) -> None:
     model = document.get("model")
     if not isinstance(model, Mapping):
         raise TypeError("it has no model")
-    kind, vocab = model.get("type"), model.get("vocab") or {}
+    kind = model.get("type")
+    vocab = model.get("vocab") or {}
     added = [token for token in document.get("added_tokens") or () if isinstance(token, Mapping)]
     if sum(len(str(token.get("content")).encode()) for token in added) > _MOST_ADDED:
         raise ValueError(f"its added tokens have more than {_MOST_ADDED} bytes")
@@ -132,7 +133,8 @@ def _check(document: Any) -> None:
 
 def parts_of(part: Any) -> Iterator[Mapping[str, Any]]:
     """Yield a normalizer, pre-tokenizer or decoder and all its nested parts."""
-    waiting, seen = [part], 0
+    waiting = [part]
+    seen = 0
     while waiting:
         part = waiting.pop()
         if (seen := seen + 1) > _LARGEST_PART:
@@ -160,7 +162,8 @@ def _check_part(part: Mapping[str, Any]) -> None:
 
 def text_growth(*steps: Any) -> float:
     """Return the most characters that all steps together make of one. Raises ValueError for too many."""
-    growth, prepended = 1.0, 0
+    growth = 1.0
+    prepended = 0
     for part in (part for step in steps for part in parts_of(step)):
         if part.get("type") == "Prepend":
             prepended += len(part["prepend"].encode())
@@ -176,7 +179,8 @@ def _growth(part: Mapping[str, Any]) -> float:
     if part.get("type") == "ByteLevel":
         return 2.0  # spelling bytes out takes up to two characters each
     if part.get("type") == "Replace":
-        replaced, content = part["pattern"].get("String"), part["content"]
+        replaced = part["pattern"].get("String")
+        content = part["content"]
         return max(1.0, len(content) / len(replaced)) if replaced else 1.0 + len(content)  # nothing: between all
     if charsmap := part.get("precompiled_charsmap"):
         data = base64.b64decode(charsmap)

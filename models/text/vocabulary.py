@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+BYTE = 6
 SPACE_MARK = "\u2581"  # SentencePiece's space
 
 
@@ -61,7 +66,8 @@ def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tu
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, index in usable.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
+            left = token[:cut]
+            right = token[cut:]
             if left in usable and right in usable:
                 ranked.append((-scores[index], usable[left], usable[right], left, right))
     ranked.sort()

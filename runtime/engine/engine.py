@@ -279,7 +279,8 @@ class Engine:
             with memory_errors(self._cost.weight_bytes):
                 self._start_work()
                 reserved = min(len(prompt) + OUTPUT_RESERVED, self._budget.limit)
-                cache, end = self.kv.acquire(prompt, reserved), len(prompt) - 1
+                cache = self.kv.acquire(prompt, reserved)
+                end = len(prompt) - 1
                 reused = cache.committed
                 while cache.committed < end:
                     until = chunk_end(cache.committed, end, cache.needs_marks)
@@ -534,7 +535,8 @@ class Engine:
         if sequence.mtp is not None:
             sequence.mtp.close()
         sequence.cache = sequence.sampler = None  # users may keep the sequence
-        sequence.proposers, sequence.mtp = [], None
+        sequence.proposers = []
+        sequence.mtp = None
         self._budget.release(sequence)
 
     def _start_work(self) -> None:

@@ -39,7 +39,9 @@ class MtpDraft:
 
     def __init__(self, head: DraftHead, limit: int, acceptance: Acceptance, sampler: Callable[[], Sampler]) -> None:
         self.is_wanted = True
-        self._head, self._acceptance, self._sampler = head, acceptance, sampler
+        self._head = head
+        self._acceptance = acceptance
+        self._sampler = sampler
         self._limit = limit
         self._costs = RunningMedian(_COSTS)
         self._waiting: deque[mx.array] = deque()  # hidden states (1, T, E) without an entry, in order

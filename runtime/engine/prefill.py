@@ -47,7 +47,8 @@ def prefill(
     network: Network, kv: KVBackend, cache: KVCache, tokens: Sequence[int], sizer: ChunkSizer | None = None
 ) -> Iterator[int]:
     """Append `tokens` to the cache and commit them; yield the number done after each chunk."""
-    done, sizer = 0, sizer or ChunkSizer()
+    done = 0
+    sizer = sizer or ChunkSizer()
     while done < len(tokens):
         chunk = tokens[done : done + sizer.size]
         started = time.perf_counter()

@@ -71,7 +71,8 @@ class Scheduler:
         self._budget = room
         self._pace = pace
         self._most_running = most_running
-        self._shared, self._output = shared, output
+        self._shared = shared
+        self._output = output
         self._preempting: Sequence | None = None  # as soon as no in-flight pass appends to its cache
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -99,7 +100,8 @@ class Scheduler:
             sequence = self.waiting[0]
             if self._shared and any(_is_feeding_prefix_of(other, sequence) for other in self.running):
                 break
-            tokens, spare = len(sequence.tokens), len(self.running)
+            tokens = len(sequence.tokens)
+            spare = len(self.running)
             whole = max(tokens, len(sequence.request.prompt) + min(sequence.max_output, self._output))
             if not any(self._budget.reserve(sequence, entries, spare) for entries in (whole, tokens)):
                 break

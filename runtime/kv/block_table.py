@@ -73,7 +73,8 @@ class BlockTable(ReusableCache):
 
     @property
     def committed_bytes(self) -> int:
-        nbytes, storage = 0, self.pool.storage
+        nbytes = 0
+        storage = self.pool.storage
         for group, dropped in zip(storage.store.groups, self.dropped, strict=True):
             rows = len(group.layers) * max(0, self.committed - dropped * BLOCK)
             nbytes += rows * storage.shape.row_bytes(group.kind)
@@ -92,7 +93,8 @@ class BlockTable(ReusableCache):
         for group, window in enumerate(self.pool.windows):
             if window is None:
                 continue
-            table, committed = self.tables[group], min(self.committed, self.length)
+            table = self.tables[group]
+            committed = min(self.committed, self.length)
             for index in range(self.dropped[group], max(0, committed - window + 1 - ROLLBACK) // BLOCK):
                 self.pool.release(group, table[index])
                 table[index] = NO_BLOCK
@@ -110,7 +112,8 @@ class BlockTable(ReusableCache):
 
     def _load(self, match: PrefixMatch) -> int:
         """Share whole blocks, and copy the partial last one if a block is available."""
-        whole, length = match.length // BLOCK, match.length
+        whole = match.length // BLOCK
+        length = match.length
         for group, table in enumerate(self.tables):
             self.dropped[group] = self._first_needed(group, match.nodes[:whole], length)
             table += [NO_BLOCK] * self.dropped[group]
@@ -121,7 +124,8 @@ class BlockTable(ReusableCache):
                 table.append(block)
         end = match.nodes[-1] if match.nodes else None
         if end is not None and whole < len(match.nodes) and not self._copy_part(end, length % BLOCK):
-            length, end = self._in_windows(whole * BLOCK), match.nodes[whole - 1] if whole else None
+            length = self._in_windows(whole * BLOCK)
+            end = match.nodes[whole - 1] if whole else None
         if self.states:
             states = None if end is None else self.pool.states_of(end)
             length, self.states = (length, list(states)) if states else (0, self.states)
@@ -156,7 +160,8 @@ class BlockTable(ReusableCache):
         window = self.pool.windows[group]
         if window is None:
             return 0
-        first, least = len(nodes), max(0, length - window + 1 - ROLLBACK) // BLOCK
+        first = len(nodes)
+        least = max(0, length - window + 1 - ROLLBACK) // BLOCK
         while first > least and nodes[first - 1].blocks[group] is not None:
             first -= 1
         return first
@@ -193,7 +198,8 @@ class BlockTable(ReusableCache):
             for place, (state, x, own) in self._inputs.items():
                 kept = own.stop - own.start - dropped
                 if kept:
-                    rows, spec = x[:, own.start : own.start + kept], storage.shape.mixers[place]
+                    rows = x[:, own.start : own.start + kept]
+                    spec = storage.shape.mixers[place]
                     _, [state] = storage.ops.mix_pass(rows, [state], [kept], spec)
                 self.states[place] = state
         self._inputs.clear()

@@ -43,7 +43,8 @@ class KeptCache:
 
         At most len(prompt) - 1 entries stay: the first step feeds the prompt's last token.
         """
-        cache, tokens = self._cache, self._tokens
+        cache = self._cache
+        tokens = self._tokens
         self.clear()
         if cache is None:
             return None
@@ -61,7 +62,8 @@ class KeptCache:
 
     def clear(self) -> None:
         """Drop the cache."""
-        self._cache, self._tokens = None, []
+        self._cache = None
+        self._tokens = []
 
 
 class BufferPass:
@@ -140,7 +142,8 @@ def _attend_together(buffers: SlotBuffers, members: Sequence[SlotCache]) -> Atte
     rows_of: dict[tuple[int | None, int, int], SlotRows] = {}  # of the layers of each kind
 
     def attend(layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
-        layer, kind = members[0].source(layer), (spec.window, spec.kv_heads, spec.head_dim)
+        layer = members[0].source(layer)
+        kind = (spec.window, spec.kv_heads, spec.head_dim)
         if (rows := rows_of.get(kind)) is None:
             rows = rows_of[kind] = SlotRows(
                 [member.slot for member in members],
@@ -172,11 +175,14 @@ class BufferBackend:
         alone: bool = False,
         scales: mx.Dtype = mx.float16,
     ) -> None:
-        self._shape, self._ops, self._options = shape, ops, options
+        self._shape = shape
+        self._ops = ops
+        self._options = options
         self._shares_attention = shares_attention and not shape.format.packed
         self._alone = alone
         self._scales = scales
-        self.rolls_back, self.copies_to_grow = not alone, True
+        self.rolls_back = not alone
+        self.copies_to_grow = True
         self._caches: WeakSet[SlotCache] = WeakSet()
         self.shared: SharedBuffers = WeakValueDictionary()
         self._last = KeptCache()
@@ -184,7 +190,8 @@ class BufferBackend:
         self.shares_prefixes = self.pool is not None
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> SlotCache:
-        pool, keep = self.pool, self._options.keep_prefix
+        pool = self.pool
+        keep = self._options.keep_prefix
         found = pool.lookup(prompt[:-1], answers=keep).length if pool is not None else 0
         cache = self._last.take(prompt)
         if isinstance(cache, SlotCache) and cache.committed >= found:

@@ -7,7 +7,8 @@ _CHUNK = 256  # tokens that are compared at once
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    shared, start = min(len(a), len(b)), 0
+    shared = min(len(a), len(b))
+    start = 0
     while start < shared:
         end = min(start + _CHUNK, shared)
         if list(a[start:end]) != list(b[start:end]):

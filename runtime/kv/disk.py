@@ -123,7 +123,8 @@ class DiskStore:
 
     def trim(self) -> None:
         """Delete the least recently used files beyond `max_bytes`, and stale partial files."""
-        total, now = 0, time.time()
+        total = 0
+        now = time.time()
         for used, size, path in sorted(self._files(), reverse=True):
             partial = bool(path.suffix)
             if not partial:

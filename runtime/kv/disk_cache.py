@@ -48,7 +48,9 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
     """Cache the store's blocks of `tokens` that the pool lacks, until it is full, and return how many."""
     index = pool.index
     path = index.find(tokens, True)
-    parent, used, loaded = index.root, list[tuple[int, int]](), 0
+    parent = index.root
+    used = list[tuple[int, int]]()
+    loaded = 0
     for number, (place, part) in enumerate(places(index.root.key, tokens)):
         if number < len(path) and path[number][1] == len(part):
             parent = path[number][0]
@@ -62,7 +64,8 @@ def load_blocks(pool: BlockPool, tokens: Sequence[int], store: DiskStore) -> int
             break
         if node is None:
             break
-        parent, loaded = node, loaded + 1
+        parent = node
+        loaded = loaded + 1
     for group, number in reversed(used):
         pool.release(group, number)
     return loaded
@@ -78,8 +81,10 @@ def _follows(block: StoredBlock, parent: PrefixNode, part: Sequence[int]) -> boo
 
 def _cache(pool: BlockPool, block: StoredBlock, parent: PrefixNode, used: list[tuple[int, int]]) -> PrefixNode | None:
     """Copy a stored block into blocks of the pool, and add them to `used`. None for sizes of another pool."""
-    sizes, count = [mixer.sizes.state for mixer in pool.storage.shape.mixers], len(pool.groups)
-    kv, states = block.groups[:count], block.groups[count:]
+    sizes = [mixer.sizes.state for mixer in pool.storage.shape.mixers]
+    count = len(pool.groups)
+    kv = block.groups[:count]
+    states = block.groups[count:]
     entries = [_entries(pool, group, stored, len(block.tokens)) for group, stored in enumerate(kv)]
     if len(entries) != count or len(states) != bool(sizes):
         return None

@@ -64,7 +64,8 @@ class PagedPass:
 
     def run_fused(self, layers: slice, x: mx.array, node: LayersNode) -> mx.array:
         """x (1, N, E) -> (1, wanted, E)."""
-        shape, wanted = self._storage.shape, self._pass.rows
+        shape = self._storage.shape
+        wanted = self._pass.rows
         if layers.stop == shape.layers or (not self._pass.wanted and layers.stop == shape.appending):
             wanted = self._pass.wanted
         first, last = (bisect_left(self._recurrent, layer) for layer in (layers.start, layers.stop))
@@ -100,7 +101,8 @@ class PagedPass:
         """Make `x` depend on the pass before: the graph does not show in-place writes."""
         if self._before is None:
             return x
-        before, self._before = self._before, None
+        before = self._before
+        self._before = None
         return cast(_Projected, mx.depends(x, before))
 
 
@@ -111,7 +113,9 @@ class PagedBackend:
     copies_to_grow = False
 
     def __init__(self, shape: KVShape, ops: Ops, options: KVOptions) -> None:
-        self._shape, self._ops, self._options = shape, ops, options
+        self._shape = shape
+        self._ops = ops
+        self._options = options
         self.pool = self._new_pool()
 
     def acquire(self, prompt: Sequence[int], _entries: int = 0) -> BlockTable:

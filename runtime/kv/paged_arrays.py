@@ -54,7 +54,8 @@ class PagedArrays:
         """Free the last slabs of each group, as far as all their blocks are free."""
         self.settle()
         for group, blocks in zip(self.store.groups, groups, strict=True):
-            kept, needed = blocks.total, blocks.free_from()
+            kept = blocks.total
+            needed = blocks.free_from()
             while group.slabs and kept - group.slabs[-1].shape[0] >= needed:
                 kept -= group.slabs.pop().shape[0]
             blocks.shrink(kept)

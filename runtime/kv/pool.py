@@ -145,7 +145,8 @@ class BlockPool:
         """Return the longest path beside `path`, not beyond it, with recurrent state behind its last entry."""
         while path and self.storage.shape.mixers:
             first = (len(path) - 1) * BLOCK
-            rest, parent = tokens[first : first + BLOCK], path[-2][0] if len(path) > 1 else self.index.root
+            rest = tokens[first : first + BLOCK]
+            parent = path[-2][0] if len(path) > 1 else self.index.root
             ends = [
                 (node, len(node.tokens))
                 for node in parent.children_by_token.get(rest[0], ())

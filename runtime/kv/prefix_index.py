@@ -50,21 +50,29 @@ class PrefixIndex:
 
     def find(self, tokens: Sequence[int], answers: bool) -> list[tuple[PrefixNode, int]]:
         """Return the longest path along `tokens`: nodes with their matching entries. All but the last match whole."""
-        end, length, best = self.root, 0, (0, 0)
-        level, done = [self.root], 0
+        end = self.root
+        length = 0
+        best = (0, 0)
+        level = [self.root]
+        done = 0
         while level and done < len(tokens):
-            rest, followed = tokens[done : done + BLOCK], []
+            rest = tokens[done : done + BLOCK]
+            followed = []
             for node in (node for at in level for node in at.children_by_token.get(rest[0], ())):
                 common = node.common(rest, answers)
                 if (done + common, node.prefill_exact) > best:
-                    end, length, best = node, common, (done + common, node.prefill_exact)
+                    end = node
+                    length = common
+                    best = (done + common, node.prefill_exact)
                 if common == BLOCK:
                     followed.append(node)
-            level, done = followed, done + BLOCK
+            level = followed
+            done = done + BLOCK
         path = []
         while end.parent is not None:
             path.append((end, length))
-            end, length = end.parent, BLOCK
+            end = end.parent
+            length = BLOCK
         return path[::-1]
 
     def shared_blocks(self, tokens: Sequence[int]) -> int:
@@ -113,7 +121,8 @@ class PrefixIndex:
             for child in removed.children.values():
                 child.parent = None
                 pending.append(child)
-            removed.children, removed.children_by_token = {}, {}
+            removed.children = {}
+            removed.children_by_token = {}
             yield removed
 
 

@@ -46,7 +46,8 @@ class SlotBuffers:
     def assign(self, newcomers: Sequence[SlotCache], affords: Callable[[int], bool]) -> None:
         """Copy sequences into slots; each of their own buffers is freed at once. affords: whether bytes may be idle."""
         self.close_gaps()
-        first, last = len(self._caches), len(self._caches) + len(newcomers)
+        first = len(self._caches)
+        last = len(self._caches) + len(newcomers)
         ahead = max(0, 2 * self.slots - last)
         grown = self.slots if last <= self.slots else last + (ahead if affords(ahead * self.slot_bytes) else 0)
         for side, held in enumerate(self.sides):
@@ -70,7 +71,8 @@ class SlotBuffers:
 
     def close_gaps(self) -> None:
         """Move the last sequences into free slots between others."""
-        caches, slot = self._caches, 0
+        caches = self._caches
+        slot = 0
         while slot < len(caches):
             if self._cache(slot) is not None:
                 slot += 1

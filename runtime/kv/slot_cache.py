@@ -51,7 +51,8 @@ class Span:
         """
         if end - self.first <= self.capacity:
             return self.first, self.capacity
-        first, most = self.first, limit - self.first
+        first = self.first
+        most = limit - self.first
         if self.window is not None:
             kept = self.window - 1 + ROLLBACK
             if end - first > kept + ROLLBACK:
@@ -100,7 +101,9 @@ class SlotCache(ReusableCache):
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         """Append and attend. qkv (1, T, (H + 2 Hkv) * D) or its parts -> (1, T, H * D)."""
         layer = self.source(layer)
-        keys, values, first = self.keys, self.values, self.firsts[layer]
+        keys = self.keys
+        values = self.values
+        first = self.firsts[layer]
         if self.buffers is not None:
             out, keys[layer], values[layer] = reference.attend(
                 qkv, keys[layer], values[layer], self.length, spec, first, self.phase, self.slot
@@ -132,13 +135,15 @@ class SlotCache(ReusableCache):
 
     def advance(self, tokens: int) -> None:
         super().advance(tokens)
-        self._before, self._newest = self._newest, None
+        self._before = self._newest
+        self._newest = None
 
     def _in_turn(self, x: _Projected) -> _Projected:
         """Make `x` depend on the pass before: the graph does not show in-place writes."""
         if self._before is None:
             return x
-        before, self._before = self._before, None
+        before = self._before
+        self._before = None
         return cast(_Projected, mx.depends(x, before))
 
     def reserve(self, tokens: int, phase: Phase = "prefill") -> None:
@@ -172,11 +177,13 @@ class SlotCache(ReusableCache):
 
     def close(self) -> None:
         """Leave the shared buffers, and count no memory any more."""
-        self.buffers, self.closed = None, True
+        self.buffers = None
+        self.closed = True
 
     def share(self, buffers: object, sides: tuple[list[mx.array], list[mx.array]], slot: int) -> None:
         """Continue in a slot of the `sides` of shared buffers, into which the entries were copied."""
-        self.buffers, self.slot = buffers, slot
+        self.buffers = buffers
+        self.slot = slot
         self.keys, self.values = sides
         for span in self.spans:
             span.capacity = span.shared_capacity(self.limit)
@@ -189,7 +196,8 @@ class SlotCache(ReusableCache):
         own = mx.array([self.slot])
         self.keys, self.values = ([mx.take(layer, own, axis=0) for layer in side] for side in self.sides)
         mx.eval(self.keys, self.values)
-        self.buffers, self.slot = None, 0
+        self.buffers = None
+        self.slot = 0
 
     def source(self, layer: int) -> int:
         """Return the layer whose K/V this one reads."""
@@ -296,7 +304,9 @@ class SlotCache(ReusableCache):
 
     def _read(self, group: int, entries: slice) -> mx.array:
         """Return entries of a group in a block's layout (L, 2, Hkv, entries, D)."""
-        span, arrays, layers = self.spans[group], self.arrays, self._shape.layers
+        span = self.spans[group]
+        arrays = self.arrays
+        layers = self._shape.layers
         rows = slice(entries.start - span.first, entries.stop - span.first)
         parts = [arrays[side + layer][self.slot, :, rows] for layer in span.layers for side in (0, layers)]
         return mx.stack(parts).reshape(len(span.layers), 2, *parts[0].shape)
@@ -308,7 +318,9 @@ class SlotCache(ReusableCache):
 
     def _fill(self, group: int, match: PrefixMatch) -> None:
         """Fill new buffers of a group's layers from blocks, as far back as its window needs."""
-        span, nodes, first = self.spans[group], match.nodes, len(match.nodes)
+        span = self.spans[group]
+        nodes = match.nodes
+        first = len(match.nodes)
         least = 0 if span.window is None else max(0, match.length - span.window + 1 - ROLLBACK) // BLOCK
         numbers: list[int] = []
         while first > least and (number := nodes[first - 1].blocks[group]) is not None:

@@ -94,7 +94,8 @@ def _measure(host: Machine, openers: Sequence[Opener], seconds: float, progress:
         taken = _repeat([reader.one_pass for reader in readers], seconds, progress)
         use = meter.use()
     mx.clear_cache()  # MLX would keep the freed array
-    peaks, busy = [], use is not None and use.contended
+    peaks = []
+    busy = use is not None and use.contended
     for reader, passes in zip(readers, taken, strict=True):
         rates = [reader.pass_bytes / one for one in passes]
         peaks.append(summarise(rates, pass_bytes=reader.pass_bytes, method=reader.method, source=source, busy=busy))

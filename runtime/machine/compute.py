@@ -18,10 +18,12 @@ from headrace.runtime.machine.bandwidth import Progress
 from headrace.runtime.machine.hardware import machine
 from headrace.runtime.ops import Weight
 
-ROWS, FEW_ROWS = 512, 4
+ROWS = 512
+FEW_ROWS = 4
 _SECONDS = 0.25
 _SLOW_S = 0.06  # for FEW_ROWS; more rows would take seconds
-_GROUP, _BITS = 64, 4
+_GROUP = 64
+_BITS = 4
 
 
 def cached_compute() -> float | None:
@@ -41,12 +43,15 @@ def measure_compute(progress: Progress | None = None) -> float:
 def _measure(progress: Progress) -> float:
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     size = 4096 if on_gpu else 2048
-    active, dtype = ops.select(), mx.float16 if on_gpu else mx.float32
+    active = ops.select()
+    dtype = mx.float16 if on_gpu else mx.float32
     plain = mx.random.normal((size, size)).astype(dtype)
     weight = active.prepare(Weight(*mx.quantize(plain, _GROUP, _BITS), bits=_BITS, group_size=_GROUP), dtype)
     _seconds(active, weight, FEW_ROWS, dtype)  # compiles kernels, lays out weights
     slow = min(_seconds(active, weight, FEW_ROWS, dtype) for _ in range(3)) > _SLOW_S  # stock MLX on some CPUs
-    rows, best, began = FEW_ROWS if slow else ROWS, float("inf"), time.perf_counter()
+    rows = FEW_ROWS if slow else ROWS
+    best = float("inf")
+    began = time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < _SECONDS:
         progress(min(1.0, (time.perf_counter() - began) / _SECONDS))
         best = min(best, _seconds(active, weight, rows, dtype))
@@ -62,7 +67,8 @@ def _seconds(active: ops.Ops, weight: Weight, rows: int, dtype: mx.Dtype) -> flo
 
 
 def _key() -> str:
-    host, kernels = machine(), ops.describe().get("kernels")
+    host = machine()
+    kernels = ops.describe().get("kernels")
     version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
     return f"{host.device_name} / {host.backend} / {host.usable_cores} cores / mlx {version} / {kernels}"
 

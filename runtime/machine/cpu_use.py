@@ -24,12 +24,15 @@ class CPUMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """own: other processes of this program."""
-        self._own, self._read, self._clock = own, read, clock
+        self._own = own
+        self._read = read
+        self._clock = clock
         self._began = self._now()
 
     def use(self) -> CPUUse | None:
         """Return the use so far; None for spans below LEAST_S, and where procfs has no counts."""
-        began, now = self._began, self._now()
+        began = self._began
+        now = self._now()
         if began is None or now is None or (elapsed := now.at - began.at) < LEAST_S:
             return None
         busy = min(float(now.cpus), max(0.0, now.busy_s - began.busy_s) / elapsed)

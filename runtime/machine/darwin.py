@@ -37,7 +37,8 @@ def _declare(library: ctypes.CDLL, result: Any, **parameters: list[Any]) -> None
     """Set result and parameter types of functions. Raises AttributeError if one is missing."""
     for name, types in parameters.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, types
+        function.restype = result
+        function.argtypes = types
 
 
 class CoreFoundation:
@@ -190,7 +191,8 @@ class GPUStatistics:
 
 def notify_state(name: str, path: str = LIBRARIES.system) -> int | None:
     """Return the state of a system notification, as `notifyutil -g NAME` prints it; None if unknown."""
-    token, state = c_int(), c_uint64()
+    token = c_int()
+    state = c_uint64()
     try:
         lib = ctypes.CDLL(path)
         _declare(lib, c_uint32, notify_register_check=[c_char_p, POINTER(c_int)], notify_cancel=[c_int])

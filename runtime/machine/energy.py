@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from headrace.runtime.machine.sensors import Readings, Sensors
 
 LEAST_S = 0.2  # shorter spans are a few updates of the counter
-_SETTLE_S, _IDLE_S = 0.2, 0.6
+_SETTLE_S = 0.2
+_IDLE_S = 0.6
 _Clock = Callable[[], float]
 
 
@@ -31,7 +32,8 @@ class EnergyMeter:
     """Energy since the meter was made."""
 
     def __init__(self, sensors: Sensors, clock: _Clock = time.monotonic) -> None:
-        self._sensors, self._clock = sensors, clock
+        self._sensors = sensors
+        self._clock = clock
         self.restart()
 
     def restart(self) -> None:

@@ -106,7 +106,8 @@ def assemble(
 
 def memory_available(read: ReadFile | None = None, run: RunTool | None = None) -> int | None:
     """Return the bytes this process could allocate without swapping or reaching its container's limit."""
-    read, run = read or read_file, run or run_tool
+    read = read or read_file
+    run = run or run_tool
     free = text.meminfo(read("/proc/meminfo")).get("MemAvailable")
     if free is None:
         free = text.vm_stat_available(run("vm_stat"))
@@ -191,7 +192,8 @@ def cgroup_cpus(read: ReadFile) -> float | None:
     unified, legacy = text.cgroup_paths(read("/proc/self/cgroup"), "cpu")
     granted = [text.cgroup_cpus(read(f"{folder}/cpu.max")) for folder in _upwards("/sys/fs/cgroup", unified)]
     for folder in _upwards("/sys/fs/cgroup/cpu", legacy):
-        quota, period = read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")
+        quota = read(f"{folder}/cpu.cfs_quota_us")
+        period = read(f"{folder}/cpu.cfs_period_us")
         granted.append(text.cgroup_cpus(f"{quota.strip()} {period.strip()}"))
     return min((cpus for cpus in granted if cpus is not None), default=None)
 

@@ -69,7 +69,8 @@ def _arm_model(processors: list[dict[str, str]]) -> str | None:
     names: list[str] = []
     for cpu in processors:
         try:
-            maker, part = int(cpu["CPU implementer"], 16), int(cpu["CPU part"], 16)
+            maker = int(cpu["CPU implementer"], 16)
+            part = int(cpu["CPU part"], 16)
         except (KeyError, ValueError):
             continue
         name = _ARM_CORES.get((maker, part)) or f"{_ARM_MAKERS.get(maker, 'Arm-compatible')} (Arm part {part:#05x})"

@@ -35,7 +35,8 @@ class LoadSampler:
 
     def look(self, own: Iterable[int]) -> Load | None:
         """Return the load since the last call; None at the first. own: ids of this program's processes."""
-        now, times = self._clock(), psutil.cpu_times()
+        now = self._clock()
+        times = psutil.cpu_times()
         busy = (
             sum(times)
             - times.idle
@@ -46,10 +47,13 @@ class LoadSampler:
         seconds = {pid: spent for pid in own if (spent := _spent(pid)) is not None}
         mine = sum(spent - self._own[pid] for pid, spent in seconds.items() if pid in self._own)
         readings = self._sensors()
-        last, self._last, self._own = self._last, (now, busy, readings), seconds
+        last = self._last
+        self._last = (now, busy, readings)
+        self._own = seconds
         if last is None or now <= last[0]:
             return None
-        elapsed, memory = now - last[0], psutil.virtual_memory()
+        elapsed = now - last[0]
+        memory = psutil.virtual_memory()
         cpus = psutil.cpu_count() or 1
         load = Load(
             cpus=cpus,
@@ -62,7 +66,8 @@ class LoadSampler:
             energy=energy_between(last[2], readings, elapsed),
         )
         if not load.contended:
-            self._all, self._busiest = {}, ""
+            self._all = {}
+            self._busiest = ""
             return load
         return replace(load, busiest=self._find_busiest(seconds))
 
@@ -75,7 +80,8 @@ class LoadSampler:
             for process in psutil.process_iter(["cpu_times"])
             if process.info["cpu_times"] is not None and process.pid not in own
         }
-        before, self._all = self._all, spent
+        before = self._all
+        self._all = spent
         grown = {pid: seconds - before[pid] for pid, seconds in spent.items() if pid in before}
         if grown:
             with contextlib.suppress(psutil.Error):

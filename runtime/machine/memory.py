@@ -47,15 +47,20 @@ def budget(host: Machine | None = None, available: Callable[[], int | None] = me
     """Return the current budget of this machine; None if its memory is unknown."""
     host = host or machine()
     if host.backend == "metal" and host.device_memory_bytes:
-        total, source = host.device_memory_bytes, "recommended working set"
+        total = host.device_memory_bytes
+        source = "recommended working set"
         free = max(0, total - _held_by_mlx())
     elif host.backend == "cuda" and host.device_memory_bytes:
-        total, free, source = host.device_memory_bytes, _free_on_card(host.device_memory_bytes), "free GPU memory"
+        total = host.device_memory_bytes
+        free = _free_on_card(host.device_memory_bytes)
+        source = "free GPU memory"
     else:
         free_ram = available()
         if free_ram is None:
             return None
-        total, free, source = host.memory_bytes or free_ram, free_ram, "available RAM"
+        total = host.memory_bytes or free_ram
+        free = free_ram
+        source = "available RAM"
     return Budget(total, free, max(_RESERVE_LEAST, int(total * _RESERVE_SHARE)), source)
 
 
@@ -149,7 +154,8 @@ def moving_buffers() -> Iterator[None]:
     """
     import mlx.core as mx
 
-    wired_before, cached_before = mx.set_wired_limit(0), mx.set_cache_limit(0)
+    wired_before = mx.set_wired_limit(0)
+    cached_before = mx.set_cache_limit(0)
     try:
         yield
     finally:

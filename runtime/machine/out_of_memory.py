@@ -51,7 +51,8 @@ def _figures(message: str, weight_bytes: int) -> str:
     import mlx.core as mx
 
     host = machine()
-    held, peak = mx.get_active_memory(), mx.get_peak_memory()
+    held = mx.get_active_memory()
+    peak = mx.get_peak_memory()
     limit = host.device_memory_bytes or host.memory_bytes
     kind = {"metal": "a recommended working set", "cuda": "GPU memory", "cpu": "memory"}[host.backend]
     asked = _ASKED.search(message)

@@ -20,7 +20,8 @@ from headrace.runtime.config import environment
 from headrace.runtime.machine import darwin
 from headrace.runtime.machine.hardware import ReadFile, read_file
 
-_HWMON, _RAPL = Path("/sys/class/hwmon"), Path("/sys/class/powercap")
+_HWMON = Path("/sys/class/hwmon")
+_RAPL = Path("/sys/class/powercap")
 _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")  # best first
 
 
@@ -60,7 +61,8 @@ def sensors(backend: str, clock: Callable[[], float] = time.monotonic) -> Sensor
 
 def linux(hwmon: Path, rapl: Path, clock: Callable[[], float], read: ReadFile = read_file) -> Sensors:
     """Return sensors for the hottest CPU temperature and, if readable, the energy of CPU packages and memory."""
-    thermometers, counters = _thermometers(hwmon, read), _rapl_counters(rapl, read)
+    thermometers = _thermometers(hwmon, read)
+    counters = _rapl_counters(rapl, read)
     power = _Rate(clock)
     kinds = {kind for kind, _ in counters}
     parts = "CPU and memory" if "dram" in kinds else "CPU"
@@ -131,7 +133,8 @@ class _Rate:
 
     def of(self, joules: float | None) -> float | None:
         """Return watts since the last call; None at the first, and after a counter reset."""
-        now, last = self._clock(), self._last
+        now = self._clock()
+        last = self._last
         self._last = (now, joules) if joules is not None else None
         if joules is None or last is None or joules < last[1] or now <= last[0]:
             return None

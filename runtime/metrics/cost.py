@@ -44,7 +44,8 @@ class LayerKV:
         if self.window is None or not self.chunked:
             return visible_by_all(entries, rows, self.window)
         whole, rest = divmod(entries - 1 + rows, self.window)
-        seen, before = whole * self.window * (self.window + 1) + rest * (rest + 1), entries - 1
+        seen = whole * self.window * (self.window + 1) + rest * (rest + 1)
+        before = entries - 1
         return seen // 2 - (self.visible_by_all(1, before) if before else 0)
 
     def held_bytes(self, entries: int) -> int:
@@ -178,7 +179,8 @@ def held_bytes(kv: Sequence[LayerKV], tokens: int) -> int:
 
 def longest_context(kv: Sequence[LayerKV], room: int, most: int) -> int:
     """Return the most entries, up to `most`, with `held_bytes` of at most `room`; 0 if none."""
-    low, high = 0, most
+    low = 0
+    high = most
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if held_bytes(kv, middle) <= room else (low, middle - 1)

@@ -30,7 +30,8 @@ def _gelu_gated(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def _clamped_gated(gate: mx.array, up: mx.array) -> mx.array:
-    gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
+    gate = mx.minimum(gate, 7.0)
+    up = mx.clip(up, -7.0, 7.0)
     return gate * mx.sigmoid(1.702 * gate) * (up + 1)
 
 

@@ -162,7 +162,8 @@ def attention(q: mx.array, keys: mx.array, values: mx.array, spec: AttentionSpec
 
     begin: position of the first key.
     """
-    length, entries = q.shape[2], keys.shape[2]
+    length = q.shape[2]
+    entries = keys.shape[2]
     masked = sdpa_mask(length, entries, spec, begin)
     if 1 < (size := _few(length, spec)) < length:
         return _attention_in_pieces(q, keys, values, spec, begin, size)
@@ -196,7 +197,8 @@ def _score_bytes(q: mx.array, entries: int) -> int:
 
 def _bounds_scores(q: mx.array, entries: int, masked: mx.array | str | None, spec: AttentionSpec) -> bool | None:
     """Return None if scores stay within SCORES or are not kept; else whether a fused kernel can be forced."""
-    dim, device = q.shape[3], mx.default_device().type
+    dim = q.shape[3]
+    device = mx.default_device().type
     if _score_bytes(q, entries) <= SCORES[device]:
         return None
     if device == mx.DeviceType.cpu or spec.softcap is not None:
@@ -213,7 +215,8 @@ def _attention_in_pieces(
 
     wait: evaluate each piece; MLX allocates what it queues, so that pieces in flight would hold their scores together.
     """
-    length, entries = q.shape[2], keys.shape[2]
+    length = q.shape[2]
+    entries = keys.shape[2]
     outs = []
     for begin in range(0, length, size):
         end = min(begin + size, length)

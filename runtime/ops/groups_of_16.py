@@ -7,8 +7,10 @@ import mlx.core as mx
 
 from headrace.runtime.ops.weights import Weight
 
-GROUP, BITS = 16, 6
-NEW_BITS, NEW_GROUP = 8, 32
+GROUP = 16
+BITS = 6
+NEW_BITS = 8
+NEW_GROUP = 32
 
 
 def dequantized(data: mx.array, scales: mx.array, biases: mx.array) -> mx.array:

@@ -147,8 +147,10 @@ def places_heads(parts: Sequence[mx.array], spec: AttentionSpec, *, together: bo
 
     together: these rotate queries and keys at once. A dimension and the one that it turns with are in one thread.
     """
-    norms, rope = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None], spec.rope
-    launches, fits = len(norms) + spec.v_norm, spec.head_dim % _LANES == 0 and spec.head_dim <= _MAX_HEAD
+    norms = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
+    rope = spec.rope
+    launches = len(norms) + spec.v_norm
+    fits = spec.head_dim % _LANES == 0 and spec.head_dim <= _MAX_HEAD
     if rope is not None:
         launches += (1 if together else min(2, len(parts))) * (1 + (rope.amplitude != 1.0))
         fits = fits and rope.dims % (2 * _LANES) == 0 and rope.periods.dtype == mx.float32
@@ -163,7 +165,8 @@ def place_heads(parts: Sequence[mx.array], offset: mx.array, spec: AttentionSpec
     token. A SIMD group has a head of a token.
     """
     batch, length, _ = parts[0].shape
-    names, rope = ("q", "k", "v")[: len(parts)], spec.rope
+    names = ("q", "k", "v")[: len(parts)]
+    rope = spec.rope
     heads = {name: part.shape[-1] // spec.head_dim for name, part in zip(names, parts, strict=True)}
     norms = {"q_norm": spec.q_norm, "k_norm": spec.k_norm if len(parts) > 1 else None}
     inputs = dict(zip(names, parts, strict=True)) | {name: norm for name, norm in norms.items() if norm is not None}

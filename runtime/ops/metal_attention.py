@@ -61,7 +61,8 @@ def source(*, sinks: bool) -> str:
 def _value(side: str) -> str:
     """Return the value of dimension i of entry n: its group's scale * code + offset."""
     at = f"batch * {side}_{{0}}_strides[0] + kv * {side}_{{0}}_strides[1] + n * {side}_{{0}}_strides[2]"
-    bits, group = f"{side.upper()}_BITS", f"{side.upper()}_GROUP"
+    bits = f"{side.upper()}_BITS"
+    group = f"{side.upper()}_GROUP"
     code = f"({side}_codes[{at.format('codes')} + i * {bits} / 32] >> (i * {bits} % 32)) & ((1u << {bits}) - 1)"
     scale, offset = (
         f"float({side}_{part}[{at.format(part)} + i / {group} * {side}_{part}_strides[3]])"

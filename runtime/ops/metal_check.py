@@ -25,7 +25,8 @@ def differing() -> str:
 
 def close(one: mx.array, other: mx.array) -> bool:
     """Return whether the arrays differ by rounding alone."""
-    a, b = one.astype(mx.float32), other.astype(mx.float32)
+    a = one.astype(mx.float32)
+    b = other.astype(mx.float32)
     return one.shape == other.shape and bool(mx.abs(a - b).max() <= _TOLERANCE[one.dtype] * mx.abs(b).max())
 
 
@@ -34,7 +35,9 @@ def pairs() -> Iterator[tuple[str, list[mx.array], list[mx.array]]]:
     for dtype in (mx.float16, mx.bfloat16):
         for width in _WIDTHS:
             x, residual = (_values((1, _ROWS, width), dtype, seed) for seed in (1, 2))
-            post, norm, scalar = _values((width,), dtype, 3), _values((width,), dtype, 4), _values((1,), dtype, 5)
+            post = _values((width,), dtype, 3)
+            norm = _values((width,), dtype, 4)
+            scalar = _values((1,), dtype, 5)
             for before, behind, scale in (
                 (None, norm, None), (post, None, None), (post, norm, None), (post, norm, scalar),
             ):  # fmt: skip

@@ -63,7 +63,9 @@ def _row_norm(weight: str, store: str) -> str:
 @lru_cache(maxsize=32)
 def place_heads_source(names: Sequence[str], normed: Sequence[str], rotated: bool, norm_last: bool) -> str:
     """Return the body of the kernel of `place_heads`. normed: parts with weights of norms; values have none."""
-    rotation, parts, first = _ROTATION if rotated else "", [_HEAD_BEGIN], "0"
+    rotation = _ROTATION if rotated else ""
+    parts = [_HEAD_BEGIN]
+    first = "0"
     for name in names:
         norm = _HEAD_NORM.format(weight=f"float({name}_norm[i * {name}_norm_strides[0]])") if name in normed else ""
         steps = [_HEAD_NORM.format(weight="1.0f")] if name == "v" else [norm, rotation][:: -1 if norm_last else 1]

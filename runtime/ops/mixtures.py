@@ -127,8 +127,10 @@ def join_experts(gate: Weight, up: Weight) -> tuple[Weight, Weight | None]:
     def joined(one: mx.array | None, other: mx.array | None) -> mx.array | None:
         return None if one is None or other is None else mx.concatenate([one, other], axis=1)
 
-    data, scales = mx.concatenate([gate.data, up.data], axis=1), joined(gate.scales, up.scales)
-    biases, bias = joined(gate.biases, up.biases), joined(gate.bias, up.bias)
+    data = mx.concatenate([gate.data, up.data], axis=1)
+    scales = joined(gate.scales, up.scales)
+    biases = joined(gate.biases, up.biases)
+    bias = joined(gate.bias, up.bias)
     both = replace(gate, data=data, scales=scales, biases=biases, bias=bias)
     mx.eval(both.arrays)
     return both, None

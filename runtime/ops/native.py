@@ -115,13 +115,16 @@ def prepare(weight: Weight, dtype: mx.Dtype, *, exact: bool = False) -> Weight:
     Activations multiplied by 2-, 4- and 8-bit weights are rounded to 16-bit groups with a scale, unless `exact`, or
     HEADRACE_EXACT for all.
     """
-    matrix, waiting = None, _waiting.get()
+    matrix = None
+    waiting = _waiting.get()
     if dtype == mx.float32:
         try:
-            scales, biases = _flat(weight.scales), _flat(weight.biases)
+            scales = _flat(weight.scales)
+            biases = _flat(weight.biases)
             bias = None if weight.bias is None else weight.bias.reshape(-1)
             data = weight.data.reshape(weight.rows, -1)
-            mode, in_float = weight.mode, exact or environment.exact()
+            mode = weight.mode
+            in_float = exact or environment.exact()
             matrix = kernels.Matrix(
                 data, scales, biases, bias, weight.bits, weight.group_size, mode, in_float, later=waiting is not None
             )
@@ -337,7 +340,8 @@ def attend_heads(
     if isinstance(mask, mx.array):
         visible = mask[None, None] if mask.ndim == 2 else mask
         supported = supported and mask.dtype == mx.bool_ and visible.ndim == 4 and visible.shape[1] == 1
-        visible, decodes = mx.broadcast_to(visible, (batch, 1, length, keys.shape[2])) if supported else None, False
+        visible = mx.broadcast_to(visible, (batch, 1, length, keys.shape[2])) if supported else None
+        decodes = False
     if not supported or (mask is None and length > 1):
         fallbacks[f"attention: head sizes {dim} and {values.shape[-1]}, {q.dtype}, mask {type(mask).__name__}"] += 1
         return reference.attend_heads(q, keys, values, scale, mask, sinks)
@@ -452,7 +456,8 @@ class _Fused:
     """Layers as one node of the kernels. See `LayersNode`."""
 
     def __init__(self, plans: "list[kernels.LayerPlan]", rounding: int, peer: "kernels.Peer | None") -> None:
-        self._plans, self._peer = plans, peer
+        self._plans = plans
+        self._peer = peer
         self._rounding = rounding  # bits of a prompt's rows
 
     def __call__(

@@ -38,9 +38,11 @@ else:
     try:
         import headrace.runtime._native as kernels
     except ModuleNotFoundError:
-        kernels, missing = None, "not built: building them needs Linux, a C++20 compiler and Python's headers"
+        kernels = None
+        missing = "not built: building them needs Linux, a C++20 compiler and Python's headers"
     except ImportError as error:  # such as a build against another mlx
-        kernels, missing = None, f"built, but cannot be loaded: {error}"
+        kernels = None
+        missing = f"built, but cannot be loaded: {error}"
 
 
 fallbacks: Counter[str] = Counter()  # reference calls by reason
@@ -219,7 +221,8 @@ def packings(kv: KVFormat) -> "kernels.Packings":
 def native_pass(rows: Pass) -> "kernels.Pass":
     """Return the pass in the kernels' form."""
     if rows.native is None:
-        sequences, head_dims = rows.sequences, [group.kind.head_dim for group in rows.store.groups]
+        sequences = rows.sequences
+        head_dims = [group.kind.head_dim for group in rows.store.groups]
         rows.native = kernels.Pass(
             [sequence.count for sequence in sequences],
             [sequence.offset for sequence in sequences],

@@ -105,7 +105,8 @@ def _product(x: mx.array, rows: Rows, coding: Coding, *, transpose: bool) -> mx.
 def over_codes(q: mx.array, keys: Rows, values: Rows, spec: AttentionSpec, kv: KVFormat, begin: int = 0) -> mx.array:
     """Attend without unpacking. q (B, H, T, D) -> (B, H, T, D). begin: position of the first key."""
     batch, heads, length, dim = q.shape
-    shared, entries = heads // spec.kv_heads, keys.codes.shape[2]
+    shared = heads // spec.kv_heads
+    entries = keys.codes.shape[2]
     grouped = (q * spec.scale).reshape(batch, spec.kv_heads, shared * length, dim)
     scores = _product(grouped, keys, kv.keys, transpose=True)
     scores = scores.reshape(batch, spec.kv_heads, shared, length, entries)

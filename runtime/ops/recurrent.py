@@ -49,7 +49,9 @@ def mix_pass(
 
     Returns (y (1, N, Hv * Dv), the new states). Rows and states: see `MixerSizes`.
     """
-    ys, after, first = [], [], 0
+    ys = []
+    after = []
+    first = 0
     for state, count in zip(states, counts, strict=True):
         y, new = _mix(x[:, first : first + count], state, spec)
         ys.append(y)
@@ -60,8 +62,11 @@ def mix_pass(
 
 def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.array]:
     """Mix one sequence's tokens, x (1, T, projected)."""
-    sizes, count = spec.sizes, x.shape[1]
-    channels, inner, before = sizes.channels, sizes.inner, sizes.width - 1
+    sizes = spec.sizes
+    count = x.shape[1]
+    channels = sizes.channels
+    inner = sizes.inner
+    before = sizes.width - 1
     if sizes.kind == "conv":
         gate, out_gate, value = mx.split(x, 3, axis=-1)
         mixed = gate * value
@@ -86,7 +91,8 @@ def _mix(x: mx.array, state: mx.array, spec: MixerSpec) -> tuple[mx.array, mx.ar
         q, k = (r * mx.rsqrt((r * r).sum(axis=-1, keepdims=True) + _LENGTH_EPS) for r in (q, k))
         q = q * sizes.key_dim**-0.5
         step = step.reshape(1, count, sizes.heads, -1)  # (1, T, Hv, Dk) or (1, T, Hv, 1)
-        decay, beta = mx.exp(spec.rate[:, None] * step), mx.sigmoid(b[0]) * spec.most_beta
+        decay = mx.exp(spec.rate[:, None] * step)
+        beta = mx.sigmoid(b[0]) * spec.most_beta
         y, recurrent = recurrence(q, k, v, decay, beta, recurrent)
     else:
         step = mx.clip(step, *spec.steps)
@@ -108,5 +114,6 @@ def _gated(y: mx.array, z: mx.array, spec: MixerSpec) -> mx.array:
         parts = rows.reshape(*rows.shape[:2], -1, spec.norm.shape[-1])
         return (mx.fast.rms_norm(parts, None, spec.norm_eps) * spec.norm).reshape(rows.shape)
 
-    y, gate = y.reshape(z.shape), mx.sigmoid(z) if spec.sizes.kind == "kda" else z * mx.sigmoid(z)
+    y = y.reshape(z.shape)
+    gate = mx.sigmoid(z) if spec.sizes.kind == "kda" else z * mx.sigmoid(z)
     return normed(y) * gate if spec.norm_first else normed(y * gate)

@@ -21,11 +21,15 @@ from headrace.runtime.ops.passes import BLOCK, KVStore, Pass, Phase
 from headrace.runtime.ops.weights import AttentionSpec, Mixture, Projections, SampleRule, Weight
 
 name = "reference"
-attend_heads, rotate_heads = attention_parts.attend_heads, attention_parts.rotate_heads
-expert_linear, join_experts = mixtures.expert_linear, mixtures.join_experts
+attend_heads = attention_parts.attend_heads
+rotate_heads = attention_parts.rotate_heads
+expert_linear = mixtures.expert_linear
+join_experts = mixtures.join_experts
 add_norms = metal.add_norms
 rounded_to_bytes = rounding.rounded_to_bytes
-recurrence, convolve, mix_pass = recurrent.recurrence, recurrent.convolve, recurrent.mix_pass
+recurrence = recurrent.recurrence
+convolve = recurrent.convolve
+mix_pass = recurrent.mix_pass
 _SORTED = 64  # (token, expert) pairs from which sorting by expert pays
 
 
@@ -85,7 +89,8 @@ def embed(tokens: mx.array, table: Weight, dtype: mx.Dtype, first: int | None = 
         return mx.where(inside[..., None], embed(mx.where(inside, place, 0), table, dtype), 0)
     if table.scales is None:
         return table.data[tokens].astype(dtype)
-    scales, biases = table.scales[tokens], None if table.biases is None else table.biases[tokens].astype(dtype)
+    scales = table.scales[tokens]
+    biases = None if table.biases is None else table.biases[tokens].astype(dtype)
     scales = scales if biases is None else scales.astype(dtype)  # else MLX computes in their dtype
     how: dict[str, Any] = {"group_size": table.group_size, "bits": table.bits, "mode": table.mode, "dtype": dtype}
     return mx.dequantize(table.data[tokens], scales, biases, **how)
@@ -163,15 +168,19 @@ def experts(
     indices = chosen.flatten()
     order = mx.argsort(indices) if indices.size >= _SORTED else None
     tokens = h.reshape(-1, 1, h.shape[-1])  # (B * T, 1, E)
-    token, rows, own = mixtures.token_of_pair(indices.size, m.active), None, None
+    token = mixtures.token_of_pair(indices.size, m.active)
+    rows = None
+    own = None
     if order is not None:
         tokens, indices = tokens[token[order]], indices[order]  # (pairs, 1, E)
     else:
-        rows, own = token, mixtures.token_of_pair(indices.size, 1)
+        rows = token
+        own = mixtures.token_of_pair(indices.size, 1)
         tokens, rows = (tokens[token], own) if m.shares_first else (tokens, rows)
     if m.shares_first:
         factors = shares.flatten() if order is None else shares.flatten()[order]
-        tokens, shares = tokens * factors[:, None, None].astype(tokens.dtype), mx.ones_like(shares)
+        tokens = tokens * factors[:, None, None].astype(tokens.dtype)
+        shares = mx.ones_like(shares)
     inputs = [gathered(tokens, stack, indices, rows) for stack in (m.gate, m.up) if stack is not None]
     inner = unit(mx.concatenate(inputs, axis=-1), activation, compiled=on_gpu())
     y = gathered(inner, m.down, indices, own)[:, 0]  # (pairs, E)
@@ -203,7 +212,8 @@ def attend(
     q, k, v = placed_heads(qkv, offset, spec)
     batch, _, length, _ = q.shape
     row = offset - first
-    end, own = row + length, slice(slot, slot + batch)
+    end = row + length
+    own = slice(slot, slot + batch)
     if k is not None and v is not None:
         keys[own, :, row:end] = k.astype(keys.dtype)
         values[own, :, row:end] = v.astype(values.dtype)
@@ -255,13 +265,15 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
     """
     group, index = rows.store.places[layer]
     kv = rows.store.groups[group]
-    outs, row = [], 0
+    outs = []
+    row = 0
     for sequence in rows.sequences:
         part = slice(row, row + sequence.count)
         row += sequence.count
         own = qkv[:, part] if isinstance(qkv, mx.array) else [x[:, part] for x in qkv]
         end = sequence.offset + sequence.count
-        first, last = spec.first_seen(sequence.offset) // BLOCK, -(-end // BLOCK)
+        first = spec.first_seen(sequence.offset) // BLOCK
+        last = -(-end // BLOCK)
         table = sequence.tables[group]
         if len(table) < last:
             raise ValueError("block table is too short for its sequence")
@@ -274,7 +286,8 @@ def attend_pass(qkv: Projections, rows: Pass, layer: int, spec: AttentionSpec) -
         if not spec.appends:
             continue
         for position in range(sequence.offset // BLOCK * BLOCK, end, BLOCK):
-            begin, stop = max(position, sequence.offset), min(position + BLOCK, end)
+            begin = max(position, sequence.offset)
+            stop = min(position + BLOCK, end)
             slab, at = places[position // BLOCK - first]
             entries = [half[0, :, begin - first * BLOCK : stop - first * BLOCK] for half in appended]
             kv.slabs[slab][at, index, :, :, begin - position : stop - position] = mx.stack(entries)

@@ -13,7 +13,8 @@ def rounded_to_bytes(x: mx.array, group: int) -> mx.array:
     size = min(group, 32)
     groups = x.reshape(-1, x.shape[-1] // size, size)  # (rows, groups, size)
     order = mx.sort(mx.abs(groups), axis=-1)
-    top, second = mx.maximum(order[..., -1], 1e-30), mx.maximum(order[..., -2], 1e-30)
+    top = mx.maximum(order[..., -1], 1e-30)
+    second = mx.maximum(order[..., -2], 1e-30)
     runs = [top[:, i : i + 16] for i in range(0, top.shape[1], 16)]
     ranks = [mx.argsort(mx.argsort(-run, axis=-1), axis=-1) for run in runs]
     has_outlier = mx.concatenate([rank < (rank.shape[-1] + 7) // 8 for rank in ranks], axis=1)

@@ -39,7 +39,8 @@ class SlotRows:
         self._visible: mx.array | None = None  # (S, end - begin)
         if self.place is None or not _one(begins):
             entries = mx.arange(self.begin, self.end, dtype=mx.uint32)
-            first, last = mx.array(begins, mx.uint32)[self.rows, None], self.places[self.rows, None]
+            first = mx.array(begins, mx.uint32)[self.rows, None]
+            last = self.places[self.rows, None]
             self._visible = (entries >= first) & (entries <= last)
         self._masks: dict[int, mx.array] = {}  # by number of query heads
         self._heads: dict[int, mx.array] = {}
@@ -77,7 +78,8 @@ def attend_slots(
     apart = [part.swapaxes(0, 1) for part in parts]  # (N, 1, ...)
     q, k, v = placed_heads(apart[0] if isinstance(qkv, mx.array) else apart, rows.offset, spec)  # (N, H or Hkv, 1, D)
     if k is not None and v is not None:
-        k, v = k.astype(keys.dtype), v.astype(values.dtype)
+        k = k.astype(keys.dtype)
+        v = v.astype(values.dtype)
         if rows.in_order and rows.place is not None:
             keys[: rows.read, :, rows.place : rows.place + 1] = k
             values[: rows.read, :, rows.place : rows.place + 1] = v

@@ -82,7 +82,8 @@ class _Repeated:
     """K/V state of this rank. Every method is a call of `runtime.ranks.leader`."""
 
     def __init__(self, network: FollowerNetwork, link: Link) -> None:
-        self._network, self._link = network, link
+        self._network = network
+        self._link = link
         self._backend: KVBackend
         self._caches: dict[int, KVCache] = {}
         self._tokens: dict[int, list[int]] = {}

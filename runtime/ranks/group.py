@@ -52,7 +52,9 @@ class Group:
         gathers: bool = False,
         peer: "kernels.Peer | None" = None,
     ) -> None:
-        self._raw, self._gathers, self._peer = raw, gathers, peer
+        self._raw = raw
+        self._gathers = gathers
+        self._peer = peer
         self.rank: int = 0 if raw is None else raw.rank()
         self.size: int = 1 if raw is None else raw.size()
         # Receiving blocks its stream until the sender sends, which may need this rank's own computation.
@@ -78,7 +80,8 @@ class Group:
         try:
             with _ended_by_signals(), _ended_by_hangup(), _ended_after(JOIN_S, line):
                 raw = mx.distributed.init(strict=True, backend=backend)
-                device, ring = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu, backend == "ring"
+                device = mx.DeviceType.gpu if backend == "nccl" else mx.DeviceType.cpu
+                ring = backend == "ring"
                 return cls(raw, device, gathers=ring, peer=_peer(raw, address) if ring else None)
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"the ranks cannot connect by {backend}: {error}") from error
@@ -138,7 +141,8 @@ def _meet(ring: mx.distributed.Group, address: str) -> socket.socket | None:
 
     Raises OSError or RankLostError; returns None if rank 0 cannot listen.
     """
-    told, listener = [0] * 33, None
+    told = [0] * 33
+    listener = None
     if ring.rank() == 0:
         with suppress(OSError):
             listener = listen(address)

@@ -55,7 +55,10 @@ class _LeaderBackend:
     """The backend of one sequence's cache, which the followers have, too, under `number`."""
 
     def __init__(self, backend: KVBackend, leader: "Leader", number: int, limit: int) -> None:
-        self._backend, self._leader, self._number, self._limit = backend, leader, number, limit
+        self._backend = backend
+        self._leader = leader
+        self._number = number
+        self._limit = limit
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
         self._leader.log("head", "acquire", self._number, self._limit)
@@ -73,7 +76,9 @@ class _LeaderCache:
     """A cache whose calls the followers repeat."""
 
     def __init__(self, inner: KVCache, number: int, leader: "Leader") -> None:
-        self.inner, self._number, self._leader = inner, number, leader
+        self.inner = inner
+        self._number = number
+        self._leader = leader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -51,7 +51,9 @@ class Leader:
         on_lost: Callable[[RankLostError], None],
         end: Callable[[int], Any] = os._exit,
     ) -> None:
-        self._reception, self._end, self._on_lost = Reception(listener, key), end, on_lost
+        self._reception = Reception(listener, key)
+        self._end = end
+        self._on_lost = on_lost
         self.names, self.limit, self.address = list(names), PassLimit(), str(listener.getsockname()[0])
         self._links: dict[int, Link] = {}
         self._losing, self._lost = threading.Lock(), threading.Event()
@@ -103,7 +105,8 @@ class Leader:
         """Send the log. Raises EngineError after a pass that was left in the middle."""
         if self.out_of_step:
             raise EngineError("several ranks: a pass was interrupted; start again")
-        calls, self._log = self._log, []
+        calls = self._log
+        self._log = []
         if calls:
             self.tell({"calls": calls})
 
@@ -152,7 +155,9 @@ class LeaderNetwork:
     """
 
     def __init__(self, network: Network, leader: Leader, kv_memory: int, *, staged: bool) -> None:
-        self._network, self._leader, self.staged = network, leader, staged
+        self._network = network
+        self._leader = leader
+        self.staged = staged
         self.takes_turns = staged and getattr(network, "pages", False)
         self.kv_memory = kv_memory
         self.waiting = leader.limit.waiting
@@ -168,7 +173,8 @@ class LeaderNetwork:
 
     def rank_times(self, parts: StepParts, step_s: float) -> tuple[RankTimes, ...]:
         others = self._leader.kernel_seconds()
-        own, in_turn = parts.weights_s + parts.kv_s + parts.sampling_s, self.staged and self._leader.passes == 1
+        own = parts.weights_s + parts.kv_s + parts.sampling_s
+        in_turn = self.staged and self._leader.passes == 1
         return () if None in others else rank_times(step_s, [own, *filter(None, others)], in_turn)
 
     def kv_backend(self, options: KVOptions) -> "KVBackend":
@@ -202,7 +208,10 @@ class LeaderBackend:
     """
 
     def __init__(self, backend: KVBackend, leader: Leader, marks: bool, parts: int = 1) -> None:
-        self._backend, self._leader, self._marks, self._parts = backend, leader, marks, parts
+        self._backend = backend
+        self._leader = leader
+        self._marks = marks
+        self._parts = parts
         self._made = 0  # caches
 
     def __getattr__(self, name: str) -> Any:
@@ -280,7 +289,10 @@ class LeaderCache:
     """A cache whose calls the followers repeat. tokens: those that the followers know."""
 
     def __init__(self, inner: KVCache, number: int, leader: Leader, tokens: list[int]) -> None:
-        self.inner, self.number, self._leader, self.tokens = inner, number, leader, tokens
+        self.inner = inner
+        self.number = number
+        self._leader = leader
+        self.tokens = tokens
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -22,7 +22,8 @@ SILENCE_S = 5.0  # without a heartbeat a peer is lost
 BEAT_S = 1.0
 FAILED = "failed:"
 _LEAST_S = 0.01
-_HANDSHAKE_BYTES, _RECORD_BYTES = 1 << 10, 1 << 28
+_HANDSHAKE_BYTES = 1 << 10
+_RECORD_BYTES = 1 << 28
 Record = dict[str, Any]
 
 
@@ -36,7 +37,8 @@ class Link:
     def __init__(self, connection: socket.socket, name: str, on_lost: Callable[[str], None]) -> None:
         self.name = name
         self.times: float | None = None  # seconds in the peer's kernels of a recent decode pass
-        self._socket, self._on_lost = connection, on_lost
+        self._socket = connection
+        self._on_lost = on_lost
         self._sending = threading.Lock()
         self._records: SimpleQueue[Record | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -114,7 +116,8 @@ def connect(address: tuple[str, int], rank: int, key: bytes, timeout: float) -> 
         raise RankLostError(f"{at} cannot be reached: {error}") from error
     try:
         until = time.monotonic() + timeout
-        greeting, nonce = receive_frame(connection, _HANDSHAKE_BYTES, until), secrets.token_hex(32)
+        greeting = receive_frame(connection, _HANDSHAKE_BYTES, until)
+        nonce = secrets.token_hex(32)
         send_frame(connection, {"rank": rank, "nonce": nonce, "proof": _proof(key, f"{greeting['nonce']} {rank}")})
         answer = receive_frame(connection, _HANDSHAKE_BYTES, until)
         if not _proves(answer, key, f"{nonce} 0"):

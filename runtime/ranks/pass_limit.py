@@ -54,7 +54,8 @@ class PassLimit:
 
     def exceeded(self) -> float | None:
         """Return the limit in seconds if rank 0 has waited longer, None if not. For other threads."""
-        since, prompt = self._since, max(self._prompts)
+        since = self._since
+        prompt = max(self._prompts)
         slowest = self._slowest.get(prompt > 0)
         limit = FIRST_S if slowest is None else max(LEAST_S, _TIMES * slowest * (prompt or 1))
         return limit if since is not None and self._clock() - since > limit else None

@@ -20,7 +20,8 @@ class Reception:
     """Greets connections until `close`, which closes the listening socket, too."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
-        self._listener, self._key = listener, key
+        self._listener = listener
+        self._key = key
         self._greeted: list[socket.socket] = []
         self._proven: SimpleQueue[tuple[int, socket.socket]] = SimpleQueue()
         self._closed = threading.Event()

@@ -31,7 +31,8 @@ def divided(units: int, shares: Sequence[float]) -> list[range]:
         raise UsageError(f"shares of ranks must be positive, not {list(shares)}")
     if units < len(shares):
         raise UsageError(f"{units} parts cannot be divided among {len(shares)} ranks")
-    total, edges = sum(shares), [0]
+    total = sum(shares)
+    edges = [0]
     for rank, share in enumerate(accumulate(shares), 1):
         least, most = edges[-1] + 1, units - (len(shares) - rank)  # one for this rank, one for each behind
         edges.append(min(most, max(least, round(units * share / total))))

@@ -53,7 +53,8 @@ class Sampler:
         self._changes = self._bias is not None or penalises
         self.rule = SampleRule()
         if not params.greedy:
-            top_k, top_p = min(params.top_k, vocab_size), max(params.top_p, MIN_TOP_P)
+            top_k = min(params.top_k, vocab_size)
+            top_p = max(params.top_p, MIN_TOP_P)
             self.rule = SampleRule(params.temperature, top_k, top_p, params.min_p)
         self._counts: mx.array | None = None  # (1, V): occurrences among generated tokens
         if penalises:
@@ -93,7 +94,8 @@ class Sampler:
 
     def begin(self, draft: Sequence[int] = ()) -> list[int]:
         """Return the random keys of the next token and of the one behind each draft token."""
-        keys, counts = [], self._counts
+        keys = []
+        counts = self._counts
         self._states = []
         for token in (None, *draft):
             if counts is not None and token is not None:
@@ -188,7 +190,9 @@ def _replace_rows(logits: mx.array, replaced: Collection[tuple[slice, mx.array]]
     """Return logits (N, V), in float32 with some rows replaced; as they are if none is."""
     if not replaced:
         return logits
-    logits, parts, row = logits.astype(mx.float32), [], 0
+    logits = logits.astype(mx.float32)
+    parts = []
+    row = 0
     for rows, own in replaced:
         if row < rows.start:
             parts.append(logits[row : rows.start])

@@ -86,7 +86,8 @@ class _Curve:
         self.age += 1
         if self.plain_s is None or count not in self.ratios:
             return
-        before, passes = self.ratios[count], self.passes[count] + self._weights.get(count, 0)
+        before = self.ratios[count]
+        passes = self.passes[count] + self._weights.get(count, 0)
         far = max(_NEAR, 1 + (_FAR - 1) / math.sqrt(1 + passes))
         measured = max(before / far, min(seconds / self.plain_s, before * far))
         self.ratios[count] = max(1.0, before + max(_MIN_WEIGHT, 1 / (2 + passes)) * (measured - before))
@@ -126,7 +127,8 @@ class Controller:
     """
 
     def __init__(self, stored: Costs | None = None, rows: Sequence[int] = ROWS) -> None:
-        self._stored, self._rows = stored or {}, rows
+        self._stored = stored or {}
+        self._rows = rows
         self._curves: dict[tuple[int, int], _Curve] = {}  # by sequences and class of contexts
         self._before: tuple[_Curve, int, float] | None = None  # the newest pass, if it had draft tokens
         self.passes = 0  # with draft tokens
@@ -169,7 +171,10 @@ class Controller:
             return counts
         # Chances fall within a sequence, so the best of all sequences are a prefix of each.
         ordered = sorted(((chance, row) for row, own in enumerate(chances) for chance in own), reverse=True)
-        best, taken, tokens, spent_s = MIN_GAIN, 0, float(sequences), 0.0
+        best = MIN_GAIN
+        taken = 0
+        tokens = float(sequences)
+        spent_s = 0.0
         for count, (chance, row) in enumerate(ordered[:MAX_DRAFT_PER_PASS], 1):
             tokens += chance
             spent_s += costs_s[row] if costs_s else 0.0
@@ -177,7 +182,8 @@ class Controller:
                 continue
             gain = tokens / (sequences * (curve.ratios[count] + spent_s / curve.plain_s))
             if gain > best:
-                best, taken = gain, count
+                best = gain
+                taken = count
         if not taken and tokens > (1 + _LIKELY) * sequences:
             curve.refused += 1
             if curve.refused >= _MAX_REFUSED:
@@ -189,7 +195,9 @@ class Controller:
 
     def gain(self, sequences: int, chances: Sequence[float], cost_s: float = 0.0, *, context: int = 0) -> float:
         """Return the best gain in tokens per second if each of these sequences has draft tokens of such chances."""
-        curve, tokens, best = self._curve(sequences, context), 1.0, 0.0
+        curve = self._curve(sequences, context)
+        tokens = 1.0
+        best = 0.0
         for count, chance in enumerate(chances, 1):
             tokens += chance
             ratio = curve.ratios.get(count * sequences)

@@ -42,7 +42,9 @@ class DryRun:
 
     def start(self, position: int, draft: Sequence[int], cost: float) -> None:
         """Start to compare a draft from this position. cost: excess cost of its pass, in passes without a draft."""
-        self._draft, self._at, self._cost = draft, position, cost
+        self._draft = draft
+        self._at = position
+        self._cost = cost
 
     def update(self, tokens: Sequence[int]) -> None:
         """Compare the draft with all tokens of prompt and answer. It ends early, once it gained enough."""

@@ -19,7 +19,8 @@ class Forced:
     """Proposer of a constrained sequence. inner: proposer of its other tokens, None for none."""
 
     def __init__(self, constraint: Constraint, inner: Proposer | None) -> None:
-        self.source, self.cost_s = _SOURCE, 0.0
+        self.source = _SOURCE
+        self.cost_s = 0.0
         self.is_wanted = True
         self.needs_all_tokens = inner is not None and inner.needs_all_tokens
         self._constraint = constraint

@@ -34,7 +34,8 @@ class NGram:
     def __init__(self, *, sampled: bool = False, recent: RecentAnswers | None = None) -> None:
         self.dry_run: DryRun | None = DryRun()
         self.acceptance = Acceptance(SAMPLED_PRIOR if sampled else GREEDY_PRIOR)
-        self._own, self._recent = Suffixes(_PAIR), recent
+        self._own = Suffixes(_PAIR)
+        self._recent = recent
         self._text: Sequence[int] = ()  # of the match in use
         self._at = 0  # position of the next draft token in it; 0: no match
         self._length = 0  # of the match in front of it; 0: it ended one token before
@@ -58,14 +59,16 @@ class NGram:
     def chances(self, count: int) -> Sequence[float]:
         if not self._at:
             return ()
-        chance, length = self.acceptance.chance, self._length
+        chance = self.acceptance.chance
+        length = self._length
         first = [] if length else [chance(0)]
         following = range(length or _RESUMED, (length or _RESUMED) + count - len(first))
         return [*first, *[chance(length) for length in following]]
 
     def propose(self, count: int) -> Sequence[int]:
         """See `Proposer`. Past the end of the sequence the draft repeats itself; past another answer it ends."""
-        at, text = self._at, self._text
+        at = self._at
+        text = self._text
         if not at:
             return ()
         draft = list(text[at : at + count])
@@ -103,4 +106,6 @@ class NGram:
             return
         text, at, length = best[max(votes, key=votes.__getitem__)]
         if not self._at or length > (self._length or _PAIR):
-            self._text, self._at, self._length = text, at, length
+            self._text = text
+            self._at = at
+            self._length = length

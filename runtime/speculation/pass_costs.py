@@ -30,7 +30,8 @@ class PassCostStore:
     """Stored pass costs of one model on this machine. cost: of its step."""
 
     def __init__(self, cost: StepCost) -> None:
-        host, kernels = machine(), ops.describe()["kernels"]
+        host = machine()
+        kernels = ops.describe()["kernels"]
         version = mx.__version__  # type: ignore[attr-defined]  # missing in MLX's stubs
         self._key = (
             f"{host.device_name} / {host.backend} / mlx {version} / {kernels} / {ops.native.status().threads} threads"

@@ -29,7 +29,10 @@ class Suffixes:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append tokens. The run at the new end is not indexed yet: its earlier occurrences are found first."""
-        text, width, latest, before = self.tokens, self._width, self._latest, self._before
+        text = self.tokens
+        width = self._width
+        latest = self._latest
+        before = self._before
         text += tokens
         for position in range(len(before), len(text)):
             run = tuple(text[position - width : position])
@@ -38,10 +41,13 @@ class Suffixes:
 
     def matches(self, end: Sequence[int]) -> list[Match]:
         """Return the latest occurrences of a text's end that have a continuation, the latest first."""
-        text, width, found = self.tokens, self._width, list[Match]()
+        text = self.tokens
+        width = self._width
+        found = list[Match]()
         position = self._latest.get(tuple(end[-width:]), 0)
         while position and len(found) < _MAX_MATCHES:
-            length, longest = width, min(LONGEST, position, len(end))
+            length = width
+            longest = min(LONGEST, position, len(end))
             while length < longest and text[position - 1 - length] == end[-1 - length]:
                 length += 1
             found.append((text, position, length))

@@ -133,7 +133,8 @@ class ScriptedEngine:
     def start(self, spec: ModelSpec) -> None:
         self._abandon()
         self.specs.append(spec)
-        self.state, self.card = "loading", None
+        self.state = "loading"
+        self.card = None
 
     def restart(self) -> None:
         if not self.specs:
@@ -165,7 +166,8 @@ class ScriptedEngine:
             self._cancelled |= ended
 
     def poll(self) -> list[Event]:
-        events, self._backlog = self._backlog, []
+        events = self._backlog
+        self._backlog = []
         if self.state == "loading":
             events += self._load()
         elif self.state == "ready":
@@ -211,7 +213,8 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self._abandon()
-        self.state, self.card = "stopped", None
+        self.state = "stopped"
+        self.card = None
 
     # --- what a test does to it ------------------------------------------------------------------------------
 
@@ -231,14 +234,16 @@ class ScriptedEngine:
         self._backlog.append(
             Died("the engine was killed (SIGKILL); if you did not do it, the system was out of memory")
         )
-        self.state, self.card = "dead", None
+        self.state = "dead"
+        self.card = None
 
     # --- playing ---------------------------------------------------------------------------------------------
 
     def _load(self) -> list[Event]:
         if self.load_failure is not None:
             self.state = "failed"
-            waiting, self._waiting = self._waiting, deque()
+            waiting = self._waiting
+            self._waiting = deque()
             return [
                 Failed(None, self.load_failure, None),
                 *(Failed(command.id, "no model is loaded", None) for command in waiting),

@@ -26,7 +26,8 @@ from headrace.runtime.ops import native
 from tests.watched import split
 
 _TESTS = (("decode", 1, 16), ("decode", 8, 8), ("prefill", 1, 128))
-_PROMPT, _NEW = 4000, 50
+_PROMPT = 4000
+_NEW = 50
 
 
 def cpu_seconds() -> float:
@@ -56,7 +57,8 @@ def per_token(network: Network, kind: str, sequences: int, count: int) -> float:
     tokens = mx.array([9 + i for i in range(sequences)], mx.uint32)
     began = cpu_seconds()
     for _ in range(count):
-        chosen, first = [], 0
+        chosen = []
+        first = 0
         for kv_pass in kv.make_passes([PassRow(cache, 1, "decode") for cache in caches]):
             last = first + len(kv_pass.rows)
             chosen.append(decode_step(network, kv_pass, native.greedy, tokens[first:last], last - first))
@@ -91,10 +93,8 @@ def pairs(network: Network, file: Path, options: argparse.Namespace) -> None:
 
 def turns(network: Network) -> None:
     """Print CPU time to first token of a prompt, and of a second turn behind it."""
-    engine, prompt = (
-        Engine(network, context_limit=_PROMPT + 200, keep_prefix=True),
-        [1 + i * 7 % 300 for i in range(_PROMPT)],
-    )
+    engine = Engine(network, context_limit=_PROMPT + 200, keep_prefix=True)
+    prompt = [1 + i * 7 % 300 for i in range(_PROMPT)]
     for _ in range(2):
         began = cpu_seconds()
         events = []

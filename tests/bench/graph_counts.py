@@ -210,7 +210,8 @@ def count_sampling(rule: SampleRule, vocabulary: int = 1000) -> tuple[Counts, Co
     def theirs(_: Sequence[int]) -> mx.array:
         return sampler(logits - mx.logsumexp(logits, keepdims=True))
 
-    one, other = _counted(ours), _counted(theirs)
+    one = _counted(ours)
+    other = _counted(theirs)
     return Counts(*one), Counts(*other)
 
 
@@ -284,10 +285,12 @@ def _graph(output: mx.array) -> dict[int, Node]:
         text = drawing.read_text()
     graph: dict[int, Node] = {}
     maker: dict[str, int] = {}  # of each array, by its letters
-    number, takes = -1, []
+    number = -1
+    takes = []
     for line in text.splitlines():
         if found := re.match(r'\{ \d+ \[label ="(\w+)"', line):
-            number, takes = len(graph), []
+            number = len(graph)
+            takes = []
             graph[number] = Node(_STAND_INS.get(found[1], found[1]), ())
         elif found := re.match(r'"(\w+)" -> \d+', line):
             takes.append(found[1])

@@ -45,7 +45,8 @@ class Model:
         self.bytes = sum(w.nbytes for w in [*(w for layer in self.layers for w in layer), self.head])
 
     def _weight(self, rows: int, columns: int, bits: int = 0, group: int = 0) -> Weight:
-        bits, group = bits or self.shape.bits, group or self.shape.group
+        bits = bits or self.shape.bits
+        group = group or self.shape.group
         packed = mx.random.randint(0, 2**31 - 1, (rows, columns * bits // 32)).astype(mx.uint32)
         scales = mx.full((rows, columns // group), 0.01 / 2**bits, mx.float16)
         weight = Weight(packed, scales, -scales * 2 ** (bits - 1), bits, group)
@@ -108,7 +109,8 @@ class Model:
 def best_seconds(run: Callable[[], object], seconds: float) -> float:
     """Return the best of as many runs as fit."""
     run()
-    best, begin = float("inf"), time.perf_counter()
+    best = float("inf")
+    begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         run()
@@ -119,7 +121,8 @@ def best_seconds(run: Callable[[], object], seconds: float) -> float:
 def read_gb_s(threads: int, streams: int, seconds: float) -> float:
     """Return the upper quartile of passes over 256 MB, like the stored peak."""
     memory = native.streaming_read(256 << 20, threads, streams)
-    begin, rates = time.perf_counter(), [memory.bytes / memory.one_pass() / 1e9]
+    begin = time.perf_counter()
+    rates = [memory.bytes / memory.one_pass() / 1e9]
     while time.perf_counter() - begin < seconds:
         rates.append(memory.bytes / memory.one_pass() / 1e9)
     return sorted(rates)[len(rates) * 3 // 4]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 llama: Any = importlib.import_module("llama_cpp")
-_CONTEXT, _CHUNK = 8192, 512
+_CONTEXT = 8192
+_CHUNK = 512
 
 
 def cpu_seconds() -> float:
@@ -25,11 +26,14 @@ class Context:
 
     def __init__(self, model: Any, threads: int, sequences: int) -> None:
         parameters = llama.llama_context_default_params()
-        parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = _CONTEXT, _CHUNK, _CHUNK
+        parameters.n_ctx = _CONTEXT
+        parameters.n_batch = _CHUNK
+        parameters.n_ubatch = _CHUNK
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.n_seq_max = sequences
         self._context = llama.llama_init_from_model(model, parameters)
-        self._sequences, self._length = sequences, 0
+        self._sequences = sequences
+        self._length = 0
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Give every sequence the tokens, and compute the logits behind the last one."""
@@ -51,7 +55,8 @@ class Context:
 
 
 def main() -> None:
-    path, threads = sys.argv[1], int(sys.argv[2])
+    path = sys.argv[1]
+    threads = int(sys.argv[2])
     model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
     for line in sys.stdin:
         kind, sequences, count = line.split()[0], *map(int, line.split()[1:])

@@ -24,7 +24,8 @@ from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from tests.bench.family_shapes import FAMILIES, FamilyShape
 from tests.bench.make_model import _add_vocabulary, _tokenizer
 
-_GROUP, _BLOCK = 64, 32
+_GROUP = 64
+_BLOCK = 32
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
@@ -147,7 +148,9 @@ def _blocks(draw: np.random.Generator, tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 def _add_latents(writer: gguf.GGUFWriter, tensor: Tensor, config: dict[str, Any]) -> None:
     """Add both halves of a layer's K/V projection, that of keys transposed."""
-    heads, size, draw = config["num_attention_heads"], config["kv_lora_rank"], np.random.default_rng(1)
+    heads = config["num_attention_heads"]
+    size = config["kv_lora_rank"]
+    draw = np.random.default_rng(1)
     layer = tensor.name.split(".")[2]
     for name, shape in (
         ("attn_k_b", (heads, size, config["qk_nope_head_dim"])),

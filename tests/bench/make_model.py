@@ -24,9 +24,12 @@ from tokenizers.models import BPE
 from headrace.models.gguf.safetensors_writer import SafetensorsWriter
 from tests.bench.shapes import SHAPES, Shape
 
-_END, _MERGE = "<|end|>", ("Ġ", "Ġ")
+_END = "<|end|>"
+_MERGE = ("Ġ", "Ġ")
 _GROUP, _BLOCK = 64, 32  # values that share a scale: MLX's group, Q4_0's block
-_CONTEXT, _ROPE_THETA, _NORM_EPS = 65536, 500000.0, 1e-5
+_CONTEXT = 65536
+_ROPE_THETA = 500000.0
+_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,13 @@ class Matrix:
 
 def matrices(shape: Shape) -> Iterator[Matrix]:
     """Return every matrix of the model, in the order of both files."""
-    width, inner, dim = shape.width, shape.hidden, shape.head_dim
+    width = shape.width
+    inner = shape.hidden
+    dim = shape.head_dim
     yield Matrix("model.embed_tokens", "token_embd", shape.vocab, width)
     for i in range(shape.layers):
-        at, block = f"model.layers.{i}", f"blk.{i}"
+        at = f"model.layers.{i}"
+        block = f"blk.{i}"
         turned = 0 if shape.experts else 1  # Qwen's rows keep their order
         yield Matrix(f"{at}.self_attn.q_proj", f"{block}.attn_q", shape.heads * dim, width, turned * shape.heads)
         yield Matrix(f"{at}.self_attn.k_proj", f"{block}.attn_k", shape.kv_heads * dim, width, turned * shape.kv_heads)
@@ -105,7 +111,8 @@ def q4_0(matrix: Matrix, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]
         halves = values.reshape(matrix.rotated, 2, -1, values.shape[1])
         values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
     halves = values.reshape(len(values), -1, 2, _BLOCK // 4)
-    low, high = halves[:, :, 0], halves[:, :, 1]
+    low = halves[:, :, 0]
+    high = halves[:, :, 1]
     blocks = np.empty((*low.shape[:2], 2 + _BLOCK // 2), np.uint8)
     blocks[..., :2] = np.frombuffer(scale_of(matrix).tobytes(), np.uint8)
     blocks[..., 2::2] = (low & 15) | (high << 4)

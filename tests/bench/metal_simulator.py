@@ -40,7 +40,11 @@ MODELS = {  # catalog name -> family of `graph_counts`
     "qwen3-30b-a3b": "qwen3-moe",
 }
 CHIPS = ("Apple M1", "Apple M2", "Apple M3", "Apple M4", "Apple M5", "Apple M1 Max", "Apple M4 Max")
-KERNEL_S, WAIT_S, NODE_S, ENCODE_S, COMMIT_S = 1e-6, 1e-6, 1e-6, 2e-6, 3e-6
+KERNEL_S = 1e-6
+WAIT_S = 1e-6
+NODE_S = 1e-6
+ENCODE_S = 2e-6
+COMMIT_S = 3e-6
 SHARE = 0.85  # of the nominal bandwidth
 IN_FLIGHT = 10  # command buffers
 STEPS = 8  # simulated; the last ones are the result
@@ -79,7 +83,8 @@ class Buffer:
 
 def kernels_of(shape: StepShape, counts: Counts, context: int, capacity: int) -> list[Kernel]:
     """Return the kernels of a step: all layers, then the head."""
-    count, chain = round(counts.kernels), round(counts.levels)
+    count = round(counts.kernels)
+    chain = round(counts.levels)
     head = sum(matrix.count * matrix.nbytes for matrix in shape.matrices if matrix.output)
     weights = (shape.cost.weight_bytes - head) / shape.layers
     row = shape.cost.kv_bytes_per_token / shape.layers
@@ -172,7 +177,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--context", type=int, default=512)
     options = parser.parse_args()
-    catalog, counts = load_catalog(), counts_of(set(MODELS.values()))
+    catalog = load_catalog()
+    counts = counts_of(set(MODELS.values()))
     print(f"computed tokens/s at {options.context} tokens of context, headrace : mlx-lm (writes that copy K/V)")
     print(f"{'':<18}" + "".join(f"{name.removeprefix('Apple '):>22}" for name in CHIPS))
     for model, family in MODELS.items():

@@ -67,18 +67,23 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int, **fields: Any
         "model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True}, **fields,
     }  # fmt: skip
-    sent, pieces = time.perf_counter(), list[tuple[float, bytes]]()
+    sent = time.perf_counter()
+    pieces = list[tuple[float, bytes]]()
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         response.raise_for_status()
         async for piece in response.aiter_raw():
             pieces.append((time.perf_counter(), piece))
-    began, ended, usage, held = 0.0, 0.0, {}, b""
+    began = 0.0
+    ended = 0.0
+    usage = {}
+    held = b""
     for at, piece in pieces:
         *lines, held = (held + piece).split(b"\n")
         for chunk in (json.loads(line[6:]) for line in lines if line.startswith(b"data: {")):
             usage = chunk.get("usage") or usage
             if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
-                began, ended = began or at, at
+                began = began or at
+                ended = at
     count = usage.get("completion_tokens", tokens)
     return Reply(sent, began, ended, count, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
@@ -102,7 +107,8 @@ async def ask_each(root: str, prompts: Sequence[str], tokens: int, **fields: Any
 
 def together(replies: list[Reply]) -> float:
     """Return the tokens per second of all, from the moment all have begun until the first has ended."""
-    begin, end = max(reply.began for reply in replies), min(reply.ended for reply in replies)
+    begin = max(reply.began for reply in replies)
+    end = min(reply.ended for reply in replies)
     return sum(reply.rate for reply in replies) if end > begin else 0.0
 
 
@@ -212,8 +218,12 @@ def in_turns(number: int, first: Callable[[], T], second: Callable[[], T]) -> tu
 
 def compare_with_engine(server: ServerProcess, arguments: argparse.Namespace) -> None:
     """Print the server's ratios to the engine without HTTP."""
-    rates, later, batches, costs = list[float](), list[float](), list[float](), list[list[Costs]]([[], []])
-    tokens, fields = arguments.tokens, {"logit_bias": NO_END, "speculate": arguments.speculate}
+    rates = list[float]()
+    later = list[float]()
+    batches = list[float]()
+    costs = list[list[Costs]]([[], []])
+    tokens = arguments.tokens
+    fields = {"logit_bias": NO_END, "speculate": arguments.speculate}
     for number in range(arguments.rounds):
         prompt = new_prompt(TOPICS[0])
 

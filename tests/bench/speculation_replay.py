@@ -44,7 +44,10 @@ def replay(
     """
     controller = controller or Controller()
     sequences = [_Sequence(prompt, answer, sampled) for prompt, answer in asked]
-    spent, ahead, unread, pauses = 0.0, False, 0, Pauses()
+    spent = 0.0
+    ahead = False
+    unread = 0
+    pauses = Pauses()
     while running := [sequence for sequence in sequences if sequence.remaining > unread]:
         accepted = [sequence.right(unread) for sequence in running] if foresight else []
         counts = _best(accepted, cost) if foresight else _chosen(running, controller, unread, pauses)
@@ -55,7 +58,8 @@ def replay(
         controller.record(len(running), sum(counts), took * STEP_S, ahead=ahead)
         ahead = not any(counts)
         unread = int(ahead)
-    plain, done = 0.0, 0
+    plain = 0.0
+    done = 0
     for running_on, length in enumerate(sorted(len(answer) for _, answer in asked)):
         plain += (length - done) * cost(len(asked) - running_on)
         done = length
@@ -138,10 +142,12 @@ def _chosen(running: Sequence[_Sequence], controller: Controller, unread: int, p
 
 def _best(accepted: Sequence[int], cost: Cost) -> list[int]:
     """Return the best counts of draft tokens that are all accepted. A pass with any delays itself or the next one."""
-    rows, most = len(accepted), min(sum(accepted), MAX_DRAFT_PER_PASS)
+    rows = len(accepted)
+    most = min(sum(accepted), MAX_DRAFT_PER_PASS)
     gains = {k: (rows + k) / rows * cost(rows) / (cost(rows + k) + WAIT) for k in range(1, most + 1)}
     best = max(gains, key=gains.__getitem__, default=0)
-    left, counts = best if best and gains[best] > 1 else 0, list[int]()
+    left = best if best and gains[best] > 1 else 0
+    counts = list[int]()
     for right in accepted:
         counts.append(min(right, left))
         left -= counts[-1]
@@ -175,7 +181,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=320)
     options = parser.parse_args()
     loaded = load_resolved(resolve(options.model))
-    prompts, engine = ChatPrompt(loaded.tokenizer), Engine(loaded.network, context_limit=loaded.context_limit)
+    prompts = ChatPrompt(loaded.tokenizer)
+    engine = Engine(loaded.network, context_limit=loaded.context_limit)
     for name, workload in load_workloads().items():
         for temperature in (0.0, 1.0):
             prompt = prompts.encode(workload.messages)
@@ -183,7 +190,8 @@ def main() -> None:
             most = min(options.tokens, workload.max_tokens)
             request = Request(prompt, most, sampling, loaded.tokenizer.eos_ids, speculate="off")
             answer = [token for event in engine.generate(request) if isinstance(event, Step) for token in event.tokens]
-            asked, sampled = [(prompt, answer)] * options.batch, temperature > 0
+            asked = [(prompt, answer)] * options.batch
+            sampled = temperature > 0
             controller = Controller()
             new, learnt = (replay(asked, options.costs, sampled=sampled, controller=controller) for _ in range(2))
             known = replay(asked, options.costs, sampled=sampled, foresight=True)

@@ -42,7 +42,8 @@ _RIVERS = [{"name": "Amazon", "length_km": 6400, "country": "Brazil"}] * 5
 
 def masks(answerer: Answerer) -> list[float]:
     """Return the seconds of each mask of a typical answer."""
-    grammars, found = answerer._grammars, list[float]()
+    grammars = answerer._grammars
+    found = list[float]()
     for _ in range(3):
         constraint = grammars.compile(GrammarSource("schema", json.dumps(_SCHEMA))).start()
         for token in grammars.trie(json.dumps({"rivers": _RIVERS}, separators=(",", ":"))):
@@ -81,14 +82,16 @@ def main() -> None:
     found = masks(answerer)
     p50, p95 = (found[int(len(found) * share)] * 1e6 for share in (0.5, 0.95))
     print(f"masks: p50 {p50:.0f} us, p95 {p95:.0f} us, of {len(found)}")
-    ratios, speedups = list[float](), list[float]()
+    ratios = list[float]()
+    speedups = list[float]()
     for _ in range(given.rounds):
         free_s, free = answered(answerer, max_tokens=given.tokens, speculate="off")
         any_s, same = answered(answerer, max_tokens=given.tokens, speculate="off", regex="(.|\n)*")
         fits_s, fits = answered(answerer, max_tokens=given.tokens, speculate="off", schema=_SCHEMA)
         ratios.append(per_token(free_s, free) / per_token(any_s, same))
         speedups.append(per_token(free_s, free) / per_token(fits_s, fits))
-    steps, tokens = fits.end.summary.steps, fits.end.summary.completion_tokens
+    steps = fits.end.summary.steps
+    tokens = fits.end.summary.completion_tokens
     print(f"decode speed with a grammar of any text against free: {statistics.median(ratios):.3f}")
     print(f"decode speed with a schema against free: {statistics.median(speedups):.3f}")
     print(f"the answer with a schema: {tokens} tokens in {steps} steps")

@@ -193,9 +193,11 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 def test_q4_1_becomes_q4_0(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    old, new = write_layered(tmp_path / "old.gguf", "lfm2", matrices="Q4_1"), tmp_path / "new.gguf"
+    old = write_layered(tmp_path / "old.gguf", "lfm2", matrices="Q4_1")
+    new = tmp_path / "new.gguf"
     to_q4_0.convert(str(old), str(new))
-    before, after = gguf.GGUFReader(old), gguf.GGUFReader(new)
+    before = gguf.GGUFReader(old)
+    after = gguf.GGUFReader(new)
     kinds = [tensor.tensor_type.name for tensor in after.tensors]
     assert "Q4_1" not in kinds
     assert kinds == [tensor.tensor_type.name.replace("Q4_1", "Q4_0") for tensor in before.tensors]

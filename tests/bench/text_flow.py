@@ -37,7 +37,8 @@ class Column:
         parts = _PLACE.split(written)
         for row, column, text in zip(map(int, parts[1::3]), map(int, parts[2::3]), parts[3::3], strict=True):
             if row in self._rows and column <= self._width:
-                before, text = self._lines.get(row, ""), _STYLE.sub("", text)
+                before = self._lines.get(row, "")
+                text = _STYLE.sub("", text)
                 line = before[: column - 1].ljust(column - 1) + text + before[column - 1 + len(text) :]
                 said = line[: self._width].rstrip("▍▐ ")
                 new = new or (bool(said.strip()) and said not in self._lines.values())
@@ -68,7 +69,8 @@ def watch(terminal: Terminal, home: Path, column: Column) -> Flow:
         now = time.perf_counter()
         pending += data.decode(errors="replace")
         whole = max(pending.rfind("\x1b["), 0)
-        written, pending = pending[:whole], pending[whole:]
+        written = pending[:whole]
+        pending = pending[whole:]
         if column.take(written):
             times.append(now)
             cpu.append(terminal.cpu_seconds()[0])

@@ -9,7 +9,8 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 MOSTLY_Q4_0 = 2  # general.file_type
-_OLD, _NEW = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_0
+_OLD = GGMLQuantizationType.Q4_1
+_NEW = GGMLQuantizationType.Q4_0
 
 
 def convert(source: str, target: str) -> None:
@@ -19,7 +20,8 @@ def convert(source: str, target: str) -> None:
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue  # the writer's own
-        kind, value = field.types[0], field.contents()
+        kind = field.types[0]
+        value = field.contents()
         if kind == GGUFValueType.ARRAY:
             writer.add_key_value(name, value, kind, sub_type=field.types[-1])
         else:

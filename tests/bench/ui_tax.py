@@ -80,7 +80,8 @@ class Terminal:
 
     def read_until(self, mark: bytes, patience_s: float = _PATIENCE_S) -> float:
         """Return seconds until `mark` was written. Raises TimeoutError."""
-        began, seen = time.perf_counter(), b""
+        began = time.perf_counter()
+        seen = b""
         while time.perf_counter() - began < patience_s:
             seen = seen[-4096:] + self.read(0.5)
             if mark in seen:
@@ -143,7 +144,8 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
     echoes: list[float] = []
     try:
         first_frame = ask(terminal)
-        began, before = time.perf_counter(), terminal.cpu_seconds()
+        began = time.perf_counter()
+        before = terminal.cpu_seconds()
         while typing and len(echoes) < _KEYS and _answering(home):
             letter = LETTERS[len(echoes) % len(LETTERS)]
             terminal.type(letter)
@@ -153,7 +155,8 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
         last = time.perf_counter()
         while ((drawn := terminal.read(1.0)) or _answering(home)) and last - began < _PATIENCE_S:
             last = time.perf_counter() if drawn else last
-        took, after = last - began, terminal.cpu_seconds()
+        took = last - began
+        after = terminal.cpu_seconds()
         screen, engine = ((late - early) / took for early, late in zip(before, after, strict=True))
         return InApp(_stored_rate(home), first_frame, screen, engine, echoes)
     finally:
@@ -163,7 +166,8 @@ def in_app(home: Path, env: dict[str, str], size: tuple[int, int], *, typing: bo
 def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple[float, float]:
     """Return pieces of text per second in one answer, with the screen's process running and stopped."""
     terminal = Terminal([sys.executable, "-m", "headrace", "chat"], size, {**env, "PYTHONPATH": traced_path()})
-    pieces, seconds = [0, 0], [0.0, 0.0]
+    pieces = [0, 0]
+    seconds = [0.0, 0.0]
     try:
         ask(terminal)
         terminal.read_for(2 * _STATE_S)
@@ -171,9 +175,11 @@ def with_pauses(home: Path, env: dict[str, str], size: tuple[int, int]) -> tuple
             stopped = turn % 4 in (1, 2)  # in the order of a slope that evens out: the context grows
             os.kill(terminal.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
             terminal.read_for(_SETTLE_S)
-            before, began = _pieces(home), time.perf_counter()
+            before = _pieces(home)
+            began = time.perf_counter()
             terminal.read_for(_STATE_S)
-            after, ended = _pieces(home), time.perf_counter()
+            after = _pieces(home)
+            ended = time.perf_counter()
             pieces[stopped] += after - before
             seconds[stopped] += ended - began
         return pieces[0] / seconds[0], pieces[1] / seconds[1]

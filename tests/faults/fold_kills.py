@@ -87,7 +87,8 @@ def wrong_after(path: Path, session: str, pieces: Said) -> list[str]:
 def main(path: Path, seed: int, kills: int) -> None:
     with closing(SessionStore(path)) as store:
         session = store.create().id
-    folding, wrong = 0, []
+    folding = 0
+    wrong = []
     for number in range(kills):
         pieces, was_folding = kill_one(path, session, seed + number)
         folding += was_folding

@@ -23,7 +23,8 @@ def limits(kind: str, step: int) -> Iterator[int]:
 
 def main(folder: Path, step: int) -> None:
     for kind, writer in WRITERS.items():
-        codes, wrong = [], []
+        codes = []
+        wrong = []
         for number, limit in enumerate(limits(kind, step)):
             allowed = (limit, resource.RLIM_INFINITY)
             done = attempt(

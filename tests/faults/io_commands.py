@@ -120,7 +120,8 @@ _HUB: set[str] = set()  # names of the files that the hub has
 
 
 def commands(folder: Path, hub: HubServer) -> dict[str, Command]:
-    model, out = str(folder / "model"), str(folder / "work" / "out")
+    model = str(folder / "model")
+    out = str(folder / "work" / "out")
     source = folder / "in.jsonl"
     source.write_text("".join(json.dumps({"id": f"q{i}", "prompt": f"question {i}"}) + "\n" for i in range(6)))
     files = {path.name: path.read_bytes() for path in (folder / "model").iterdir()}
@@ -236,7 +237,8 @@ def main(folder: Path, step: int, only: list[str]) -> None:
     write_chat_model(folder / "model")
     (folder / "start").mkdir()
     with HubServer() as hub:
-        work, cache = folder / "work", str(folder / "work" / "cache")
+        work = folder / "work"
+        cache = str(folder / "work" / "cache")
         os.environ |= {"HEADRACE_HOME": str(work / "home"), "HF_HUB_CACHE": cache, "HF_HOME": cache}
         os.environ |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
         work.mkdir()

@@ -70,7 +70,8 @@ def one(writer: Writer, folder: Path, at: int, error: int, *, for_good: bool) ->
 
 def main(folder: Path, step: int) -> None:
     for kind, writer in WRITERS.items():
-        codes, wrong = [], []
+        codes = []
+        wrong = []
         for at in range(0, count(writer, folder / kind), step):
             for error in (errno.EIO, errno.ENOSPC, SHORT):
                 for for_good in (False, True):

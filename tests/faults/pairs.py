@@ -47,12 +47,15 @@ class Pair:
 
 
 def _pairs(folder: Path) -> dict[str, Pair]:
-    model, out, source = str(folder / "model"), str(folder / "work" / "out"), folder / "in.jsonl"
+    model = str(folder / "model")
+    out = str(folder / "work" / "out")
+    source = folder / "in.jsonl"
     source.write_text("".join(json.dumps({"id": f"q{i}", "prompt": f"question {i}"}) + "\n" for i in range(6)))
     run = ["run", "hi", "-m", model, "--save", *_ANSWER]
     batch = ["batch", str(source), "-o", out, "-m", model, *_ANSWER]
     bench = ["bench", "-m", model, "-p", "8", "-n", "4", "-d", "0", "-r", "1", "--no-pg", "--save"]
-    pull, doctor = ["models", "pull", "-q", _REPO], ["sessions", "doctor", "--export", out]
+    pull = ["models", "pull", "-q", _REPO]
+    doctor = ["sessions", "doctor", "--export", out]
     write = ["paths", "--write-settings"]
     one_is_refused = ((0, 0), (0, 2), (2, 0))
     return {
@@ -161,7 +164,8 @@ def _run(folder: Path, arguments: list[str], number: int) -> None:
 
 def main(folder: Path, times: int, only: list[str]) -> None:
     write_chat_model(folder / "model")
-    home, cache = folder / "work" / "home", str(folder / "work" / "cache")
+    home = folder / "work" / "home"
+    cache = str(folder / "work" / "cache")
     (folder / "fresh").mkdir()
     (folder / "start").mkdir()
     with HubServer() as hub:
@@ -178,7 +182,9 @@ def main(folder: Path, times: int, only: list[str]) -> None:
         (folder / "work").rename(folder / "start")
         for name, pair in _pairs(folder).items():
             if not only or name in only:
-                chance, codes, wrong = random.Random(name), Counter[str](), []
+                chance = random.Random(name)
+                codes = Counter[str]()
+                wrong = []
                 for _ in range(times):
                     ended, problem = _one(folder, pair, chance)
                     codes[str(ended)] += 1

@@ -205,7 +205,8 @@ def test_missing_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", ONE])
 def test_link_out_of_the_directory(tmp_path: Path, name: str) -> None:
-    model, elsewhere = write(tmp_path / "model"), write(tmp_path / "elsewhere")
+    model = write(tmp_path / "model")
+    elsewhere = write(tmp_path / "elsewhere")
     (model / name).unlink()
     (model / name).symlink_to(elsewhere / name)
     refuse(model, name, "link")

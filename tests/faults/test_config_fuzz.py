@@ -38,7 +38,8 @@ TINY = ["llama3-scaled", "gemma3", "qwen2"]
 
 @pytest.fixture(scope="module", params=[*WRITTEN, *TINY])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Fuzzed":
-    directory, name = tmp_path_factory.mktemp("fuzz"), request.param
+    directory = tmp_path_factory.mktemp("fuzz")
+    name = request.param
     if name in TINY:
         config = config_of(name)
         arrays = {key: (np.array(array.astype(mx.float32)), "F32") for key, array in random_tensors(config, 3).items()}
@@ -53,7 +54,8 @@ class Fuzzed:
     """A checkpoint whose config is changed again and again."""
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
-        self.directory, self.config = directory, config
+        self.directory = directory
+        self.config = config
         logits = self.logits(config)
         assert logits is not None
         self.full = logits

@@ -29,7 +29,13 @@ from tests.models.gguf.build_layered import LAYERED, write_layered
 SMALL: dict[str, Any] = {
     "hidden": 32, "inner": 32, "heads": 2, "kv_heads": 1, "layers": 1, "head_dim": 16, "vocabulary": "minimal"
 }  # fmt: skip
-U8, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 5, 6, 7, 8, 9, 10
+U8 = 0
+I32 = 5
+F32 = 6
+BOOL = 7
+STRING = 8
+ARRAY = 9
+U64 = 10
 Tensor = tuple[bytes, list[int], int, int]
 
 
@@ -76,7 +82,10 @@ def raw_gguf(
 
 
 BIG = 2**63
-F32_TYPE, Q4_0_TYPE, NVFP4_TYPE, I64_TYPE = 0, 2, 40, 27
+F32_TYPE = 0
+Q4_0_TYPE = 2
+NVFP4_TYPE = 40
+I64_TYPE = 27
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "too short"),

@@ -73,7 +73,8 @@ def test_a_linked_folder_of_templates_is_refused(directory: Path, tmp_path_facto
 
 
 def test_links_of_a_hub_snapshot_lead_to_its_blobs(tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    blobs = tmp_path / "models--a--b" / "blobs"
     (snapshot / MORE).parent.mkdir(parents=True)
     blobs.mkdir()
     write_byte_tokenizer(snapshot)

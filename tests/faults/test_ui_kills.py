@@ -34,7 +34,8 @@ def talk_until_killed(
 ) -> int:
     """One life of the chat; how many questions there were by its end. Checks what it left."""
     before = store.messages(session.id)
-    said, answers = len(before), len(generated(home))
+    said = len(before)
+    answers = len(generated(home))
     moment = choose.choice(("starting", "talking", "answering", "answering"))
     store.set_sampling(session.id, {**SAMPLING, "max_tokens": LONG if moment == "answering" else SHORT})
     chat = kind(home, "--resume", session.id)
@@ -53,7 +54,8 @@ def talk_until_killed(
                     asked += 1
                     chat.type(f"question {asked:05}\r")
             if moment == "answering" and len(now) > said + 1:  # the question, and the first of its answer
-                moment, until = "answered", time.monotonic() + choose.uniform(0, 0.2)
+                moment = "answered"
+                until = time.monotonic() + choose.uniform(0, 0.2)
             before = now
             time.sleep(0.005)
             assert chat.process.poll() is None, chat.written
@@ -102,7 +104,8 @@ def kill_chats(folder: Path, kills: int, seed: int = 0, kind: type[Chat] = Chat)
     model = write_chat_model(folder / "model", context=1_000_000)
 
     def lane(number: int) -> tuple[int, int]:
-        choose, home = random.Random(seed * LANES + number), folder / f"home{number}"
+        choose = random.Random(seed * LANES + number)
+        home = folder / f"home{number}"
         store = SessionStore(home / "data" / "sessions.db")
         asked = 0
         for life in range(kills // LANES):

@@ -26,7 +26,9 @@ from headrace.runtime.errors import HeadraceError
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
 from headrace.runtime.ops import BLOCK
 
-DONE, FAILED, FOREIGN = 0, 3, 4
+DONE = 0
+FAILED = 3
+FOREIGN = 4
 Promise = Callable[[str], None]
 
 

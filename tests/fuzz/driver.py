@@ -48,7 +48,8 @@ def fuzz(names: Sequence[str], *, seed: int, seconds: float, jobs: int, saved: P
 
 def _fuzz_one(name: str, seed: int, seconds: float, saved: Path) -> Report:
     report = Report(name, seed)
-    until, first = time.monotonic() + seconds, 0
+    until = time.monotonic() + seconds
+    first = 0
     with tempfile.TemporaryDirectory(prefix="headrace-fuzz-", dir=IN_MEMORY) as folder:
         while (left := until - time.monotonic()) > 0:
             child = _Child(name, seed, first, left, Path(folder))
@@ -108,10 +109,12 @@ class _Child:
     _killed: str | None = None
 
     def _watch(self) -> None:
-        seen, since = (-1, -1), time.monotonic()
+        seen = (-1, -1)
+        since = time.monotonic()
         while self._process.poll() is None:
             if (now := self.at) != seen:
-                seen, since = now, time.monotonic()
+                seen = now
+                since = time.monotonic()
             elif time.monotonic() - since > (HANGS_S if self._place.exists() else STARTS_S):
                 self._killed = f"it had no end after {HANGS_S:.0f} s"
                 self._process.kill()

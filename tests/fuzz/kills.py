@@ -57,7 +57,9 @@ def batches(folder: Path, times: int, seed: int) -> str:
     """Continue each batch until it is complete; its results equal those of an undisturbed one."""
     choose = random.Random(seed)
     model = write_chat_model(folder / "model")
-    source, expected, out = folder / "in.jsonl", folder / "expected.jsonl", folder / "out.jsonl"
+    source = folder / "in.jsonl"
+    expected = folder / "expected.jsonl"
+    out = folder / "out.jsonl"
     asked = [
         {"id": f"q{i}", "prompt": f"question {i}", "max_tokens": 1 + i % 30, "seed": i, "temperature": float(i % 2)}
         for i in range(LINES)
@@ -115,7 +117,9 @@ def downloads(folder: Path, times: int, seed: int) -> str:
     with HubServer() as hub, pytest.MonkeyPatch.context() as patch:
         hub.add("org/name", content)
         hub.pace_s = 0.02
-        home, cache, errors = folder / "home", folder / "cache", folder / "errors"
+        home = folder / "home"
+        cache = folder / "cache"
+        errors = folder / "errors"
         hubs = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
         for name, value in {**hubs, "HEADRACE_HOME": str(home)}.items():
             patch.setenv(name, value)

@@ -30,7 +30,8 @@ def test_every_kind_of_problem_is_found(tmp_path: Path) -> None:
 def test_a_document_depends_on_its_number_only() -> None:
     before = repr(VALUES)
     for number in range(300):
-        chance, document = chance_of("document", 1, number), {"a": [1, {"b": {}}]}
+        chance = chance_of("document", 1, number)
+        document = {"a": [1, {"b": {}}]}
         for _ in range(3):  # a part that was put in is a place for the next change
             document = mutated_value(chance, document, changes=5)
     assert repr(VALUES) == before

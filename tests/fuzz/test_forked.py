@@ -12,7 +12,8 @@ from tests.patience import PATIENCE_S
 
 
 def test_runs_are_done_killed_or_fail(tmp_path: Path) -> None:
-    errors, requests = tmp_path / "errors", tmp_path / "requests"
+    errors = tmp_path / "errors"
+    requests = tmp_path / "requests"
     os.mkfifo(requests)  # which nobody writes to: a run that never ends
     assert run(["--version"], errors) is False
     assert run(["batch", str(requests), "-m", str(tmp_path)], errors, 0.2) is True

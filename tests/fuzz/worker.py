@@ -70,7 +70,9 @@ def main(name: str, seed: int, first: int, seconds: float, folder: Path) -> None
         target = make_target(name, Path(scratch))
         _bound_memory()
         until = time.monotonic() + seconds
-        number, done, armed = first, 0, -_ARMED_S
+        number = first
+        done = 0
+        armed = -_ARMED_S
         while time.monotonic() < until:
             AT.pack_into(at, 0, number, done)
             if (now := time.monotonic()) - armed >= _ARMED_S:
@@ -79,7 +81,8 @@ def main(name: str, seed: int, first: int, seconds: float, folder: Path) -> None
             given = target.make(chance_of(name, seed, number))
             if (problem := attempt(target, given)) is not None:
                 print(json.dumps({"number": number, "problem": problem}), flush=True)
-            number, done = number + 1, done + 1
+            number = number + 1
+            done = done + 1
         AT.pack_into(at, 0, number, done)
     os._exit(0)  # what hung on to threads is not waited for
 

@@ -140,7 +140,8 @@ static void kernel_of_thread() {{ {called[1]}({", ".join(arguments)}); }}
 extern "C" void run(void** given, const uint* grid, const uint* size) {{ buffers = given; run_grid(grid, size); }}
 """
     with tempfile.TemporaryDirectory() as folder:
-        path, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        path = Path(folder) / "kernel.cpp"
+        library = Path(folder) / "kernel.so"
         path.write_text(code)
         command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", path, "-o", library]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

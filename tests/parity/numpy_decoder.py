@@ -27,17 +27,21 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
     def attention(x: Array, layer: int) -> Array:
-        at, dim = f"model.layers.{layer}.self_attn", config["head_dim"]
+        at = f"model.layers.{layer}.self_attn"
+        dim = config["head_dim"]
         if f"{at}.qkv_proj.weight" in weights:  # Phi-3: one matrix, in this order
-            heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+            heads = config["num_attention_heads"]
+            shared = config["num_key_value_heads"]
             qkv = linear(x, f"{at}.qkv_proj").reshape(len(tokens), -1, dim)
             q, k, v = np.split(qkv, [heads, heads + shared], axis=1)
         else:
             q, k, v = (linear(x, f"{at}.{name}_proj").reshape(len(tokens), -1, dim) for name in "qkv")
         if f"{at}.q_norm.weight" in weights:
-            q, k = norm(q, f"{at}.q_norm"), norm(k, f"{at}.k_norm")
+            q = norm(q, f"{at}.q_norm")
+            k = norm(k, f"{at}.k_norm")
         if rotates(config, layer):
-            q, k = rotate(q, config, layer), rotate(k, config, layer)
+            q = rotate(q, config, layer)
+            k = rotate(k, config, layer)
         shared = q.shape[1] // k.shape[1]
         mask = visible(len(tokens), window(config, layer))
         seen = []
@@ -78,7 +82,8 @@ def logits(config: Mapping[str, Any], weights: Mapping[str, Array], tokens: list
         if f"{at}.gate_up_proj.weight" in weights:
             gate, up = np.split(linear(x, f"{at}.gate_up_proj"), 2, axis=-1)
         else:
-            gate, up = linear(x, f"{at}.gate_proj"), linear(x, f"{at}.up_proj")
+            gate = linear(x, f"{at}.gate_proj")
+            up = linear(x, f"{at}.up_proj")
         return linear((gelu(gate) if gemma else silu(gate)) * up, f"{at}.down_proj")
 
     x = weights["model.embed_tokens.weight"][tokens] * (math.sqrt(config["hidden_size"]) if gemma else 1.0)
@@ -102,7 +107,8 @@ def silu(x: Array) -> Array:
 
 def clamped(gate: Array, up: Array) -> Array:
     """GPT-OSS's."""
-    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    gate = np.minimum(gate, 7.0)
+    up = np.clip(up, -7.0, 7.0)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
@@ -155,17 +161,20 @@ def rotate(x: Array, config: Mapping[str, Any], layer: int) -> Array:
 def angular_speed(theta: float, dim: int, scaling: Mapping[str, Any]) -> tuple[Array, float]:
     """(radians per position of each pair, amplitude), with the scaling of Llama 3.1 or YaRN or a plain factor."""
     speed = theta ** (-np.arange(0, dim, 2) / dim)
-    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor", 1.0)
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor = scaling.get("factor", 1.0)
     trained = scaling.get("original_max_position_embeddings", 0)
     if kind == "linear":
         return speed / factor, 1.0
     if kind == "llama3":
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        low = scaling["low_freq_factor"]
+        high = scaling["high_freq_factor"]
         keep = np.clip((trained * speed / (2 * math.pi) - low) / (high - low), 0, 1)
         return speed * (keep + (1 - keep) / factor), 1.0
     if kind == "yarn":
         first, last = (dim * math.log(trained / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in (32, 1))
-        first, last = max(math.floor(first), 0), min(math.ceil(last), dim - 1)
+        first = max(math.floor(first), 0)
+        last = min(math.ceil(last), dim - 1)
         keep = 1 - np.clip((np.arange(dim // 2) - first) / max(last - first, 0.001), 0, 1)
         return speed * (keep + (1 - keep) / factor), 0.1 * math.log(factor) + 1
     return speed, 1.0

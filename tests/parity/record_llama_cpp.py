@@ -42,7 +42,9 @@ ALIASES = (
 )  # fmt: skip
 PROMPT = [(7 * i * i + 3 * i + 5) % 900 for i in range(24)]
 EVERY = 23  # one logit in so many is kept
-STEPS, SAID_NEXT, EDITED = 6, [3, 90, 17], [*PROMPT[:10], 5, 6, 11]
+STEPS = 6
+SAID_NEXT = [3, 90, 17]
+EDITED = [*PROMPT[:10], 5, 6, 11]
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import write
 
 HERE = Path(__file__).parent
-STEPS, BEST = 32, 4
+STEPS = 32
+BEST = 4
 
 
 def main() -> None:
@@ -47,7 +48,8 @@ def record(model_file: Path, answers: Path, **options: Any) -> None:
 def expand(source: Path, target: Path) -> None:
     """The same weights as F32, converted by llama.cpp."""
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    params.ftype = llama_cpp.LLAMA_FTYPE_ALL_F32
+    params.allow_requantize = True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), byref(params)):
         raise SystemExit(f"llama.cpp could not expand {source}")
 

@@ -21,7 +21,8 @@ from tests.parity.prompts import PROMPTS
 from tests.parity.recorded import write
 
 ANSWERS = Path(__file__).with_name("mlx_lm_greedy.json")
-STEPS, BEST = 128, 4
+STEPS = 128
+BEST = 4
 
 
 def main() -> None:
@@ -40,7 +41,8 @@ def main() -> None:
 def answer(model: Any, prompt: list[int]) -> list[list[tuple[int, float]]]:
     """The best tokens of each step; end-of-turn tokens do not stop it."""
     cache = make_prompt_cache(model)
-    fed, steps = prompt, []
+    fed = prompt
+    steps = []
     for _ in range(STEPS):
         logits = model(mx.array([fed]), cache=cache)[0, -1]
         best: list[int] = mx.argsort(-logits)[:BEST].tolist()

@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.real, pytest.mark.peer]
 
 RECORDED = read(Path(__file__).with_name("mlx_lm_greedy.json"))
 STEPS = 128
-LIVE, LIVE_STEPS = "prose", 8
+LIVE = "prose"
+LIVE_STEPS = 8
 EXACT_STEPS = 24
 LONG = {LIVE, "long"}  # prompts with answers of full length; the others end after a third
 CASES = [

@@ -64,7 +64,8 @@ def tokens_of(pairs: list[Any]) -> list[int]:
 
 def test_turns_and_edits_read_what_is_new(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
-    chat, first = engine_of(network, keep=True), tokens_of(said(engine_of(network), PROMPT)[0])
+    chat = engine_of(network, keep=True)
+    first = tokens_of(said(engine_of(network), PROMPT)[0])
     assert tokens_of(said(chat, PROMPT)[0]) == first
     for prompt, least in (
         ([*PROMPT, *first, 3, 1, 4], len(PROMPT)),
@@ -97,7 +98,8 @@ def test_bits_depend_on_nothing_but_the_tokens(directory: Path) -> None:
 @needs_kernels
 def test_a_conversation_goes_on_from_disk(directory: Path, tmp_path: Path) -> None:
     network = load_decoder(directory, native)
-    engine, store = engine_of(network, keep=True), DiskStore(tmp_path, 1 << 30)
+    engine = engine_of(network, keep=True)
+    store = DiskStore(tmp_path, 1 << 30)
     history = [*PROMPT, *tokens_of(said(engine, PROMPT)[0])]
     engine.kv.store(history[:-1], store, lambda: False)
     again = engine_of(network, keep=True)
@@ -147,7 +149,8 @@ def test_a_prompt_leaves_out_layers_behind_the_last_that_appends(directory: Path
 
 
 def test_the_cost_is_known_from_headers(directory: Path, ops: Ops) -> None:
-    network, known = load_decoder(directory, ops), checkpoint_cost(open_checkpoint(directory))
+    network = load_decoder(directory, ops)
+    known = checkpoint_cost(open_checkpoint(directory))
     assert known is not None
     assert known.weight_flops == network.cost.weight_flops
     assert known.weight_bytes == pytest.approx(network.cost.weight_bytes, rel=0.1)  # routers and vectors are wider

@@ -21,7 +21,8 @@ from tests.watched import WatchedNetwork, answer
 pytestmark = [pytest.mark.real, pytest.mark.peer]
 
 HERE = Path(__file__).parent
-ROUNDED, EXACT = read(HERE / "llama_cpp_greedy.json"), read(HERE / "llama_cpp_f32_greedy.json")
+ROUNDED = read(HERE / "llama_cpp_greedy.json")
+EXACT = read(HERE / "llama_cpp_f32_greedy.json")
 STEPS = 32
 # Differences of logits between float32 here and there: sums in another order, and K/V of 11 bits on native kernels.
 FLOAT_NOISE = 0.05

@@ -91,7 +91,8 @@ def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantiz
         )
     decoder = load_decoder(directory, ops)
     assert decoder.pages == (ops is not reference)
-    ours, theirs = logits_of(decoder, PROMPT), logits_of_class(stock(directory), PROMPT)
+    ours = logits_of(decoder, PROMPT)
+    theirs = logits_of_class(stock(directory), PROMPT)
     halved = quantized and kind_of(directory) == "deepseek_v2"  # one half of its K/V projections has half precision
     assert difference(ours, theirs) < max(tolerance(ops), 5e-4 * halved)
 
@@ -111,7 +112,8 @@ def said(events: Any) -> list[int]:
 def test_turns_equal_mlx_lms(directory: Path, ops: Ops) -> None:
     """A first turn, a second one on its prefix and an edited one; all at once; with draft tokens from the prompt."""
     skip_unless_runs(directory, ops)
-    peer, network = stock(directory), load_decoder(directory, ops)
+    peer = stock(directory)
+    network = load_decoder(directory, ops)
     engine = Engine(network, context_limit=256, keep_prefix=True)
 
     def answer(engine: Engine, prompt: list[int], speculate: Literal["off", "ngram"] = "off") -> list[int]:
@@ -162,9 +164,11 @@ def others(value: Any) -> list[Any]:
 def changes_of(name: str) -> list[dict[str, Any]]:
     from mlx_lm.utils import _get_classes
 
-    config, arguments = config_of(name), _get_classes(config_of(name))[1]
+    config = config_of(name)
+    arguments = _get_classes(config_of(name))[1]
     if "text_config" in config:
-        config, arguments = config["text_config"], import_module(arguments.__module__).TextArgs
+        config = config["text_config"]
+        arguments = import_module(arguments.__module__).TextArgs
     changes: list[dict[str, Any]] = [{"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_scaling": _LLAMA3}]
     for field in fields(arguments):
         stated = config.get(field.name, None if field.default is MISSING else field.default)

@@ -114,7 +114,8 @@ class Soak:
     def _reading(self) -> Reading:
         gc.collect()
         blocks = self._engine.load().blocks
-        own, child = psutil.Process(), psutil.Process(self._client.pid)
+        own = psutil.Process()
+        child = psutil.Process(self._client.pid)
         return {
             "memory": own.memory_info().rss,
             "MLX memory": mx.get_active_memory(),

@@ -23,5 +23,6 @@ def predicted_memory(name: str | None, context: int, kv: KVFormat = FLOAT16) -> 
     prompt = [1] * (context - _LAST)
     for _ in engine.generate(Request(prompt, max_tokens=_LAST, sampling=SamplingParams(temperature=0.0))):
         pass
-    shape, entries = shape_to_run(loaded.checkpoint), held_bytes(loaded.network.cost.kv, context)
+    shape = shape_to_run(loaded.checkpoint)
+    entries = held_bytes(loaded.network.cost.kv, context)
     return loaded_weight_bytes(loaded.checkpoint, shape) + entries + working_memory(shape), peak_bytes()

@@ -49,7 +49,9 @@ class Driver:
     """An app under test and the few things every scenario does with it."""
 
     def __init__(self, app: HeadraceApp, pilot: Pilot[None], engine: ScriptedEngine) -> None:
-        self.app, self.pilot, self.engine = app, pilot, engine
+        self.app = app
+        self.pilot = pilot
+        self.engine = engine
 
     async def until(self, condition: Callable[[], Any], what: str = "") -> None:
         """Wait for a condition: for a minute, since other work may keep the machine busy."""

@@ -10,7 +10,8 @@ from headrace.app.tui.textual_overrides.background import BackgroundColour, Back
 from headrace.app.tui.textual_overrides.paste import PasteParser
 from tests.tui.conftest import Driver
 
-LIGHT, DARK = "\x1b]11;rgb:f7f7/f9f9/fafa\x07", "\x1b]11;rgb:0e/14/1a\x1b\\"
+LIGHT = "\x1b]11;rgb:f7f7/f9f9/fafa\x07"
+DARK = "\x1b]11;rgb:0e/14/1a\x1b\\"
 
 
 def _read(reads: list[str]) -> tuple[list[str], list[bool], list[str]]:

@@ -48,7 +48,8 @@ def test_ticks_are_round_few_and_within(span: tuple[float, float], most: int) ->
 @given(st.floats(1e-6, 1e9), st.integers(1, 40), st.integers(2, 4))
 def test_even_ticks_are_round_and_equally_far_apart(high: float, rows: int, apart: int) -> None:
     top, found = even_ticks(high, rows, apart)
-    lines, values = [line for line, _ in found], [value for _, value in found]
+    lines = [line for line, _ in found]
+    values = [value for _, value in found]
     assert high <= top * (1 + 1e-9) <= 2.5 * high
     assert lines[0] == values[0] == 0
     assert lines[-1] < rows
@@ -291,11 +292,13 @@ def test_the_decode_point_is_under_the_roof_unless_the_bandwidth_is(
         accepted = min(most, proposed)
         step = replace(record(index, past + 1 + accepted), proposed=proposed, accepted=accepted, latency_s=seconds)
         rows = 1 + proposed
-        read, written = COST.kv_bytes_read(past + proposed), rows * COST.kv_bytes_written()
+        read = COST.kv_bytes_read(past + proposed)
+        written = rows * COST.kv_bytes_written()
         metrics.stepped([replace(step, kv_bytes_read=read, kv_bytes_written=written)])
     if over:
         metrics.finished(summary(20, 0, len(steps)), "stop")
-    point, achieved = decode_point(metrics.totals), metrics.achieved_gb_s
+    point = decode_point(metrics.totals)
+    achieved = metrics.achieved_gb_s
     assert point is not None
     assert achieved is not None
     assert point.flops == pytest.approx(achieved * 1e9 * point.intensity)
@@ -418,7 +421,8 @@ def test_the_cache_says_how_long_it_lasts() -> None:
     metrics = _answering()
     lines = [line.plain for line in ContextSection(metrics).lines(metrics, 50, 6)]
     assert lines[-1].startswith(f"{512 - 219} more until full")
-    here, limit = COST.step_bytes(219), COST.step_bytes(511)
+    here = COST.step_bytes(219)
+    limit = COST.step_bytes(511)
     expected = (512 - 219) * (here + limit) / 2 / ((metrics.history.token_gb_s or 0) * 1e9)
     assert seconds_until_full(metrics) == pytest.approx(expected)
     assert re.search(r"about \d+ s of decoding$", lines[-1].rstrip())
@@ -426,13 +430,15 @@ def test_the_cache_says_how_long_it_lasts() -> None:
 
 def test_guesses_that_are_right_bring_the_end_of_the_context_closer() -> None:
     """As many tokens a step as there were: four, each of which the steps alone would have taken four times as long."""
-    plain, guessed = _answering(), LiveMetrics()
+    plain = _answering()
+    guessed = LiveMetrics()
     guessed.ready(*facts(CARD))
     guessed.submitted()
     guessed.stepped([replace(record(n, 20 + n), proposed=3, accepted=3) for n in range(200)])
     guessed.set_context(219)
     assert (seconds_until_full(guessed) or 0) == pytest.approx((seconds_until_full(plain) or 0) / 4)
-    rate, peak = guessed.history.token_gb_s or 0, guessed.machine.measured_gb_s or 0
+    rate = guessed.history.token_gb_s or 0
+    peak = guessed.machine.measured_gb_s or 0
     assert expected_rate(COST, rate, 120) == pytest.approx(guessed.rate_average, rel=0.05)
     chart = context_chart(COST, peak, 4 * peak, [], 512, 40, 8)  # beyond the roofline, and on the chart
     assert any(cell not in " ⠁⠂⠄⡀⠈⠐⠠⢀" for line in chart[:2] for cell in line.plain.partition("│")[2])

@@ -80,7 +80,8 @@ def test_queued_messages_and_an_edit_are_unsent_too(play) -> None:
 def test_text_is_kept_in_a_pause_of_typing(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press(*"hello")
-        store, session = it.state.store, it.state.conversation.session.id
+        store = it.state.store
+        session = it.state.conversation.session.id
         await it.until(lambda: store.session(session).draft.text == "hello")
 
     play(scenario)

@@ -34,7 +34,8 @@ def drawn(update: str) -> Cells:
     style = ""
     for move_row, move_column, look, character in SEQUENCE.findall(update):
         if move_row:
-            row, column = int(move_row) - 1, int(move_column) - 1
+            row = int(move_row) - 1
+            column = int(move_column) - 1
         elif character and character != "\n":
             for half in range(cell_len(character)):
                 cells[row, column + half] = (character, style)
@@ -138,7 +139,8 @@ def test_sections_that_come_and_go_leave_nothing_of_the_old_layout(play, monkeyp
         await it.ask("why?")
         chat = it.app.poller.chat
         assert chat is not None
-        compositor, console = chat._compositor, it.app.console
+        compositor = chat._compositor
+        console = it.app.console
         terminal = drawn(compositor.render_full_update().render_segments(console))
         render = PartialRepaint.render_update
 
@@ -149,7 +151,8 @@ def test_sections_that_come_and_go_leave_nothing_of_the_old_layout(play, monkeyp
             return update
 
         monkeypatch.setattr(PartialRepaint, "render_update", render_update)
-        metrics, panel = it.state.metrics, chat.query_one(DecodePanel)
+        metrics = it.state.metrics
+        panel = chat.query_one(DecodePanel)
         for metrics.speculating in (True, False, True):
             panel.show(metrics, frozen=False)
             for section in panel.query(Section):

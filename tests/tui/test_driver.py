@@ -133,7 +133,8 @@ def test_leaving_ends_the_waiting(keys: Keys) -> None:
 
 
 def test_nothing_wakes_up_while_no_key_is_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited, waits = select.select, list[float | None]()
+    waited = select.select
+    waits = list[float | None]()
     ours, theirs = os.pipe()
 
     async def made() -> driver.TerminalDriver:

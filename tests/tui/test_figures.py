@@ -21,7 +21,8 @@ STREAM = st.lists(st.tuples(SECONDS, PARTS, st.integers(0, 3), st.integers(0, 3)
 
 
 def stream(drawn: list[tuple[float, StepParts | None, int, int]]) -> list[StepRecord]:
-    found, context = [], 20
+    found = []
+    context = 20
     for index, (latency, parts, proposed, accepted) in enumerate(drawn):
         said = min(proposed, accepted)
         context += 1 + said
@@ -46,7 +47,8 @@ def test_parts_are_never_negative_and_sum_to_the_whole(
     drawn: list[tuple[float, StepParts | None, int, int]], measured: float | None
 ) -> None:
     metrics = fed(stream(drawn), measured)
-    times, figures = metrics.step_times, metrics.figures
+    times = metrics.step_times
+    figures = metrics.figures
     assert all(value >= 0 for _, value in metrics.step_bytes)
     assert math.isclose(math.fsum(value for _, value in metrics.step_bytes), figures.step_bytes, rel_tol=1e-9)
     if times is None:
@@ -127,7 +129,9 @@ def test_the_trail_has_the_flops_and_bytes_of_its_steps(
     drawn: list[tuple[float, StepParts | None, int, int]],
 ) -> None:
     """The turn's totals are cut into points of half a second; together they are the turn, up to the last one."""
-    trail, totals, points = Trail(), StepTotals(), 0
+    trail = Trail()
+    totals = StepTotals()
+    points = 0
     for step in stream(drawn):
         totals.add(step, COST)
         trail.add(totals)

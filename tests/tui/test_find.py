@@ -19,7 +19,8 @@ def test_every_place_is_found_once_in_each_direction(rows: list[str], words: str
     pattern = r"\s+".join(words.split())
     expected = [match.start() for match in re.finditer(pattern, text)] if words.split() else []
     for by in (-1, 1):
-        at, seen = None, []
+        at = None
+        seen = []
         for _ in expected:
             found = seek(rows, words, at, by)
             assert found is not None

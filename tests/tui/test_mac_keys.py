@@ -29,7 +29,8 @@ OTHERWISE = {  # action: a command, or an action that leads there
 def bindings() -> Iterator[Binding]:
     for module in pkgutil.walk_packages(headrace.app.tui.__path__, "headrace.app.tui."):
         importlib.import_module(module.name)
-    classes, seen = [DOMNode], set[type]()
+    classes = [DOMNode]
+    seen = set[type]()
     while classes:
         each = classes.pop()
         classes += each.__subclasses__()

@@ -180,7 +180,8 @@ def test_looks_are_made_every_two_seconds_once_there_is_a_model() -> None:
 
 
 class _Sampler:
-    looks, fails = 0, False
+    looks = 0
+    fails = False
 
     def look(self, _own: Sequence[int]) -> Load:
         self.looks += 1

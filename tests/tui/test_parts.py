@@ -74,7 +74,8 @@ def test_growing_markdown_takes_back_what_it_took_for_a_block(pieces: list[str])
 @given(st.lists(BLOCKS, max_size=8), st.integers(1, 30))
 def test_a_line_that_stays_the_same_stays_the_same_object(blocks: list[str], cut: int) -> None:
     source = "\n\n".join(blocks)
-    growing, before = GrowingMarkdown(), list[Content]()
+    growing = GrowingMarkdown()
+    before = list[Content]()
     for start in range(0, len(source), cut):
         growing.append(source[start : start + cut])
         after = growing.lines(50)
@@ -131,7 +132,8 @@ def test_a_list_grown_looks_as_if_it_was_there_at_once(items: list[str], cut: in
 @pytest.mark.parametrize("language", ["perl", "python", "c++", "html", "no such language", "text"])
 def test_code_has_the_colours_of_textual(language: str) -> None:
     code = "def f(x):  # a\n    return 's' + 1\n\nmy $x = <b>q{a}</b>;\n"
-    ours, theirs = coloured(code, language, CodeTheme), highlight(code, language=language, theme=CodeTheme)
+    ours = coloured(code, language, CodeTheme)
+    theirs = highlight(code, language=language, theme=CodeTheme)
     assert ours.plain == theirs.plain
     assert ours.is_same(theirs)
 
@@ -146,7 +148,8 @@ def test_a_block_that_its_lexer_is_slow_at_loses_colours_not_seconds(monkeypatch
 
 def test_code_that_grows_gets_its_colours_when_it_settles() -> None:
     source = "```python\ndef one():\n    return 1\n\n\ndef two(): # the second"
-    growing, looks = GrowingMarkdown(), []
+    growing = GrowingMarkdown()
+    looks = []
     for letter in source:
         growing.append(letter)
         looks.append([line.plain for line in growing.lines(40)])

@@ -14,7 +14,8 @@ from textual.message import Message
 from headrace.app.tui.textual_overrides.paste import PATIENCE_S, PasteParser
 from tests.tui.conftest import Driver
 
-BEGIN, END = b"\x1b[200~", b"\x1b[201~"
+BEGIN = b"\x1b[200~"
+END = b"\x1b[201~"
 NASTY = [b"\x1b", b"[", b"20", b"0~", b"1~", b"\x1b[31m", b"\x1b[A", b"\x11", b"\r", b"\x07", b"\x1b[<0;3;3M", BEGIN]
 PASTES = (st.lists(st.sampled_from(NASTY) | st.binary(max_size=6), max_size=12).map(b"".join)).filter(
     lambda pasted: END not in pasted
@@ -25,7 +26,8 @@ STREAM = st.lists(TYPED | PASTES.map(lambda pasted: BEGIN + pasted + END), max_s
 
 def read(pieces: Sequence[bytes]) -> list[Message]:
     """Return the parser's events of these reads."""
-    parser, decode = PasteParser(), getincrementaldecoder("utf-8")("replace").decode
+    parser = PasteParser()
+    decode = getincrementaldecoder("utf-8")("replace").decode
     return [message for piece in pieces if (text := decode(piece)) for message in parser.feed(text)]
 
 

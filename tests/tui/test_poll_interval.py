@@ -74,5 +74,6 @@ def test_what_is_drawn_between_looks_is_not_theirs(clock: list[float]) -> None:
 
 def test_metrics_are_drawn_less_often_where_decoding_takes_every_core() -> None:
     interval = PollInterval()
-    lively, interval.spare = interval.metrics_s, False
+    lively = interval.metrics_s
+    interval.spare = False
     assert lively < interval.metrics_s <= 1.0

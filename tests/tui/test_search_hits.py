@@ -123,7 +123,8 @@ def test_a_hit_in_the_middle_of_a_long_answer_comes_into_view(play) -> None:
 def test_a_session_deleted_elsewhere_is_said_and_leaves_the_list(play, home: Path, command: str) -> None:
     async def scenario(it: Driver) -> None:
         for key in ("enter", "ctrl+r", "ctrl+d", "ctrl+s"):
-            deleted, here = await go_elsewhere(it), it.state.conversation.session.id
+            deleted = await go_elsewhere(it)
+            here = it.state.conversation.session.id
             await it.write(command)
             delete_elsewhere(home, deleted)
             await it.press(key)

@@ -29,7 +29,8 @@ MACHINES = st.tuples(
 
 
 def records(steps: list[tuple[float, int, int, int]]) -> list[StepRecord]:
-    found, context = [], 20
+    found = []
+    context = 20
     for index, (latency, proposed, accepted, batch) in enumerate(steps):
         said = min(proposed, accepted)
         context += 1 + said
@@ -61,7 +62,8 @@ def check(metrics: LiveMetrics) -> None:
             said += lines
     for line in said:
         assert not re.search(r"\bnan|\binf\b|(?<![\w.])-\d", line), line
-    figures, text = metrics.figures, said[0]
+    figures = metrics.figures
+    text = said[0]
     if figures.share is not None and figures.share > 1.01:
         assert "above that" in text
     if metrics.mbu is not None and metrics.mbu > 1.01 and metrics.batch is None:
@@ -80,7 +82,8 @@ def test_one_sequence(steps: list[tuple[float, int, int, int]], machine: tuple, 
     if ended:
         metrics.ended_early()
     check(metrics)
-    totals, after = metrics._turn, stream[1:]
+    totals = metrics._turn
+    after = stream[1:]
     assert (totals.steps, totals.tokens) == (len(after), sum(one.tokens for one in after))
     assert math.isclose(totals.seconds, math.fsum(one.latency_s for one in after), abs_tol=1e-12)
     assert math.isclose(totals.nbytes, sum(one.step_bytes for one in after))

@@ -98,8 +98,10 @@ WORDS = st.lists(st.lists(st.text("ab \n", max_size=5), min_size=1, max_size=3),
 
 @given(WORDS, st.integers(4, 12), st.data())
 def test_lines_are_laid_out_once_and_have_every_step(drawn: list[list[str]], width: int, data: st.DataObject) -> None:
-    texts, growing = [StepText(tuple(pieces)) for pieces in drawn], list[StepText]()
-    layout, whole = TokenLines(), TokenLines()
+    texts = [StepText(tuple(pieces)) for pieces in drawn]
+    growing = list[StepText]()
+    layout = TokenLines()
+    whole = TokenLines()
     for text in texts:
         growing.append(text)
         if data.draw(st.booleans()):

@@ -53,7 +53,9 @@ def test_text_comes_ten_times_a_second_and_figures_at_most_twice(
     if command:
         engine.script(Script(("the first",)))
     engine.script(*(Script(pieces=WORDS, hold=395) for _ in range(2)))
-    clock, texts, figures = Clock(), list[float](), list[float]()
+    clock = Clock()
+    texts = list[float]()
+    figures = list[float]()
 
     async def scenario(driver: Driver) -> None:
         await driver.write("go")
@@ -105,10 +107,12 @@ def test_a_line_that_grows_is_drawn_alone(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:
     engine = ScriptedEngine().script(Script(pieces=WORDS[:90], hold=85))
-    drawn, all_drawn = list[Region](), list[object]()
+    drawn = list[Region]()
+    all_drawn = list[object]()
 
     async def scenario(driver: Driver) -> None:
-        render, slow = Transcript.render_lines, partial_repaint.Compositor.render_partial_update
+        render = Transcript.render_lines
+        slow = partial_repaint.Compositor.render_partial_update
 
         def text_drawn(self: Transcript, crop: Region) -> object:
             drawn.append(crop)
@@ -144,7 +148,8 @@ ADDED = [
 @given(st.lists(st.sampled_from(ADDED), min_size=1, max_size=8), st.sampled_from(["Words", "- an item", "1. first"]))
 def test_what_is_typed_on_stands_where_it_is_laid_out_later(pieces: list[str], begin: str) -> None:
     message = Message(1, "s", None, "assistant", begin, 0.0, partial=True)
-    growing, look = MessageState(growing=True), LayoutOptions(40)
+    growing = MessageState(growing=True)
+    look = LayoutOptions(40)
     entry = Entry(message, growing)
     rows = list(entry.rows(look))
     for piece in pieces:

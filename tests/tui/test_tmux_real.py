@@ -32,7 +32,9 @@ class Tmux:
     """A tmux server of its own with one window."""
 
     def __init__(self, home: Path, model: Path, size: tuple[int, int] = (120, 40)) -> None:
-        self.home, self._model, self._size = home, model, size
+        self.home = home
+        self._model = model
+        self._size = size
         self._socket = str(home / "tmux.sock")
         self._env = {
             **{name: value for name, value in os.environ.items() if name not in ("TMUX", "NO_COLOR")},

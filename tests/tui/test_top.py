@@ -21,7 +21,8 @@ class Reader:
         self.closed = False
 
     def poll(self) -> list[Event]:
-        events, self.events = self.events, []
+        events = self.events
+        self.events = []
         return events
 
     def close(self) -> None:

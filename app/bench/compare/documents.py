@@ -33,7 +33,8 @@ def compare_documents(a: Document, b: Document) -> Document:
 def _row(a: Document, b: Document, found: Difference | None, significant: bool) -> Document:
     verdict = "too few repetitions" if found is None else "no difference"
     if found is not None and found.high > _WIDE * found.low:
-        verdict, found = "no result", None
+        verdict = "no result"
+        found = None
     elif found is not None and significant:
         verdict = "faster" if found.ratio > 1 else "slower"
     return {

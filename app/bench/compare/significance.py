@@ -60,7 +60,8 @@ def difference(a: Pairs, b: Pairs) -> Difference | None:
 
 def _residuals(x: Sequence[float], y: Sequence[float], slope: float) -> list[float]:
     """Return a side's residuals in the order of measurement."""
-    mean_x, mean_y = fmean(x), fmean(y)
+    mean_x = fmean(x)
+    mean_y = fmean(y)
     return [v - mean_y - slope * (u - mean_x) for u, v in zip(x, y, strict=True)]
 
 
@@ -100,5 +101,6 @@ def _centred_memory(side: Pairs, both: Pairs) -> list[float]:
 
 def _products(u: Sequence[float], v: Sequence[float]) -> float:
     """Return the sum of products of deviations from the means."""
-    mean_u, mean_v = fmean(u), fmean(v)
+    mean_u = fmean(u)
+    mean_v = fmean(v)
     return sum((x - mean_u) * (y - mean_v) for x, y in zip(u, v, strict=True))

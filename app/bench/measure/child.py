@@ -68,7 +68,8 @@ class ChildProcess:
         if self._tunes:
             self._ask(test, tune=True)
             return
-        prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
+        prompt = min(test.prompt, WARM_UP_TOKENS)
+        generate = min(test.generate, WARM_UP_TOKENS)
         self.measure(replace(test, prompt=prompt, generate=generate))
 
     def measure(self, test: Test) -> Sample:

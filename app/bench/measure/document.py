@@ -91,7 +91,8 @@ def document(run: Run) -> Document:
 
 def device_document(host: Machine, memory: MemorySpeed | None) -> Document:
     """Describe the machine, its peaks, its kernels and its power state."""
-    peak, nominal = memory.peak_gb_s if memory else None, host.nominal_bandwidth
+    peak = memory.peak_gb_s if memory else None
+    nominal = host.nominal_bandwidth
     return {
         "name": host.device_name,
         "backend": host.backend,
@@ -132,7 +133,8 @@ def model_document(loaded: "LoadedModel") -> Document:
     """Describe a model: origin, size, costs and hashes."""
     from headrace.app.model_info.report import quantization_document
 
-    checkpoint, cost = loaded.checkpoint, loaded.network.cost
+    checkpoint = loaded.checkpoint
+    cost = loaded.network.cost
     origin = checkpoint.origin or {}
     return {
         "name": loaded.name,

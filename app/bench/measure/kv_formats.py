@@ -64,7 +64,8 @@ def check_memory(models: Sequence[LoadedModel], tokens: int) -> None:
     """Raise NotEnoughMemoryError unless a cache of `tokens` fits for each of `models`, whose shared weights are
     loaded.
     """
-    free, weights = memory.budget(), models[0].network.cost.weight_bytes
+    free = memory.budget()
+    weights = models[0].network.cost.weight_bytes
     if free is not None and len(models) > 1:
         caches = sum(model.network.cost.kv_bytes(tokens) for model in models)
         overhead = working_memory(shape_to_run(models[0].checkpoint))

@@ -58,7 +58,8 @@ class LlamaBench:
 
     def measure(self, test: Test) -> Sample:
         entry = self._run(test, self._flash.get(test, "1"))
-        seconds, own = _seconds(entry, test), entry.get("avg_ts")
+        seconds = _seconds(entry, test)
+        own = entry.get("avg_ts")
         if test.kind == "decode":
             return Sample(0.0, None, [seconds / test.generate] * test.generate, own_tokens_per_second=own)
         return Sample(seconds, 0.0, [], own_tokens_per_second=own)

@@ -43,7 +43,8 @@ class MemorySpeed:
         if not self._rates:
             return None
         ordered = sorted(self._rates)
-        low, high = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
+        low = ordered[len(ordered) // 20]
+        high = ordered[-1 - len(ordered) // 20]
         return {
             "upper_quartile": self.peak_gb_s,
             "median": median(ordered),

@@ -77,7 +77,8 @@ class OwnEngine:
 
     def warm_up(self, test: Test) -> None:
         """Fill the cache to the test's depth and run a short form of the test."""
-        prompt, generate = min(test.prompt, WARM_UP_TOKENS), min(test.generate, WARM_UP_TOKENS)
+        prompt = min(test.prompt, WARM_UP_TOKENS)
+        generate = min(test.generate, WARM_UP_TOKENS)
         self.measure(replace(test, prompt=prompt, generate=generate))
 
     def measure(self, test: Test) -> Sample:
@@ -88,7 +89,8 @@ class OwnEngine:
             return measure_arrival(self._engine_for(test.batch + 1), test, self._prompts(test), self._tokens)
         if test.batch > 1:
             return self._together(test)
-        engine, before = self._engine(test.depth), self._base[: test.depth]
+        engine = self._engine(test.depth)
+        before = self._base[: test.depth]
         if before:
             # Leaves exactly `before` tokens in the cache: one step if it can be trimmed, a whole prefill if not.
             _follow(engine.generate(Request(before, max_tokens=1, speculate="off")))
@@ -164,7 +166,8 @@ class OwnEngine:
             self._time_ranks(engine)
         self._asked[test] += 1
         way: Speculation = "auto" if self._draft is None else "draft"
-        question, turn = self._questions[test.workload], self._asked[test]
+        question = self._questions[test.workload]
+        turn = self._asked[test]
         sample = measure_pair(self._asking[test.batch], test, question, turn, way)
         self.rank_times += sample.ranks
         peak = max(0, (sample.peak_memory_bytes or 0) - self._held)

@@ -41,7 +41,8 @@ def questions(model: "LoadedModel", tests: Row[Test]) -> dict[str, Question]:
     names = dict.fromkeys(test.workload for test in tests if test.workload)
     if not names:
         return {}
-    prompts, workloads = ChatPrompt(model.tokenizer), load_workloads()
+    prompts = ChatPrompt(model.tokenizer)
+    workloads = load_workloads()
     return {name: Question(prompts.encode(workloads[name].messages), model.tokenizer.eos_ids) for name in names}
 
 
@@ -81,7 +82,8 @@ def measure_pair(engine: Engine, test: Test, question: Question, turn: int, way:
     for attempt in range(_TRIES):
         seed = 1 + turn * _TRIES + attempt
         runs = {one: _answer(engine, test, question, seed, one) for one in order}
-        on, off = runs[way], runs["off"]
+        on = runs[way]
+        off = runs["off"]
         if min(on.counted, off.counted) >= LEAST:
             break
     else:

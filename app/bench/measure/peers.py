@@ -113,7 +113,8 @@ def open_openvino(peer: Peer, gguf: str, model: str, numbers: tuple[int, int, in
     """Start OpenVINO's process. numbers: tokens of a sequence, sequences, threads."""
     scratch = TemporaryDirectory(prefix="headrace-openvino-")  # of its converted model
     try:
-        script, kinds = str(CHILDREN / "openvino_child.py"), ",".join(openvino_kv_types(peer.kv))
+        script = str(CHILDREN / "openvino_child.py")
+        kinds = ",".join(openvino_kv_types(peer.kv))
         command = [peer.python or sys.executable, script, gguf, scratch.name, *map(str, numbers), kinds]
         return ChildProcess("openvino", model, command, threads=numbers[-1], tunes=True, scratch=scratch)
     except BaseException:

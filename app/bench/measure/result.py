@@ -129,7 +129,8 @@ def _memory(test: Test, repetitions: Sequence[Repetition], peak: float | None, n
         unknown = {"weight_bytes_per_step": first.weight_bytes, "kv_bytes_per_step": None}
         return unknown | dict.fromkeys(names)
     per_step = first.weight_bytes + first.kv_bytes
-    steps, seconds = sum(len(sample.latencies_s) for sample in samples), sum(sample.decode_s for sample in samples)
+    steps = sum(len(sample.latencies_s) for sample in samples)
+    seconds = sum(sample.decode_s for sample in samples)
     achieved = per_step * steps / seconds / 1e9
     achieved_each = [per_step * len(sample.latencies_s) / sample.decode_s / 1e9 for sample in samples]
     paired = [

@@ -145,11 +145,13 @@ def _open(options: Options, host: Machine, stack: ExitStack) -> _Opened:
 
 def _measure(options: Options, host: Machine, opened: _Opened, show: Show) -> Run:
     """Measure everything, with progress. Raises KeyboardInterrupt before any result."""
-    memory, models = opened.memory, opened.models
+    memory = opened.memory
+    models = opened.models
     backends = [*opened.own, *opened.peers]
     session = Session(backends, options.tests, rounds=options.rounds, memory=memory.read if memory else None)
     account = _Account(session, host, opened)
-    interrupted, rounds = False, 0
+    interrupted = False
+    rounds = 0
     try:
         for progress in session.run():
             rounds = progress.round

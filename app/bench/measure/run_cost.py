@@ -35,7 +35,8 @@ def run_costs(network: object, *, depth: int = DEPTH, rounds: int = ROUNDS) -> d
     """
     if not isinstance(network, Decoder):
         return None
-    draw, greedy = random.Random(0), select().greedy
+    draw = random.Random(0)
+    greedy = select().greedy
     sampler = Sampler(SamplingParams(), vocab_size=network.vocab_size, prompt=())
     limit = depth + (rounds + 1) * (_STEPS + 1) + DRAFT_LENGTHS[-1] + 8
     kv = network.kv_backend(KVOptions(limit))

@@ -20,7 +20,9 @@ from headrace.app.bench.stats import sd, student_quantile
 from headrace.runtime.errors import EngineError
 from headrace.runtime.machine.cpu_use import CPUMeter
 
-MIN_ROUNDS, MAX_ROUNDS, MAX_SECONDS = 5, 40, 120.0
+MIN_ROUNDS = 5
+MAX_ROUNDS = 40
+MAX_SECONDS = 120.0
 PRECISION = 0.01  # half the width of the 95 % interval, as a fraction
 
 Key = tuple[str, str, Test]
@@ -101,7 +103,8 @@ class Session:
         self._pairs = [pair for pair in self._pairs if pair[0] not in self._failed]
 
     def _measure(self, backend: Backend, test: Test, began: float) -> None:
-        started, meter = self._clock(), CPUMeter()
+        started = self._clock()
+        meter = CPUMeter()
         before = self._memory() if self._memory else None
         sample = backend.measure(test)
         after = self._memory() if self._memory else None

@@ -50,7 +50,8 @@ def check_threads(setups: Sequence[Setup], asked: int | None) -> None:
 
 def setup_line(setup: Mapping[str, Any]) -> str:
     """Format an entry of `engines`: `llama.cpp 0.3.36: 2 threads, flash_attention on, ...`."""
-    decode, batch = setup["threads"], setup["threads_batch"]
+    decode = setup["threads"]
+    batch = setup["threads_batch"]
     requested = setup.get("threads_told")
     unknown = f"{_counted(requested)} requested, actual number unknown" if requested else "its own choice of threads"
     threads = _counted(decode) if decode else unknown

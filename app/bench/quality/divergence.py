@@ -51,7 +51,8 @@ def divergence(reference: mx.array, other: mx.array, targets: mx.array) -> Diver
     a, b = (np.array(logits.astype(mx.float32), copy=False) for logits in (reference, other))
     with np.errstate(all="ignore"):  # tokens of zero probability
         for p_logits, q_logits, target in zip(a, b, cast(list[int], targets.tolist()), strict=True):
-            log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
+            log_p = _log_softmax(p_logits)
+            log_q = _log_softmax(q_logits)
             found.kl.append(max(_kl(log_p, log_q, p_logits - q_logits), 0.0))
             found.agrees.append(float(p_logits.argmax() == q_logits.argmax()))
             found.reference_nll.append(-float(log_p[target]))

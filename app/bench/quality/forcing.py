@@ -55,7 +55,10 @@ class Forced:
             self._kv.trim()
 
     def _logits(self, tokens: Sequence[int], phase: Phase) -> mx.array:
-        network, cache, count, began = self.network, self._cache, len(tokens), time.perf_counter()
+        network = self.network
+        cache = self._cache
+        count = len(tokens)
+        began = time.perf_counter()
         assert cache is not None
         kv_pass = one_pass(self._kv, cache, count, phase)
         x = network.layers(network.embed(mx.array([list(tokens)], mx.uint32)), kv_pass)  # (1, T, E)

@@ -26,7 +26,9 @@ class PeerLogits:
         self.name = f"{child.engine} f32" if exact else child.engine
         self.setup = replace(child.setup, engine=self.name)
         self.seconds = 0.0  # of scored passes, by its own clock
-        self._child, self._width, self._file = child, width, file
+        self._child = child
+        self._width = width
+        self._file = file
         self._how = {"exact": True} if exact else {}
         self._context: Sequence[int] = ()
         self._fed = False
@@ -35,7 +37,8 @@ class PeerLogits:
         """Drop everything and feed `context`."""
         settings = self._child.ask({"context": list(context), **self._how})["settings"]
         self.setup = replace(self.setup, settings=settings)
-        self._context, self._fed = context, False
+        self._context = context
+        self._fed = False
 
     def score(self, fed: Sequence[int], phase: Phase) -> Iterator[mx.array]:
         """Feed tokens behind the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""

@@ -59,7 +59,8 @@ def document(
 
 def _entries(variant: Variant, reference: LoadedModel) -> list[Document]:
     """Return a variant's entries: all conditions together, then each by itself."""
-    cost, usual = variant.network.cost if variant.network else None, reference.network.cost
+    cost = variant.network.cost if variant.network else None
+    usual = reference.network.cost
     facts = {
         "variant": variant.name,
         "kind": variant.kind,

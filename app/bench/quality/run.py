@@ -45,7 +45,8 @@ def run(options: Options) -> Document:
     reference, *others = [_load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
     for other in others:
         _check_vocabulary(reference, other)
-    depths, asked = options.depths or DEPTHS, options.depths is not None
+    depths = options.depths or DEPTHS
+    asked = options.depths is not None
     room = min(model.context_limit for model in (reference, *others))
     found = passages(text, reference.tokenizer, depths, options.scored, room, asked=asked)
     notes: list[str] = []
@@ -54,7 +55,8 @@ def run(options: Options) -> Document:
     if options.coarse:
         variants.append(Variant("8-bit activations", "activations", with_activations(reference.network, 8)))
     variants += [Variant(other.name, "weights", other.network) for other in others]
-    interrupted, base = False, reference.network
+    interrupted = False
+    base = reference.network
     with ExitStack() as stack:
         if options.peers:
             base = _exact(options).network

@@ -47,7 +47,8 @@ def json_lines(document: Document) -> str:
 def circumstances(document: Document) -> list[str]:
     """Return lines on reference, text and settings."""
     perplexity = document["results"][0]["reference_perplexity"]
-    text, kernels = document["text"], document["device"]["kernels"].get("kernels", "?")
+    text = document["text"]
+    kernels = document["device"]["kernels"].get("kernels", "?")
     return [
         f"reference: {model_line(document['reference'])}; perplexity {perplexity:.2f}",
         *(f"compared with it: {model_line(model)}" for model in document["against"]),

@@ -14,7 +14,8 @@ from headrace.runtime.config.paths import ASSETS
 from headrace.runtime.errors import UsageError
 
 SHIPPED = ASSETS / "quality_text.txt"
-DEPTHS, SCORED = (0, 1024, 4096), 512
+DEPTHS = (0, 1024, 4096)
+SCORED = 512
 
 
 @dataclass(frozen=True, slots=True)

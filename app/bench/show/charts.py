@@ -18,7 +18,8 @@ from headrace.runtime.metrics.units import format_bytes, speed_text
 Entry = dict[str, Any]
 
 # Placeholders matplotlib draws with -> the page's variables.
-INK, FAINT = "#010101", "#020202"
+INK = "#010101"
+FAINT = "#020202"
 SERIES = tuple(f"#0a0a{index:02x}" for index in range(1, 7))
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)
@@ -88,7 +89,8 @@ def roofline(results: Sequence[Entry], peak_gb_s: float | None, ceiling_gflop_s:
 
     def draw(axes: Any) -> None:
         intensities = [entry["arithmetic_intensity"] for entry in shown]
-        least, most = min(intensities) / 2, max(intensities) * 2
+        least = min(intensities) / 2
+        most = max(intensities) * 2
         if ceiling_gflop_s:
             most = max(most, 2 * ceiling_gflop_s / peak_gb_s)  # beyond the ridge, so that the level line shows
         ridge = min(most, ceiling_gflop_s / peak_gb_s) if ceiling_gflop_s else most
@@ -167,7 +169,8 @@ def parts(profile: Entry) -> str:
     """Plot one step's time by part."""
 
     def draw(axes: Any) -> None:
-        names, values = list(profile["parts_ms"]), list(profile["parts_ms"].values())
+        names = list(profile["parts_ms"])
+        values = list(profile["parts_ms"].values())
         axes.barh(names, values, color=SERIES[0], height=0.6)
         placed: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "color": INK}
         for index, value in enumerate(values):

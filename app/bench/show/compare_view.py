@@ -62,7 +62,8 @@ def _conclusion(comparison: dict[str, Any]) -> str:
     verdicts = [row["verdict"] for row in comparison["tests"]]
     if not verdicts:
         return "No common test."
-    slower, faster = verdicts.count("slower"), verdicts.count("faster")
+    slower = verdicts.count("slower")
+    faster = verdicts.count("faster")
     if set(verdicts) <= {"no result", "too few repetitions"}:
         return "No result: measure more rounds (-r), on an idle machine."
     if not slower and not faster:

@@ -41,7 +41,8 @@ def _markdown_table(
 
 def circumstances(document: Document) -> list[str]:
     """Return lines on machine, model, versions, step cost, ratios and notes."""
-    device, model = document["device"], document["model"]
+    device = document["device"]
+    model = document["model"]
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     return [
         f"{device['name']}, {device['backend']}, {device['kernels'].get('kernels', '?')} kernels; {device['os']}",
@@ -76,7 +77,8 @@ def model_line(model: Document) -> str:
 
 
 def peak_line(device: Document) -> str:
-    measured, nominal = device["measured_peak"], device["nominal_peak_gb_s"]
+    measured = device["measured_peak"]
+    nominal = device["nominal_peak_gb_s"]
     parts = []
     if measured:
         parts.append(
@@ -116,7 +118,8 @@ def kv_ratio_line(ratio: Document) -> str:
 
 def scaling_line(scaled: Document) -> str:
     """Format a batch against one sequence: `tg128 x8: 4.20x of one (4.10 to 4.31), a step takes 1.90x`."""
-    several, step = scaled["speedup"], scaled["step_time"]
+    several = scaled["speedup"]
+    step = scaled["step_time"]
     return (
         f"{label(scaled)} ({scaled['engine']}): {several['mean']:.2f}x of one sequence{bracketed(several)}, "
         f"a step takes {step['mean']:.2f}x{bracketed(step)}"
@@ -130,8 +133,10 @@ def arrivals(document: Document) -> list[Document]:
 
 def arrival_line(entry: Document) -> str:
     """Format an arrival: `... : ITL p95 9.1 to 18.0 ms, 1.98x (1.90 to 2.10); ...`."""
-    found, speed = entry["arrival"], entry["tokens_per_second"]["mean"]
-    stretch, share = found["itl_p95_ratio"], found["of_speed_alone"]
+    found = entry["arrival"]
+    speed = entry["tokens_per_second"]["mean"]
+    stretch = found["itl_p95_ratio"]
+    share = found["of_speed_alone"]
     return (
         f"{label(entry)} ({entry['engine']}): ITL p95 from {found['itl_p95_before_ms']:.1f} to "
         f"{found['itl_p95_ms']:.1f} ms while it joins, {stretch['mean']:.2f}x{bracketed(stretch)}; "
@@ -141,7 +146,8 @@ def arrival_line(entry: Document) -> str:
 
 def speculation_lines(document: Document) -> list[str]:
     """Return lines on the cost of speculation and on changed tokens, if workloads were measured."""
-    costs, identity = document.get("run_costs"), document.get("identity")
+    costs = document.get("run_costs")
+    identity = document.get("identity")
     return [*([break_even_line(costs)] if costs else []), *([identity_line(identity)] if identity else [])]
 
 

@@ -27,7 +27,8 @@ def show_history(kept: History) -> None:
         for number, document in runs:
             print(number, *_circumstances(document), ", ".join(_tests(document)), sep="\t")
         return
-    screen, width = console(), table_width(sys.stdout)
+    screen = console()
+    width = table_width(sys.stdout)
     columns = _columns(runs)
     rows = table_lines(columns, width, header=False)
     each = len(rows) // len(runs)  # lines per run: more than one on narrow terminals

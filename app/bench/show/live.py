@@ -44,10 +44,12 @@ class _Lines:
         self._said = 0.0
 
     def __call__(self, progress: Progress, _results: Callable[[], Results]) -> None:
-        now, new = time.monotonic(), progress.round != self._round
+        now = time.monotonic()
+        new = progress.round != self._round
         if progress.done >= progress.total or (not new and now - self._said < _LINE_SECONDS):
             return
-        self._round, self._said = progress.round, now
+        self._round = progress.round
+        self._said = now
         stage = _stage(progress) if new else f"{_stage(progress)}: {progress.doing}"
         left = "" if progress.left_s is None else f", {_left(progress.left_s)}"
         print(f"{stage}{left} ...", file=sys.stderr, flush=True)

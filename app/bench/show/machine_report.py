@@ -17,7 +17,9 @@ def machine_report(documents: Sequence[Document], verification: Document | None,
 
     Figures of tests that other programs slowed down are left out, with a note.
     """
-    file, machines, machine = tomlkit.document(), tomlkit.aot(), tomlkit.table()
+    file = tomlkit.document()
+    machines = tomlkit.aot()
+    machine = tomlkit.table()
     rows = [row for document in documents for row in _rows(document)]
     busy = [
         f"left out, the machine was busy: {row['model']} {row['test']} @ d{row['depth']}" for row in _busy(documents)
@@ -38,7 +40,8 @@ def machine_report(documents: Sequence[Document], verification: Document | None,
 
 def _about(documents: Sequence[Document], notes: Sequence[str]) -> dict[str, Any]:
     """Return the machine's facts; unknown ones are left out. Peaks are the best of all runs."""
-    last, device = documents[-1], documents[-1]["device"]
+    last = documents[-1]
+    device = documents[-1]["device"]
     peaks = [one["device"]["measured_peak_gb_s"] for one in documents if one["device"]["measured_peak_gb_s"]]
     energies = [entry["energy_per_token"] for one in documents for entry in one["results"] if entry["energy_per_token"]]
     idle = [energy["idle_watts"] for energy in energies if energy["idle_watts"] is not None]

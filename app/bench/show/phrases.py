@@ -16,7 +16,8 @@ CLOSURE = 0.10  # largest gap between the parts' sum and the step that counts as
 
 def interval(figure: Document, form: Callable[[float], str], between: str = " to ") -> str:
     """Format a figure's interval; empty for a single round, which has none."""
-    low, high = figure["low"], figure["high"]
+    low = figure["low"]
+    high = figure["high"]
     return "" if low is None or high is None else f"{form(low)}{between}{form(high)}"
 
 
@@ -92,9 +93,12 @@ def profile_lines(profile: dict[str, Any]) -> list[str]:
 
 def step_figures(document: Document, entry: Document) -> StepFigures:
     """Return a decode test's means. The bandwidth is the one that its MBU compares with."""
-    device, batch, speed = document["device"], entry.get("batch", 1), entry["tokens_per_second"]["mean"]
+    device = document["device"]
+    batch = entry.get("batch", 1)
+    speed = entry["tokens_per_second"]["mean"]
     step_bytes = entry["weight_bytes_per_step"] + entry["kv_bytes_per_step"]
-    share, base = entry["mbu"], device["measured_peak_gb_s"]
+    share = entry["mbu"]
+    base = device["measured_peak_gb_s"]
     if share and speed > 0:
         base = step_bytes * speed / batch / share / 1e9
     others = [rep["other_cpus"] for rep in entry["repetitions"] if rep.get("other_cpus") is not None]

@@ -66,7 +66,8 @@ def html(document: Document) -> str:
     from headrace.app.bench.show import charts
 
     plots = _plots(document, charts)
-    model, device = document["model"], document["device"]
+    model = document["model"]
+    device = document["device"]
     title = f"{model['name']} on {device['name']}"
     return "\n".join(
         [
@@ -89,7 +90,8 @@ def html(document: Document) -> str:
 
 
 def _plots(document: Document, charts: Any) -> list[str]:
-    results, peak = document["results"], document["device"]["measured_peak_gb_s"]
+    results = document["results"]
+    peak = document["device"]["measured_peak_gb_s"]
     under = "Tests near the slope are bound by memory, near the level line by arithmetic, far below both by overhead."
     drawn = (
         (charts.speed_by_depth(results), "Decode speed by depth", "Bands are 95 % intervals; dashed is the roofline."),

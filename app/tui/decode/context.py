@@ -32,10 +32,12 @@ class ContextSection(Section):
 
     TITLE = "context"
     NAME = "context"
-    LEAST, MOST = 6, 11
+    LEAST = 6
+    MOST = 11
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        model, fill = metrics.model, metrics.fill
+        model = metrics.model
+        fill = metrics.fill
         if not model.name:  # zero bytes would be a figure
             return [Content.styled("no model yet", "$quiet")]
         tokens = Content.assemble(
@@ -90,7 +92,8 @@ def _bar(parts: Sequence[tuple[str, int]], limit: int, width: int) -> Content:
     """
     total = max(limit, sum(tokens for _, tokens in parts))
     pieces = []
-    so_far, end = 0, 0
+    so_far = 0
+    end = 0
     for name, tokens in parts:
         if not tokens:
             continue
@@ -148,7 +151,8 @@ def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
         return [Content.styled(text, "$text-warning").truncate(width, ellipsis=True)]
     if (found := reuse.difference) is None:
         return []
-    cached, prompt = _quoted(found.earlier_token), _quoted(found.prompt_token)
+    cached = _quoted(found.earlier_token)
+    prompt = _quoted(found.prompt_token)
     forms = (("miss at token", f"{cached} cached, {prompt} now"), ("miss at", f"{cached} → {prompt}"))
     heads = [Content.assemble((f"{name} {found.position + 1:,}: ", "$text-warning"), text) for name, text in forms]
     head = next((head for head in heads if head.cell_length <= width), heads[-1].truncate(width, ellipsis=True))
@@ -157,14 +161,16 @@ def _miss(reuse: PromptReuse | None, width: int, most: int) -> list[Content]:
 
 def _around(found: PrefixDifference, width: int) -> list[Content]:
     """Return the text around the difference of both sides, the differing tokens one above the other."""
-    label, room = 8, max(1, width - 8)
+    label = 8
+    room = max(1, width - 8)
     before = _visible(found.before)[-(room // 2) :]
     lines = []
     for name, token, text in (
         ("cached", found.earlier_token, found.earlier),
         ("prompt", found.prompt_token, found.prompt),
     ):
-        shown, first = _visible(text), len(_visible(token)) if text.startswith(token) else 1
+        shown = _visible(text)
+        first = len(_visible(token)) if text.startswith(token) else 1
         line = Content.assemble(
             (f"{name:<{label}}", "$quiet"), (before, "$quiet"), (shown[:first], "bold reverse"), shown[first:]
         )
@@ -195,9 +201,11 @@ def _until_full(metrics: LiveMetrics, width: int) -> Content:
 
 def seconds_until_full(metrics: LiveMetrics) -> float | None:
     """Return the seconds of decoding up to the context limit; None if the speed is unknown."""
-    cost, achieved = metrics.model.cost, metrics.history.token_gb_s
+    cost = metrics.model.cost
+    achieved = metrics.history.token_gb_s
     if cost is None or not achieved:
         return None
-    here, limit = metrics.context, metrics.model.context_limit
+    here = metrics.context
+    limit = metrics.model.context_limit
     mean = (cost.step_bytes(here) + cost.step_bytes(max(here, limit - 1))) / 2  # bytes grow evenly, or hardly at all
     return max(0, limit - here) * mean / (achieved * 1e9)

@@ -20,7 +20,8 @@ _STEPS = 64  # of the measured bandwidth, of which one can be seen
 _FULL = 1.05  # the chart reaches this far above its highest value
 _AHEAD = 4  # the chart reaches this many times as far as the context has
 _LEAST_SPAN = 2048
-_ROWS_A_TICK, _CELLS_A_TICK = 2, 9
+_ROWS_A_TICK = 2
+_CELLS_A_TICK = 9
 
 
 class ContextSpeedSection(Section):
@@ -28,18 +29,22 @@ class ContextSpeedSection(Section):
 
     TITLE = "tok/s by context"
     NAME = "context-speed"
-    LEAST, MOST = 8, 60
+    LEAST = 8
+    MOST = 60
     CHART = True
 
     def change_key(self, metrics: LiveMetrics) -> object:
         """Ignore changes too small to see in the chart."""
-        achieved, peak, model = metrics.history.token_gb_s, metrics.machine.measured_gb_s, metrics.model
+        achieved = metrics.history.token_gb_s
+        peak = metrics.machine.measured_gb_s
+        model = metrics.model
         share = round(achieved / peak * _STEPS) if achieved and peak else None
         limits = peak, metrics.machine.flops_per_second, model.context_limit
         return id(metrics), metrics.context // BUCKET, share, limits, model.name, metrics.phase
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        cost, peak = metrics.model.cost, metrics.machine.measured_gb_s
+        cost = metrics.model.cost
+        peak = metrics.machine.measured_gb_s
         if cost is None:
             return [Content.styled("no model yet", "$faint").truncate(width, ellipsis=True)]
         if peak is None:

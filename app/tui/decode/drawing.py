@@ -27,7 +27,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     if most < 1 or not high > low or not math.isfinite(high - low):
         return []
     step = tick_step(high - low, most)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [place * step for place in range(first, last + 1)]
 
 
@@ -47,7 +48,8 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Powers of ten from `low` to `high`, all or every second, third ...; 1, 2 and 5 times them if one at most."""
     if most < 1 or not 0 < low <= high:
         return []
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    first = math.ceil(math.log10(low) - 1e-9)
+    last = math.floor(math.log10(high) + 1e-9)
     if last <= first:
         near = (factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5))
         return [value for value in near if low <= value <= high][:most]

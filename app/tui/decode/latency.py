@@ -21,7 +21,8 @@ HEADROOM = 1.25  # the chart reaches this far above p99, at most up to stalls
 _LEAST = 12  # cells that a chart can be read in
 _AXIS = 8  # cells left of the bars
 _HISTOGRAM, _HISTOGRAM_FROM = 12, 44  # cells of the histogram, and of a section that has one
-_ROWS_A_TICK, _CELLS_A_TICK = 2, 10
+_ROWS_A_TICK = 2
+_CELLS_A_TICK = 10
 _NEAR, _FAR = 1.25, 2.0  # times the median
 _LEAST_S = 1e-6  # height of the chart
 _NUMBERS_FROM = 4  # lines of a chart that can spare one for the steps' numbers
@@ -33,7 +34,8 @@ class LatencySection(Section):
 
     TITLE = "step latency, ms"
     NAME = "latency"
-    LEAST, MOST = 7, 60
+    LEAST = 7
+    MOST = 60
     CHART = True
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
@@ -111,7 +113,8 @@ class LatencySection(Section):
 def latency_chart(window: LatencyWindow, width: int, height: int, cursor: int | None = None) -> list[Content]:
     """`height` lines of `width` cells: history, histogram, and below them the numbers of steps. cursor: steps back."""
     rows = height - 1 if height > _NUMBERS_FROM else height
-    of, latencies = window.of, window.latencies_s
+    of = window.of
+    latencies = window.latencies_s
     high = min(of.p99 * HEADROOM, STALL * of.p50) if of.p50 > 0 else of.p99
     top_ms, places = even_ticks(max(high, _LEAST_S) * 1e3, rows, _ROWS_A_TICK)
     top = top_ms / 1e3
@@ -162,7 +165,8 @@ def colour(latency_s: float, p50: float) -> str:
 
 def _names(of: Percentiles, top: float, rows: int, places: Sequence[tuple[int, float]]) -> list[str]:
     """Return the labels left of each line: percentiles, and round milliseconds at `places`."""
-    milliseconds, percentiles = [""] * rows, [""] * rows
+    milliseconds = [""] * rows
+    percentiles = [""] * rows
     for (line, _), label in zip(places, labels([value for _, value in places]), strict=True):
         milliseconds[rows - 1 - line] = label
     for value, label in ((of.p95, "p95"), (of.p50, "p50")):
@@ -202,7 +206,8 @@ def _cause_lines(causes: Sequence[tuple[str, int]], width: int) -> list[Content]
 
 
 def _percentiles(window: LatencyWindow, width: int) -> Content:
-    gap, of = "  " if width >= 44 else " ", window.of
+    gap = "  " if width >= 44 else " "
+    of = window.of
     pieces: list[tuple[str, str]] = []
     for name, value in (("p50", of.p50), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
         pieces += [(f"{name} ", "$quiet"), (f"{format_milliseconds(value)}{gap}", "bold")]

@@ -21,7 +21,8 @@ class MachineSection(Section):
 
     TITLE = "machine"
     NAME = "machine"
-    LEAST, MOST = 4, 9
+    LEAST = 4
+    MOST = 9
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = metrics.last
@@ -40,7 +41,8 @@ class MachineSection(Section):
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:  # noqa: ARG002
         each = metrics.energy.joules_per_token
         lines = _measured(metrics.load, each, width) if metrics.load is not None else []
-        machine, busy = metrics.machine, metrics.contention
+        machine = metrics.machine
+        busy = metrics.contention
         contention = [Content.styled(contention_text(busy, width), "bold $text-warning")] if busy else []
         about = [
             _bandwidth(metrics),
@@ -60,7 +62,8 @@ def contention_text(load: Load, width: int = 120) -> str:
 
 
 def _measured(load: Load, joules_per_token: float | None, width: int) -> list[Content]:
-    readings, used = load.readings, load.memory_used
+    readings = load.readings
+    used = load.memory_used
     cpus = f" {load.own_cpus:.1f} + {load.other_cpus:.1f} others of {load.cpus}"
     lines = [_two("CPU", load.own_cpus / load.cpus, load.other_cpus / load.cpus, cpus, width)]
     if readings.gpu_share is not None:

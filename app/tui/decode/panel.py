@@ -46,7 +46,8 @@ MORE = (*SPARE, MachineSection.NAME)
 _TWO_FROM, _THREE_FROM = 76, 170  # cells from which there are two columns, three
 _USUAL = 13  # lines of a chart
 _LEFT = 0.46  # part of two columns that is not for charts, which gain more by width
-_LEAST, _MOST = 30, 90
+_LEAST = 30
+_MOST = 90
 _WIDER = 20
 _OPEN_FROM = 112  # columns of the window from which it opens by itself
 _CHAT = 60  # columns of the window that are never taken from the chat
@@ -76,7 +77,8 @@ def plan(wanted: Sequence[Wanted], size: Size) -> dict[str, Region]:
     """
     count = 1 if size.width < _TWO_FROM else 2 if size.width < _THREE_FROM else 3
     columns: list[list[Wanted]] = [[] for _ in range(count)]
-    rooms, spare = [size.height] * count, [size.height] * count
+    rooms = [size.height] * count
+    spare = [size.height] * count
     for one in wanted:
         own = range(1, count) if one.chart and count > 1 else range(1)
         place = max(own, key=lambda place: rooms[place])

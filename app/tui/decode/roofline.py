@@ -20,7 +20,8 @@ from headrace.runtime.metrics.units import format_rate
 
 _MARGIN = 10**0.4  # factor around the points
 _EXPLAINED = 10  # lines from which one says which roof limits the point
-_ROWS_A_TICK, _CELLS_A_TICK = 2, 8
+_ROWS_A_TICK = 2
+_CELLS_A_TICK = 8
 
 
 class RooflineSection(Section):
@@ -28,11 +29,13 @@ class RooflineSection(Section):
 
     TITLE = "roofline, FLOP/s (computed)"
     NAME = "roofline"
-    LEAST, MOST = 8, 60
+    LEAST = 8
+    MOST = 60
     CHART = True
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        now, prefill = decode_point(metrics.totals), prefill_point(metrics.prefill)
+        now = decode_point(metrics.totals)
+        prefill = prefill_point(metrics.prefill)
         limits = roofs(metrics.machine)
         marks = [(point, *look) for point, look in ((now, _NOW), (prefill, _PREFILL)) if point is not None]
         if not marks:
@@ -62,7 +65,8 @@ class RooflineSection(Section):
         return [*drawn, *texts]
 
 
-_NOW, _PREFILL = ("◆", "bold $text-accent", "decode"), ("▲", "bold $text-success", "prefill")
+_NOW = ("◆", "bold $text-accent", "decode")
+_PREFILL = ("▲", "bold $text-success", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +99,18 @@ def plot(
 ) -> list[Content]:
     """`height` lines of `width` cells. marks: (point, character, style), at least one. limits: with a bandwidth."""
     assert limits.memory is not None
-    rows, memory = height - 1, limits.memory
+    rows = height - 1
+    memory = limits.memory
     points = [point for point, _, _ in marks]
     top = max([limits.compute or 0.0, *(point.flops for point in points)]) if limits.compute else None
     knee = top / memory if top else None
     across = [point.intensity for point in (*points, *trail)] + ([knee] if knee else [])
-    low_x, high_x = min(across) / _MARGIN, max(across) * _MARGIN
+    low_x = min(across) / _MARGIN
+    high_x = max(across) * _MARGIN
     end = min(knee or high_x, high_x)  # of the slope
     up = [point.flops for point in (*points, *trail)] + [memory * low_x, memory * end]
-    low_y, high_y = min(up), max(up) * _MARGIN**0.5
+    low_y = min(up)
+    high_y = max(up) * _MARGIN**0.5
     scale = _Scale(low_x, high_x, low_y, high_y, 1, rows)
     names = [""] * rows
     for value in log_ticks(low_y, high_y, max(1, rows // _ROWS_A_TICK)):
@@ -116,7 +123,9 @@ def plot(
         (_trail_dots(scale, trail), "$accent"),
     ]
     for point, mark, style in marks:
-        row, column, blank = scale.row(point.flops), scale.column(point.intensity), " " * room
+        row = scale.row(point.flops)
+        column = scale.column(point.intensity)
+        blank = " " * room
         drawn = [blank[:column] + mark + blank[column + 1 :] if at == row else blank for at in range(rows)]
         layers.append((drawn, style))
     lines = [
@@ -124,7 +133,8 @@ def plot(
         for name, line in zip(names, layered(layers), strict=True)
     ]
     ticks = [(scale.column(value), f"{value:g}") for value in log_ticks(low_x, high_x, max(1, room // _CELLS_A_TICK))]
-    axis, unit = marked(ticks, room), " FLOP/byte"
+    axis = marked(ticks, room)
+    unit = " FLOP/byte"
     if axis.endswith(" " * (len(unit) + 1)):
         axis = axis[: -len(unit)] + unit
     return [*lines, Content.styled(" " * left + axis, "$quiet")]

@@ -32,10 +32,12 @@ class StepSection(Section):
 
     TITLE = "one step, taken apart"
     NAME = "step"
-    LEAST, MOST = 8, 11
+    LEAST = 8
+    MOST = 11
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        times, nbytes = metrics.step_times, metrics.step_bytes
+        times = metrics.step_times
+        nbytes = metrics.step_bytes
         self.set_subtitle(_source(times))
         if not nbytes:
             return [Content.styled("no model yet", "$quiet")]
@@ -43,7 +45,8 @@ class StepSection(Section):
         if times is None:
             lines = [Content.styled("no time yet", "$faint")]
         else:
-            share, busy = metrics.mbu, metrics.busy
+            share = metrics.mbu
+            busy = metrics.busy
             tokens = metrics.figures.tokens
             many = f", {three_digits(tokens)} tokens" if metrics.totals.proposed else ""
             head = Content.assemble((format_seconds(times.total_s), "bold"), (f" a step{many}", "$quiet"))

@@ -24,7 +24,8 @@ _SLOW, _SLOWEST = 1.25, 2.0  # times the median
 _MOST = 8.0
 _FRAME_FROM, _HIGHEST = 30, 8  # lines of a window from which there is a frame; of the strip with it
 _MEDIAN_OF = 256  # newest steps
-_ACCEPTED, _REJECTED = "underline $text-success", "strike $text-error"
+_ACCEPTED = "underline $text-success"
+_REJECTED = "strike $text-error"
 _NO_TEXT = "·"
 
 Piece = tuple[str, str]
@@ -43,7 +44,11 @@ class TokenLines:
     def update(self, texts: Sequence[StepText], width: int) -> None:
         """Lay out the steps of an answer at this width."""
         if texts is not self._of or width != self._width:
-            self.starts, self._of, self._width, self._used, self._done = [0], texts, width, 0, 0
+            self.starts = [0]
+            self._of = texts
+            self._width = width
+            self._used = 0
+            self._done = 0
         for place in range(self._done, len(texts)):
             cells = sum(cell_len(_visible(text)) for text in (*texts[place].pieces, *texts[place].rejected))
             if self._used and self._used + cells > width:
@@ -87,7 +92,8 @@ class StripSection(Section):
             self.redraw()
 
     def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
-        steps, texts = list(metrics.steps), metrics.texts
+        steps = list(metrics.steps)
+        texts = metrics.texts
         if not steps or not texts:
             return [Content.styled("no tokens yet", "$faint")]
         shown = _ShownSteps(steps, texts, None if self.cursor is None else max(0, len(steps) - 1 - self.cursor))
@@ -102,7 +108,9 @@ class _ShownSteps:
     """Kept steps with the texts of all. cursor: place of the marked step; None: none is."""
 
     def __init__(self, steps: Sequence[StepRecord], texts: Sequence[StepText], cursor: int | None) -> None:
-        self._steps, self._texts, self._cursor = steps, texts, cursor
+        self._steps = steps
+        self._texts = texts
+        self._cursor = cursor
         self.focus = len(steps) - 1 if cursor is None else cursor
         self._first = steps[0].index
         latencies = [step.latency_s / step.tokens for step in steps[-_MEDIAN_OF:] if step.index]
@@ -112,14 +120,17 @@ class _ShownSteps:
         """Return `width` cells of tokens: the newest at the right, or those around the marked step."""
         last = len(self._steps)
         if self._cursor is not None and sum(map(self._count, range(self._cursor, last))) > width:
-            last, room = self._cursor + 1, width // 2
+            last = self._cursor + 1
+            room = width // 2
             while last < len(self._steps) and self._count(last) <= room:
                 room -= self._count(last)
                 last += 1
-        pieces, room = list[Piece](), width
+        pieces = list[Piece]()
+        room = width
         for place in range(last - 1, -1, -1):
             mark = " reverse" * (place == self._cursor)
-            count, accepted = self._count(place), self._text(place).accepted
+            count = self._count(place)
+            accepted = self._text(place).accepted
             cells = (_LEVELS[self._level(place)] * count)[-room:]
             left = max(0, accepted - (count - len(cells)))
             pieces += [(cells[left:], ("$primary", "$warning", "$error")[self._speed(place)] + mark)]
@@ -136,7 +147,8 @@ class _ShownSteps:
 
     def record(self, width: int) -> Content:
         """Return the record of the step in focus as a line."""
-        record, text = self._steps[self.focus], self._text(self.focus).text
+        record = self._steps[self.focus]
+        text = self._text(self.focus).text
         facts = [
             ("", format_seconds(record.latency_s)),
             ("context ", f"{record.context:,}"),
@@ -155,7 +167,8 @@ class _ShownSteps:
         marked = place == self._cursor
         mark = " bold reverse" * marked
         if marked and not any(pieces):
-            pieces, accepted = (_NO_TEXT,), 0
+            pieces = (_NO_TEXT,)
+            accepted = 0
         yield _visible(safe.feed("".join(pieces[:accepted]))), _ACCEPTED + mark
         yield _visible(sanitise("".join(rejected))), _REJECTED
         slow = ("", "$text-warning", "$text-error")[self._speed(place)] if place >= 0 else ""

@@ -40,7 +40,8 @@ class SequencesSection(Section):
 
     TITLE = "sequences"
     NAME = "sequences"
-    LEAST, MOST = 7, 12
+    LEAST = 7
+    MOST = 12
 
     def applies(self, metrics: LiveMetrics) -> bool:
         return metrics.batch is not None
@@ -78,7 +79,8 @@ def _shared(batch: BatchMetrics, width: int) -> list[Content]:
     """Return the weights of a token, and the blocks of the K/V pool."""
     lines = []
     if (each := batch.weight_bytes_per_token) is not None:
-        size, whole = format_bytes(round(each)), format_bytes(batch.weight_bytes)
+        size = format_bytes(round(each))
+        whole = format_bytes(batch.weight_bytes)
         now = f", {batch.batches[-1]} sequences in the last" if batch.batches else ""
         pieces = [Content.styled(text, "$quiet") for text in (f"weights {size} a token", f"{whole} a pass{now}")]
         lines.append(fitting(pieces, width))
@@ -95,7 +97,8 @@ class TurnsSection(Section):
 
     TITLE = "answers"
     NAME = "turns"
-    LEAST, MOST = 5, 14
+    LEAST = 5
+    MOST = 14
 
     def change_key(self, metrics: LiveMetrics) -> object:
         last = tuple(metrics.turns[-1:])
@@ -132,9 +135,11 @@ def _cells(turn: Turn) -> tuple[str, ...]:
 
 def _fitting(columns: Sequence[tuple[str, int]], width: int) -> Sequence[tuple[str, int]]:
     """Return the first columns that fit."""
-    shown, used = 0, 0
+    shown = 0
+    used = 0
     for _, cells in columns:
         if used + cells > width:
             break
-        shown, used = shown + 1, used + cells
+        shown = shown + 1
+        used = used + cells
     return columns[:shown]

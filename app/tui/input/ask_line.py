@@ -19,7 +19,8 @@ class AskLine(Input):
         hint = "ask here, and watch" if plain else _ELSEWHERE
         super().__init__(prompt.text if plain else "", placeholder=hint, id="ask", disabled=not plain)
         self.cursor_blink = False
-        self._prompt, self._send = prompt, send
+        self._prompt = prompt
+        self._send = send
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
@@ -32,7 +33,8 @@ class AskLine(Input):
             event.prevent_default()
             event.stop()
             self.disabled = True
-            self.value, self.placeholder = "", _ELSEWHERE
+            self.value = ""
+            self.placeholder = _ELSEWHERE
             self._prompt.paste(event.text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -42,7 +42,8 @@ class CompletionMenu(OptionList, can_focus=False):
         """Show completions of the text before the cursor."""
         if before_cursor == self._for:
             return
-        self._for, self._chosen = before_cursor, False
+        self._for = before_cursor
+        self._chosen = False
         shown = self.is_open
         options, self._choices = _options(before_cursor, max(20, self.screen.size.width - 8))
         if not options and not shown:

@@ -94,7 +94,8 @@ class Prompt(Area):
         return self.draft.whole
 
     def action_send(self) -> None:
-        text, typed = unquoted_lines(self.whole_text), self.text
+        text = unquoted_lines(self.whole_text)
+        typed = self.text
         if begins_line(typed):
             self.put(with_new_line(typed))
             return
@@ -109,7 +110,8 @@ class Prompt(Area):
         typed = self.text
         if typed.strip() and (not self._history or self._history[-1] != typed):
             self._history.append(typed)
-        self._place, self._draft = None, ""
+        self._place = None
+        self._draft = ""
         self.put("")
         return bool(typed.strip())
 
@@ -140,7 +142,8 @@ class Prompt(Area):
     def remember(self, texts: list[str]) -> None:
         """Append texts, oldest first, to the history."""
         newest_first = dict.fromkeys(reversed([*self._history, *texts]))
-        self._history, self._place = list(newest_first)[::-1], None
+        self._history = list(newest_first)[::-1]
+        self._place = None
 
     @property
     def recent_texts(self) -> list[str]:
@@ -268,7 +271,8 @@ class Prompt(Area):
     def edit(self, edit: Edit) -> EditResult:
         """Keep placeholders whole: an edit of a part changes all of it, text typed into one comes after it."""
         if self._pastes:
-            top, bottom = edit.top, edit.bottom
+            top = edit.top
+            bottom = edit.bottom
             start, end = self._around(top)
             edit.from_location = end if top == bottom else start
             edit.to_location = self._around(bottom)[1]

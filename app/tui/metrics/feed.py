@@ -82,7 +82,8 @@ def _coarse(card: ModelCard) -> str:
 
 def facts(card: ModelCard) -> tuple[ModelFacts, MachineFacts]:
     """Return a loaded model's facts and its machine's."""
-    machine, chip = card.machine, card.machine.chip
+    machine = card.machine
+    chip = card.machine.chip
     model = ModelFacts(
         name=card.name,
         context_limit=card.context_limit,

@@ -42,7 +42,10 @@ class DecodeHistory:
         """Close the answer; its last part becomes a sample if it is long enough."""
         if self._steps >= _LEAST_STEPS:
             self._sample()
-        self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0
+        self._tokens = 0
+        self._steps = 0
+        self._seconds = 0.0
+        self._bytes = 0
 
     def speeds(self) -> list[tuple[int, float]]:
         """Return (context tokens, tokens per second), the shortest context first; too few tokens are left out."""
@@ -66,4 +69,7 @@ class DecodeHistory:
 
     def _sample(self) -> None:
         self.samples.append(self._bytes / self._seconds / 1e9 * self._tokens / self._steps)
-        self._tokens, self._steps, self._seconds, self._bytes = 0, 0, 0.0, 0
+        self._tokens = 0
+        self._steps = 0
+        self._seconds = 0.0
+        self._bytes = 0

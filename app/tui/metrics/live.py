@@ -80,7 +80,9 @@ class LiveMetrics:
 
     def loading(self, stage: str, share: float | None) -> None:
         """Note load progress. share: 0 to 1, None if unknown."""
-        self.phase, self.load_stage, self.load_share = "load", stage, share
+        self.phase = "load"
+        self.load_stage = stage
+        self.load_share = share
         self._changed()
 
     def load_failed(self) -> None:
@@ -125,7 +127,8 @@ class LiveMetrics:
     def session_changed(self, turns: Sequence[Turn]) -> None:
         """Replace the turns and forget the current one, after another session was opened."""
         self.turns = list(turns)
-        self.fill, self.reuse = CacheFill(), None
+        self.fill = CacheFill()
+        self.reuse = None
         self._forget_turn()
         self._changed()
 
@@ -137,14 +140,20 @@ class LiveMetrics:
         self.busy_steps.clear()
         self._since_look.clear()
         self.trail = Trail()
-        self._turn, self.output_tokens = StepTotals(), 0
-        self.batch, self.speculating = None, False
+        self._turn = StepTotals()
+        self.output_tokens = 0
+        self.batch = None
+        self.speculating = False
         self.energy.begin_turn()
         self._fed = True
 
     def prefilling(self, done: int, total: int, reused: int, waited_s: float = 0.0, tokenize_s: float = 0.0) -> None:
-        self.phase, self.prefill_done, self.prefill_total, self.reused = "prefill", done, total, reused
-        self._waited_s, self._tokenize_s = waited_s, tokenize_s
+        self.phase = "prefill"
+        self.prefill_done = done
+        self.prefill_total = total
+        self.reused = reused
+        self._waited_s = waited_s
+        self._tokenize_s = tokenize_s
         self._changed()
 
     def explained(self, reuse: PromptReuse) -> None:
@@ -182,7 +191,8 @@ class LiveMetrics:
 
     def prefix_cached(self, fill: CacheFill, reuse: PromptReuse | None = None) -> None:
         """Note the cache after a prefetch. reuse: of the next prompt, as far as it is known; kept if it has a miss."""
-        self.fill, self._fed = fill, True
+        self.fill = fill
+        self._fed = True
         if reuse is not None and (reuse.difference is not None or reuse.dropped):
             self.reuse = reuse
         self._changed()
@@ -301,11 +311,14 @@ class LiveMetrics:
         """Means of the steps of `totals`; of the next step before the first."""
         of = self.version, self.machine, self.load, self._contended_looks
         if self._figures is None or self._figures_of != of:
-            self._figures, self._figures_of = self._means(), of
+            self._figures = self._means()
+            self._figures_of = of
         return self._figures
 
     def _means(self) -> StepFigures:
-        totals, machine, cost = self.totals, self.machine, self.model.cost
+        totals = self.totals
+        machine = self.machine
+        cost = self.model.cost
         figures = StepFigures(
             step_bytes=cost.step_bytes(self.context) if cost else 0,
             step_flops=cost.step_flops(self.context) if cost else 0.0,
@@ -351,11 +364,14 @@ class LiveMetrics:
     @property
     def roofline_rate(self) -> float | None:
         """Tokens per second at one token a step, at most: by the measured bandwidth and arithmetic."""
-        last, machine, cost = self.last, self.machine, self.model.cost
+        last = self.last
+        machine = self.machine
+        cost = self.model.cost
         if last is None or cost is None or not machine.measured_gb_s:
             return None
         past = last.context - 1
-        nbytes, flops = cost.step_bytes(past), cost.step_flops(past)
+        nbytes = cost.step_bytes(past)
+        flops = cost.step_flops(past)
         return 1 / step_limit(nbytes, flops, machine.measured_gb_s * 1e9, machine.flops_per_second).seconds
 
     @property

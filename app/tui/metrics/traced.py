@@ -13,11 +13,13 @@ def traced(metrics: LiveMetrics) -> list[TracedSequence]:
             for row in metrics.batch.rows
             if row.records
         ]
-    steps, first = list(metrics.steps), metrics.first_token
+    steps = list(metrics.steps)
+    first = metrics.first_token
     if not steps:
         return []
     after = sum(step.latency_s for step in steps if step.index)
-    spans, at = [], 0.0
+    spans = []
+    at = 0.0
     parts = (("wait", first.wait_s), ("tokenize", first.tokenize_s), ("prefill", first.prefill_s)) if first else ()
     for name, seconds in parts:
         tokens = metrics.prefill_total if name == "prefill" else None

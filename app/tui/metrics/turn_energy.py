@@ -20,7 +20,8 @@ class TurnEnergy:
         self._tokens = 0
 
     def begin_turn(self) -> None:
-        self._net, self._tokens = 0.0, 0
+        self._net = 0.0
+        self._tokens = 0
 
     def look(self, use: EnergyUse | None, tokens: int, *, fed: bool) -> None:
         """Note the energy since the last look, and the output tokens. fed: a prompt was computed meanwhile."""

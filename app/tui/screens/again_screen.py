@@ -83,7 +83,9 @@ class AgainScreen(ParallelScreen):
 
     @property
     def head(self) -> str:
-        candidates, count, batch = self.candidates, len(self.panes), self.state.metrics.batch
+        candidates = self.candidates
+        count = len(self.panes)
+        batch = self.state.metrics.batch
         parts = ["▚ again", f"{candidates.growing} of {count} running" if candidates.growing else f"{count} answers"]
         if batch is not None and batch.rate_average is not None:
             parts.append(f"{three_digits(batch.rate_average)} tok/s total")
@@ -99,7 +101,9 @@ class AgainScreen(ParallelScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         """Choose as many columns as fit, and no more rows than they need."""
-        count, width, height = len(self.panes), event.size.width, event.size.height - _AROUND
+        count = len(self.panes)
+        width = event.size.width
+        height = event.size.height - _AROUND
         across = min(count, max(1, width // _WIDTH))
         rows = min(-(-count // across), max(1, height // _HEIGHT))
         self._grid = min(across, -(-count // rows)), rows

@@ -57,7 +57,10 @@ class FigureLines(Lines):
         context: tuple[int, int | None],
     ) -> None:
         """state: text and style. other: name and figures of the answer to compare with. context: tokens, limit."""
-        self._state, self._figures, self._other, self._fill = state, figures, other, context
+        self._state = state
+        self._figures = figures
+        self._other = other
+        self._fill = context
         self.show(self.metrics)
 
     def change_key(self, metrics: LiveMetrics) -> object:  # noqa: ARG002
@@ -71,7 +74,8 @@ class FigureLines(Lines):
         if (stats := totals_of(metrics.steps)).proposed:
             output = output.append(Content.assemble(f" {stats.tokens / stats.steps:.2f}", ("/step", "$quiet")))
         context = Content.assemble(("context ", "$quiet"), f"{tokens:,}", (f" / {limit:,}" if limit else "", "$quiet"))
-        state, compared = Content.styled(*self._state), rate + self._ratio()
+        state = Content.styled(*self._state)
+        compared = rate + self._ratio()
         fits = state.cell_length + compared.cell_length + 2 <= width
         return [spread(state, compared if fits else rate, width), self._ttft(width), spread(output, context, width)]
 
@@ -106,7 +110,9 @@ class AnswerPane(Vertical):
         """first: index of the first message to show. known: the chat's metrics, for facts about the machine."""
         super().__init__(id=f"side-{side.name.lower()}")
         self.side, self.metrics = side, LiveMetrics()
-        self._first, self._known, self._title = first, known, title
+        self._first = first
+        self._known = known
+        self._title = title
         self._card: object = None
         self._shown_title = ""
         self._shown: Message | None = None  # the last message as it is on the screen
@@ -122,7 +128,8 @@ class AnswerPane(Vertical):
     @property
     def figures(self) -> Figures:
         """The stored metrics of a finished answer, else the live ones."""
-        live, answer = self.metrics, self.side.answer
+        live = self.metrics
+        answer = self.side.answer
         if self.side.turn is None and answer is not None and (stored := answer.metrics) is not None:
             return Figures(
                 stored.completion_tokens,
@@ -186,7 +193,8 @@ class AnswerPane(Vertical):
 
     def _state_text(self) -> tuple[str, str]:
         """Text and style."""
-        side, metrics = self.side, self.metrics
+        side = self.side
+        metrics = self.metrics
         if side.phase == "queued":
             return "… queued", "$quiet"
         if side.phase == "loading":

@@ -60,8 +60,11 @@ class ChatState:
         second_engine: makes the engine of a second model.
         """
         self._app = app
-        self.engine, self.store, self.settings = engine, store, settings
-        self.load_options, self.second_engine = load_options, second_engine
+        self.engine = engine
+        self.store = store
+        self.settings = settings
+        self.load_options = load_options
+        self.second_engine = second_engine
         self.conversation = Conversation(engine, store, session, **load_options)
         self.comparison: ParallelAnswers | None = None
         self.metrics = LiveMetrics()
@@ -145,7 +148,8 @@ class ChatState:
 
     def open_session(self, session: Session | None) -> None:
         """Open a session; None: create one with the settings of the open one, for the unsent text, too."""
-        old, was = self.conversation, self.conversation.session
+        old = self.conversation
+        was = self.conversation.session
         if session is None:
             session = self.store.create(model=was.model, system=was.system, sampling=was.sampling)
             if self.unsent is not None and (draft := self.unsent()):

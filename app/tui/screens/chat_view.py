@@ -41,7 +41,8 @@ class ChatView:
     """
 
     def __init__(self, screen: Screen[None], state: ChatState) -> None:
-        self.screen, self.state = screen, state
+        self.screen = screen
+        self.state = state
         self.queue = MessageQueue()
         self.editing: int | None = None
         self.prefetch = PromptPrefetch(screen, self._prefetch_prompt)
@@ -82,8 +83,11 @@ class ChatView:
 
     def conversation_changed(self) -> None:
         """Draw another session with its draft, or the same one after it was reloaded."""
-        other, self._shown = self._shown is not self.conversation, self.conversation
-        self._branch, self._asked, self.editing = ShownBranch(), False, None
+        other = self._shown is not self.conversation
+        self._shown = self.conversation
+        self._branch = ShownBranch()
+        self._asked = False
+        self.editing = None
         if other:  # the unsent text was kept with the session before
             self.queue.take_back()
             self.prompt.put_draft(self.conversation.session.draft)
@@ -103,7 +107,8 @@ class ChatView:
         if events or messages != [entry.message for entry in self.transcript.entries]:
             self._show_messages(messages)
         if conversation.trimming.returned is not None:
-            returned, conversation.trimming.returned = conversation.trimming.returned, None
+            returned = conversation.trimming.returned
+            conversation.trimming.returned = None
             self.prompt.move_cursor((0, 0))
             self.prompt.paste(returned)  # folded, if it is long
         if not self.queue.send_next(conversation):
@@ -120,7 +125,8 @@ class ChatView:
 
     def _ask_unasked(self) -> None:
         """Open the dialogs about a full context and a full disk, once each, and not while the user types."""
-        conversation, typing = self.conversation, bool(self.prompt.text) and self.prefetch.typing
+        conversation = self.conversation
+        typing = bool(self.prompt.text) and self.prefetch.typing
         if conversation.trimming.question is None or conversation.phase != "idle":
             self._asked = False
         elif not self._asked and not typing:
@@ -183,7 +189,8 @@ class ChatView:
         self.transcript.to_end()
 
     def _show_welcome(self) -> None:
-        session, notice = self.conversation.session, self.conversation.notice
+        session = self.conversation.session
+        notice = self.conversation.notice
         self.transcript.welcome(welcome_lines(self.state.engine, session, self._loading.download, notice))
 
     def show_notice(self) -> None:

@@ -136,7 +136,8 @@ class CompareScreen(ParallelScreen):
 
     def _send_next(self) -> None:
         """Ask the next queued question once both answers are complete; put the queue into the prompt if they aren't."""
-        queue, comparison = self._queue, self.comparison
+        queue = self._queue
+        comparison = self.comparison
         if queue.texts and comparison.running is None:
             answers = [side.answer for side in comparison.answers]
             if not queue.send_after(answers, comparison.ask, comparison):

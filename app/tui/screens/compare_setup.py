@@ -22,7 +22,8 @@ def read_setup(text: str, session: AnswerSetup) -> AnswerSetup:
         words = shlex.split(text)
     except ValueError:
         raise UsageError("missing quotation mark", HINT) from None
-    presets, setup = load_presets(), session
+    presets = load_presets()
+    setup = session
     if text.strip() in presets:
         words = [f"preset={text.strip()}"]
     while words:

@@ -54,7 +54,9 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         super().__init__()
         self.line = line
         use_partial_repaint(self)
-        self.metrics, self._status, self._frozen = metrics, status, frozen
+        self.metrics = metrics
+        self._status = status
+        self._frozen = frozen
         self._made = False  # its parts are there
         self._more = False
 
@@ -83,7 +85,9 @@ class DecodeScreen(SingleDismissal, Screen[None]):
 
     def show(self, metrics: LiveMetrics, status: Status, *, frozen: bool) -> None:
         """Draw these metrics, once the sections are mounted."""
-        self.metrics, self._status, self._frozen = metrics, status, frozen
+        self.metrics = metrics
+        self._status = status
+        self._frozen = frozen
         if self._made:
             self._draw()
 

@@ -32,7 +32,8 @@ def fit_list(screen: Screen[Any]) -> None:
     """Fit a dialog's list to its content and to the window."""
     if not is_open(screen):
         return
-    box, options = screen.query_one(".dialog"), screen.query_one(".dialog OptionList", OptionList)
+    box = screen.query_one(".dialog")
+    options = screen.query_one(".dialog OptionList", OptionList)
     others = [child for child in box.children if child is not options and child.display]
     taken = sum(child.outer_size.height + child.styles.margin.height for child in others) + box.gutter.height
     limit = screen.size.height if screen.app.has_class("-short") else screen.size.height * 9 // 10
@@ -53,7 +54,9 @@ class AskText(Question):
 
     def __init__(self, title: str, value: str = "", placeholder: str = "") -> None:
         super().__init__()
-        self._title, self._value, self._placeholder = title, value, placeholder
+        self._title = title
+        self._value = value
+        self._placeholder = placeholder
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:

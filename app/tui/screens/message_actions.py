@@ -31,7 +31,8 @@ class MessageActions:
 
     def send(self, text: str) -> None:
         """Send a message, or queue it behind the answer in progress; during an edit, finish that."""
-        view, conversation = self._view, self._state.conversation
+        view = self._view
+        conversation = self._state.conversation
         if view.editing is not None:
             if view.editing == MARK:
                 conversation.set_summary(text)
@@ -60,7 +61,8 @@ class MessageActions:
         """Edit the prompt's text in the user's own editor."""
         from headrace.app.tui.input.editor import edit_text
 
-        prompt, failed = self._view.prompt, None
+        prompt = self._view.prompt
+        failed = None
         text = prompt.whole_text
         edited = text
         try:

@@ -17,12 +17,14 @@ class ModelLoading:
 
     def __init__(self, screen: Screen[None], state: ChatState) -> None:
         self.download = DownloadProgress()
-        self._screen, self._state = screen, state
+        self._screen = screen
+        self._state = state
         self._looked_up = False
 
     def update(self, events: Sequence[Event]) -> bool:
         """Take in load progress; return whether what is shown of it changed."""
-        now, loading = time.monotonic(), self._state.engine.state == "loading"
+        now = time.monotonic()
+        loading = self._state.engine.state == "loading"
         progress = [event for event in events if isinstance(event, LoadProgress)]
         for event in progress:
             self.download.add(event, now)
@@ -30,7 +32,8 @@ class ModelLoading:
             self._looked_up = True
             self._screen.run_worker(self._look_up, thread=True)
         if not loading and self._looked_up:
-            self.download, self._looked_up = DownloadProgress(), False
+            self.download = DownloadProgress()
+            self._looked_up = False
         return loading and (self.download.tick(now) or bool(progress))
 
     def _look_up(self) -> None:

@@ -25,7 +25,8 @@ from headrace.models.registry.catalog import squashed
 from headrace.runtime.errors import HeadraceError
 from headrace.runtime.metrics.units import format_bytes
 
-_SPEED, _SPEED_IS = "tok/s ≤", "tok/s: computed, at most by memory and arithmetic"
+_SPEED = "tok/s ≤"
+_SPEED_IS = "tok/s: computed, at most by memory and arithmetic"
 # Columns beside the name: title, cells with the gap before them, alignment. Dropped from the right.
 _COLUMNS = (
     ("size", 9, ">"),
@@ -37,7 +38,8 @@ _COLUMNS = (
     ("licence", 14, "<"),
 )
 _LONGEST_NAME = 40  # cells
-_MARK, _DEFAULT = 2, " default"
+_MARK = 2
+_DEFAULT = " default"
 
 
 class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
@@ -128,7 +130,8 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         name_cells = max(
             12, min(_LONGEST_NAME, longest + 1, width - _MARK - sum(cells for _, cells, _ in _COLUMNS[:5]))
         )
-        shown, room = 0, width - _MARK - name_cells
+        shown = 0
+        room = width - _MARK - name_cells
         while shown < len(_COLUMNS) and _COLUMNS[shown][1] <= room:
             room -= _COLUMNS[shown][1]
             shown += 1
@@ -184,7 +187,8 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
 
     def _show_pull(self) -> None:
         """Show the progress of a download; reload the list after it."""
-        line, pulls = self.query_one("#pull", Static), self._state.pulls
+        line = self.query_one("#pull", Static)
+        pulls = self._state.pulls
         if line.display != bool(pulls):
             self.refresh_bindings()
         if not pulls:

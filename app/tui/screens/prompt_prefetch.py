@@ -15,7 +15,8 @@ class PromptPrefetch:
     """ask: called with False while the user types, with True in a pause."""
 
     def __init__(self, screen: Screen[None], ask: Callable[[bool], None]) -> None:
-        self._screen, self._ask = screen, ask
+        self._screen = screen
+        self._ask = ask
         self._typed = float("-inf")  # time of the last key
         self._pause: Timer | None = None
         self._counting: Timer | None = None

@@ -69,12 +69,14 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
 
     def _fill(self) -> None:
         """List all sessions, or the search hits."""
-        words, store = self.query_one(Input).value.strip(), self._state.store
+        words = self.query_one(Input).value.strip()
+        store = self._state.store
         nothing = "nothing found" if words else "no sessions yet"
         try:
             options = [_found(hit) for hit in search(store, words)] if words else list(map(_listed, store.sessions()))
         except SessionError as error:
-            options, nothing = [], sanitise(str(error))
+            options = []
+            nothing = sanitise(str(error))
         self._list.clear_options()
         self._list.add_options(options or [Option(Content.styled(nothing, "$quiet"), disabled=True)])
         self._list.highlighted = 0 if options else None
@@ -124,14 +126,16 @@ class SessionsScreen(SingleDismissal, ModalScreen[tuple[int, str] | None]):
         if (listed := self._chosen) is None:
             return
         chosen, hit = listed
-        talk, store = self._state.conversation, self._state.store
+        talk = self._state.conversation
+        store = self._state.store
         with self._up_to_date():
             session = store.session(chosen)
             open_already = chosen == talk.session.id
             if hit is not None and not (open_already and any(message.id == hit for message in talk.messages)):
                 if open_already and talk.phase != "idle":
                     raise EngineError("this message is on another branch and an answer is in progress; Esc stops it")
-                session, open_already = store.reveal(store.message(hit)), False
+                session = store.reveal(store.message(hit))
+                open_already = False
             if not open_already:
                 self._state.open_session(session)
             self.dismiss((hit, self.query_one(Input).value) if hit is not None else None)

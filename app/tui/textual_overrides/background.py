@@ -36,7 +36,8 @@ class BackgroundReply:
         """Return the keys in `data`, and the reply once it is complete."""
         if not self.awaited:
             return data, None
-        data, self._held = self._held + data, ""
+        data = self._held + data
+        self._held = ""
         if (found := _ANSWER.search(data)) is not None:
             self.awaited = False
             return data[: found.start()] + data[found.end() :], BackgroundColour(_is_light(*found.groups()))
@@ -46,7 +47,8 @@ class BackgroundReply:
 
     def give_up(self) -> str:
         """Return the bytes held back for a reply that did not continue: they are keys."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 

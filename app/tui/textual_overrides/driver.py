@@ -35,7 +35,8 @@ class TerminalDriver(LinuxDriver):
 
     def run_input_thread(self) -> None:
         """Read input and post its events until `disable_input`."""
-        parser, decode = PasteParser(self._debug, self._ground), getincrementaldecoder("utf-8")("replace").decode
+        parser = PasteParser(self._debug, self._ground)
+        decode = getincrementaldecoder("utf-8")("replace").decode
         watchful_until = time.monotonic() + _WATCHFUL_S
         if early := decode(self._read_early()):
             for event in parser.feed(early):

@@ -60,7 +60,9 @@ class PasteParser(XTermParser):
         taken = found + len(BRACKETED_PASTE_START) - len(self._tail)
         if not self._gave_up or found >= len(self._tail):
             yield from self._pass_on(data[:taken])
-        self._pasted, self._tail, self._gave_up = [], "", False
+        self._pasted = []
+        self._tail = ""
+        self._gave_up = False
         return data[taken:]
 
     def _pass_on(self, data: str) -> Iterable[Message]:
@@ -80,7 +82,8 @@ class PasteParser(XTermParser):
             self._pasted.append(seen[: len(seen) - len(self._tail)])
             return ""
         text = "".join([*self._pasted, seen[:found]])
-        self._pasted, self._tail = None, ""
+        self._pasted = None
+        self._tail = ""
         # The parser's own paste ends too; it is empty.
         yield from (message for message in super().feed(BRACKETED_PASTE_END) if not isinstance(message, events.Paste))
         yield events.Paste(text.replace("\0", ""))

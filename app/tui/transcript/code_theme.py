@@ -24,9 +24,11 @@ def coloured(code: str, language: str, theme: type[HighlightTheme]) -> Content:
     except ClassNotFound:
         return Content.styled(code, "$text")
     deadline = time.thread_time() + _LONGEST_S + _PER_CHARACTER_S * len(code)
-    spans, end = list[Span](), 0
+    spans = list[Span]()
+    end = 0
     for kind, token in lexer.get_tokens(code):
-        start, end = end, end + len(token)
+        start = end
+        end = end + len(token)
         style = next((theme.STYLES[each] for each in reversed(kind.split()) if theme.STYLES.get(each)), None)
         if style is not None:
             spans.append(Span(start, end, style))

@@ -46,7 +46,8 @@ class DownloadProgress:
 
     def tick(self, now: float) -> bool:
         """Set the clock; return whether the shown stall time changed."""
-        before, self._at = self.silent_s, now
+        before = self.silent_s
+        self._at = now
         return (before and int(before)) != (self.silent_s and int(self.silent_s))
 
     @property

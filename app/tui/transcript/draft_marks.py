@@ -17,7 +17,8 @@ from textual.content import Content
 from headrace.app.answer.answer_steps import AnswerSteps
 from headrace.app.output.sanitise import Sanitiser, sanitise
 
-ACCEPTED, REJECTED = "underline $text-success", "strike $text-error"
+ACCEPTED = "underline $text-success"
+REJECTED = "strike $text-error"
 _WORD = re.compile(r"\w+|[^\w\s]")
 _NEAR = 200  # characters of markup between two words at most
 _WITHIN = 12  # and within one
@@ -47,7 +48,10 @@ class DraftMarks:
 def sanitised(text: str, marks: DraftMarks) -> tuple[str, DraftMarks]:
     """Return a text as it is drawn, and its marks there."""
     places = sorted({*chain.from_iterable(marks.accepted), *(place for place, _ in marks.rejected)})
-    safe, drawn, moved, at = Sanitiser(), "", {}, 0
+    safe = Sanitiser()
+    drawn = ""
+    moved = {}
+    at = 0
     for place in places:
         drawn += safe.feed(text[at:place])
         moved[place], at = len(drawn), place
@@ -77,7 +81,8 @@ def mark_drafts(lines: Sequence[Content], source: str, marks: DraftMarks, width:
 def _located(lines: Sequence[Content], source: str, at: int) -> Iterable[tuple[list[Piece], Content]]:
     """Yield each line with the places of its words in the source, which is searched from `at` on."""
     for line in lines:
-        plain, pieces = line.plain, list[Piece]()
+        plain = line.plain
+        pieces = list[Piece]()
         for word in _WORD.finditer(plain):
             found = source.find(word[0], at, at + _NEAR + len(word[0]))
             if found >= 0:
@@ -98,7 +103,8 @@ def _underlined(pieces: Sequence[Piece], spans: Sequence[tuple[int, int]], plain
         for begin, end in spans[bisect_right(spans, found, key=itemgetter(1)) :]:
             if begin >= found + length:
                 break
-            left, right = place + max(begin, found) - found, place + min(end, found + length) - found
+            left = place + max(begin, found) - found
+            right = place + min(end, found + length) - found
             if ranges and begin < found and not plain[ranges[-1][1] : left].strip():
                 left = ranges.pop()[0]
             ranges.append((left, right))
@@ -109,7 +115,8 @@ def _inserted(line: Content, pieces: Sequence[Piece], rejected: Sequence[tuple[i
     """Return a line with rejected draft tokens. A table's padding behind them shrinks by their width."""
     for at, text in reversed(rejected):
         place, found, length = max((piece for piece in pieces if piece[1] < at), default=(pieces[0][0], at, 0))
-        here, struck = place + min(length, at - found), _struck(text)
+        here = place + min(length, at - found)
+        struck = _struck(text)
         padding = _PADDING.match(line.plain, here)
         spare = min(struck.cell_length, len(padding[0]) - 1) if padding else 0
         line = Content.assemble(line[:here], struck, line[here + spare :])
@@ -125,7 +132,8 @@ def _wrapped(line: Content, width: int) -> list[Content]:
     if line.cell_length <= width:
         return [line]
     lead = len(match[0]) if (match := _LEAD.match(line.plain)) else 0
-    head, rest = line[:lead], line[lead:]
+    head = line[:lead]
+    rest = line[lead:]
     room = max(1, width - lead)
     parts = rest.fold(room) if "▏" in head.plain else rest.wrap(room)
     others = head if any(bar in head.plain for bar in _BARS) else Content(" " * lead)

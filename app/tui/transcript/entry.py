@@ -84,7 +84,8 @@ class Entry:
         """Take a new version of the message; return whether anything changed."""
         if message == self.message and state == self.state:
             return False
-        self.message, self.state = message, state
+        self.message = message
+        self.state = state
         self._take(message.content)
         self._rows = None
         return True
@@ -130,7 +131,8 @@ class Entry:
         """Show all known metrics, or a short form; return whether that changed."""
         if wanted == self._detailed:
             return False
-        self._detailed, self._rows = wanted, None
+        self._detailed = wanted
+        self._rows = None
         return True
 
     def rows(self, look: LayoutOptions) -> list[Row]:
@@ -175,7 +177,8 @@ class Entry:
 
     def _mark_rows(self, look: LayoutOptions) -> list[Row]:
         text = self._answer.lines(look.width - 2, ansi=look.ansi, dark=look.dark)
-        words, left_out = len(self._answer.text.split()), self.state.left_out
+        words = len(self._answer.text.split())
+        left_out = self.state.left_out
         lines = mark_lines(text, words, left_out, look.width, unfolded=look.show_summary)
         return [*((line, "summary" if folds else "meta") for line, folds in lines), BLANK]
 

@@ -29,7 +29,8 @@ def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int)
     wanted = words.split()
     if not wanted:
         return None
-    starts, length = [], 0
+    starts = []
+    length = 0
     for row in rows:
         starts.append(length)
         length += len(row) + 1
@@ -47,7 +48,8 @@ def seek(rows: Sequence[str], words: str, last: tuple[int, int] | None, by: int)
     start, end = found[number]
     spans: dict[int, tuple[int, int]] = {}
     for place in range(bisect_right(starts, start) - 1, bisect_right(starts, end - 1)):
-        begin, stop = max(start - starts[place], 0), min(end - starts[place], len(rows[place]))
+        begin = max(start - starts[place], 0)
+        stop = min(end - starts[place], len(rows[place]))
         if begin < stop:
             spans[place] = begin, stop
     return Find(number + 1, len(found), spans)

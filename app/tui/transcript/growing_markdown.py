@@ -63,14 +63,18 @@ class GrowingMarkdown:
         """Let the next `lines` colour all code; return whether any has no colours."""
         rough = self._rough
         if rough or self._tail_lines is None:
-            self._code, self._tail_lines = None, None
+            self._code = None
+            self._tail_lines = None
         return rough
 
     def lines(self, width: int, *, ansi: bool = False, dark: bool = True) -> list[Content]:
         """Return all lines at this width. The caller may keep the list, but not change it."""
         if (width, (ansi, dark)) != (self._width, self._look):
-            self._width, self._look = width, (ansi, dark)
-            self._finished_lines, self._before, self._code = [], [], None
+            self._width = width
+            self._look = (ansi, dark)
+            self._finished_lines = []
+            self._before = []
+            self._code = None
             for source in self._finished:
                 self._finish(parser().parse(source))
             self._tail_lines = None
@@ -83,7 +87,8 @@ class GrowingMarkdown:
     def _tail_laid_out(self) -> list[Content]:
         tokens = self._settled(parser().parse(self._tail))
         lines = self._laid_out(tokens)
-        self._code, self._rough = None, False
+        self._code = None
+        self._rough = False
         if len(tokens) == 1 and tokens[0].type == "fence" and self._tail.startswith(tokens[0].markup):
             whole = self._tail.rstrip("\n")
             begin = whole.rfind("\n") + 1
@@ -119,7 +124,8 @@ class GrowingMarkdown:
         if last >= 1:
             first = blocks[last]  # of the tokens that stay in the tail
             begin = _first_line(tokens[first])
-            head, self._tail = "\n".join(source[:begin]) + "\n", "\n".join(source[begin:])
+            head = "\n".join(source[:begin]) + "\n"
+            self._tail = "\n".join(source[begin:])
             self._finished.append(head)
             count = self._finish(tokens[:first])
             self._before = self._before[count + 1 :]  # a blank line follows them

@@ -37,7 +37,8 @@ def render_tokens(tokens: Sequence["Token"], width: int, *, ansi: bool = False, 
 
 class _Renderer:
     def __init__(self, ansi: bool, dark: bool) -> None:
-        self._ansi, self._dark = ansi, dark
+        self._ansi = ansi
+        self._dark = dark
 
     def blocks(self, tokens: list["Token"], width: int, depth: int = 0, tight: bool = False) -> list[Content]:
         """Return sibling blocks as lines."""
@@ -53,7 +54,8 @@ class _Renderer:
         return lines
 
     def _block(self, tokens: list["Token"], width: int, depth: int) -> list[Content]:
-        head, inner = tokens[0], tokens[1:-1]
+        head = tokens[0]
+        inner = tokens[1:-1]
         if head.type == "paragraph_open":
             return _inline(inner[0]).wrap(width)
         if head.type == "heading_open":
@@ -142,7 +144,8 @@ def _inline(token: "Token") -> Content:
     text: list[str] = []
     spans: list[Span] = []
     open_styles: list[tuple[int, str]] = []
-    address, length = "", 0
+    address = ""
+    length = 0
     for child in token.children or []:
         if child.type in _INLINE_STYLE or child.type == "link_open":
             open_styles.append((length, _INLINE_STYLE.get(child.type, _LINK)))

@@ -31,7 +31,8 @@ class ShownBranch:
         messages = list(conversation.messages)
         if conversation.phase != "idle" and (not messages or messages[-1].role == "user"):
             messages.append(Message(_PENDING, conversation.session.id, None, "assistant", "", 0.0, partial=True))
-        left_out, summary = conversation.branch.not_sent, conversation.session.summary
+        left_out = conversation.branch.not_sent
+        summary = conversation.session.summary
         structure = (tuple(m.id for m in messages), conversation.phase == "idle", left_out, summary)
         if structure != self._structure:
             self._structure = structure
@@ -73,10 +74,12 @@ class ShownBranch:
 
 
 def _place(conversation: Conversation, number: int, message: Message) -> MessageState:
-    shown, count = 0, 1
+    shown = 0
+    count = 1
     if message.id != _PENDING:
         branches = conversation.branch.alternatives(message.id)
-        shown, count = branches.shown, len(branches.ids)
+        shown = branches.shown
+        count = len(branches.ids)
     return MessageState(shown, count, sent=number >= conversation.branch.not_sent)
 
 

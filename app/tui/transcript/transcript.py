@@ -216,7 +216,8 @@ class Transcript(Widget, can_focus=True):
         kept = self._starts[first] if first < len(self._starts) else len(self._rows)
         if not self.entries or not self._starts:
             first = kept = 0
-        before, thumb = self._rows[kept:], self._thumb
+        before = self._rows[kept:]
+        thumb = self._thumb
         if self._found is not None and max(self._found.spans) >= kept:
             self._found = None  # it may be somewhere else now
         del self._rows[kept:], self._starts[first:]
@@ -229,15 +230,18 @@ class Transcript(Widget, can_focus=True):
         if not self.entries:
             self._rows = [(line, "body") for line in self._centred_welcome()]
         elif self.entries[-1].state.growing:
-            grown, self._laid_out = len(self._rows) - self._laid_out, len(self._rows)
+            grown = len(self._rows) - self._laid_out
+            self._laid_out = len(self._rows)
             if grown >= _FAST:
                 self._room = max(self._room, min(grown + 1, self.size.height // _ROOM_SHARE))
         else:
             self._room = 0
         top = self._last_top if self.following and self.entries else min(self.top, self._last_top)
-        moved, self.top = top != self.top, top
+        moved = top != self.top
+        self.top = top
         more_below = not self.following and (self.more_below or 0 < kept + len(before) < len(self._rows))
-        marked, self.more_below = more_below != self.more_below, more_below
+        marked = more_below != self.more_below
+        self.more_below = more_below
         if moved or marked or self._thumb != thumb:
             repaint(self, self.size.region)
             return
@@ -283,7 +287,10 @@ class Transcript(Widget, can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the strips of a region, bypassing the style cache of textual."""
-        rows, thumb, marked, selection = self._rows, self._thumb, self._marked, self.text_selection
+        rows = self._rows
+        thumb = self._thumb
+        marked = self._marked
+        selection = self.text_selection
         size = self.size
         found = (
             {}
@@ -320,7 +327,8 @@ class Transcript(Widget, can_focus=True):
     @property
     def _thumb(self) -> range:
         """Lines beside which the scroll bar's thumb shows; none if everything is in view."""
-        height, total = self.size.height, len(self._rows) + self._room
+        height = self.size.height
+        total = len(self._rows) + self._room
         if total <= height or not self.entries:
             return range(0)
         length = max(1, height * height // total)

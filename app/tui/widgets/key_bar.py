@@ -41,7 +41,8 @@ class KeyBar(Widget, can_focus=False):
         """Lay out the keys from the left, the palette's at the right."""
         if not self.is_attached:  # the screen was left before its refresh
             return
-        width, bindings = self.size.width, self.screen.active_bindings
+        width = self.size.width
+        bindings = self.screen.active_bindings
         last = bindings.get(self.app.COMMAND_PALETTE_BINDING)
         shown: dict[str, tuple[Binding, bool]] = {}
         for _, binding, enabled, _ in sorted(bindings.values(), key=self._order):
@@ -50,7 +51,8 @@ class KeyBar(Widget, can_focus=False):
         end = Content("")
         if last is not None:
             end = Content.assemble(("▏", "$foreground 20%"), self._key(last.binding, last.enabled)[1:])
-        line, self._places = Content(""), []
+        line = Content("")
+        self._places = []
         room = max(0, width - end.cell_length)
         for binding, enabled in shown.values():
             key = self._key(binding, enabled)

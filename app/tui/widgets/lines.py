@@ -52,7 +52,8 @@ class Lines(Widget):
     def redraw(self) -> None:
         """Make the lines again and repaint those that changed."""
         width, height = self.content_size
-        old, new = self._lines, []
+        old = self._lines
+        new = []
         if width >= 4 and height >= 1:
             new = list(self.lines(self.metrics, width, height)[:height])
         for y, (before, line) in enumerate(zip(old, new, strict=False)):
@@ -127,7 +128,8 @@ class Section(Lines):
 
     TITLE = ""
     NAME = ""
-    LEAST, MOST = 4, 8
+    LEAST = 4
+    MOST = 8
     CHART = False
 
     def __init__(self, metrics: LiveMetrics, id: str | None = None) -> None:
@@ -197,7 +199,9 @@ def segments(parts: Sequence[tuple[float, str, str]], width: int) -> Content:
     shown = [(value, mark, style) for value, mark, style in parts if value > 0]
     if total <= 0 or width < len(shown):
         return Content.styled("─" * width, "$foreground 20%")
-    ends, so_far, end = [], 0.0, 0
+    ends = []
+    so_far = 0.0
+    end = 0
     for place, (value, _, _) in enumerate(shown):
         so_far += value
         end = min(max(end + 1, round(so_far / total * width)), width - (len(shown) - 1 - place))

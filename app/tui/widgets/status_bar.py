@@ -41,7 +41,8 @@ class StatusBar(Lines):
 
     def set_status(self, status: Status, *, with_speed: bool) -> None:
         """Set the values; redraw if they changed. with_speed: nothing else on the screen shows the speed."""
-        self._status, self._with_speed = status, with_speed
+        self._status = status
+        self._with_speed = with_speed
         self.show(self.metrics)
 
     def change_key(self, metrics: LiveMetrics) -> object:
@@ -82,7 +83,8 @@ class StatusBar(Lines):
     def _right(self, width: int) -> Content:
         speed = Content("")
         if (self.metrics.steps or self.metrics.batch) and self._with_speed:
-            average, busy = self.metrics.mbu_average, self.metrics.busy
+            average = self.metrics.mbu_average
+            busy = self.metrics.busy
             share = f" MBU {mbu_text(average, busy=busy)}" if busy or average is not None else ""
             rate = three_digits(self.metrics.rate_average)
             speed = Content.assemble((f"{rate} tok/s", "bold"), (share, "$quiet"), "   ")

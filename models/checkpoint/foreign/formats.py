@@ -206,7 +206,8 @@ def _packed(bits: int, tensors: Mapping[str, TensorInfo]) -> Foreign:
                 parts[role] = f"{weight}{end}"
         _need(parts, tensors)
         rows, words = info.shape if len(info.shape) == 2 else (0, 0)
-        columns, scales = words * 32 // bits, tensors[parts["scales"]].shape
+        columns = words * 32 // bits
+        scales = tensors[parts["scales"]].shape
         groups = scales[1] if len(scales) == 2 else 0
         wanted = {"scales": (rows, groups), "zeros": (-(-rows * bits // 32), groups), "order": (columns,)}
         _check(parts, tensors, wanted, columns, groups)

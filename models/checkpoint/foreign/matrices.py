@@ -9,7 +9,8 @@ from typing import Any, Literal
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
 Layout = Literal["scaled", "gptq", "awq", "packed", "nf4"]
-REQUANTIZED_BITS, REQUANTIZED_GROUPS = 8, (64, 32)
+REQUANTIZED_BITS = 8
+REQUANTIZED_GROUPS = (64, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ class Foreign:
                 seen[name] = TensorInfo("F32", matrix.shape, shard, 4 * prod(matrix.shape))
                 continue
             rows, columns = matrix.shape
-            module, groups = name.removesuffix(".weight"), columns // matrix.group_size
+            module = name.removesuffix(".weight")
+            groups = columns // matrix.group_size
             words = columns * matrix.bits // 32
             seen[name] = TensorInfo("U32", (rows, words), shard, 4 * rows * words)
             for part in ("scales", "biases"):

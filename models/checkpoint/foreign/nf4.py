@@ -36,14 +36,17 @@ def parts_of(weight: str, state: str, tensors: Mapping[str, TensorInfo]) -> tupl
     if missing := [name for name in parts.values() if name not in tensors]:
         raise CheckpointError(f"the checkpoint has {state} but no tensor {missing[0]}")
     stated = read_small_object(tensors[state], state)
-    shape, block = stated.get("shape"), stated.get("blocksize")
-    outer, offset = stated.get("nested_blocksize", 1), stated.get("nested_offset", 0.0)
+    shape = stated.get("shape")
+    block = stated.get("blocksize")
+    outer = stated.get("nested_blocksize", 1)
+    offset = stated.get("nested_offset", 0.0)
     counts: list[Any] = [*shape, block, outer] if isinstance(shape, list) and len(shape) == 2 else [None]
     if not all(type(count) is int and 0 < count < 1 << 40 for count in counts):
         raise CheckpointError(f"{state}: shape and block sizes must be positive integers")
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not isfinite(offset):
         raise CheckpointError(f"{state}: nested_offset is {offset!r:.40}")
-    rows, columns = int(counts[0]), int(counts[1])
+    rows = int(counts[0])
+    columns = int(counts[1])
     blocks = -(-rows * columns // int(counts[2]))
     wanted: dict[str, tuple[str, int]] = {
         "data": ("U8", -(-rows * columns // 2)), "scales": ("U8" if nested else "F32", blocks), "table": ("F32", 16),

@@ -19,7 +19,8 @@ def unpack(
     """Return (q (N, K) uint32, scales (N, G) float32, zeros (N, G) float32), groups in the file's order."""
     bits = matrix.stored_bits
     if matrix.layout == "packed":
-        q, step = _open(data, bits), scales.astype(mx.float32)
+        q = _open(data, bits)
+        step = scales.astype(mx.float32)
         half = 1 << (bits - 1)
         if zeros is None:
             return q, step, mx.full(step.shape, float(half))
@@ -40,13 +41,16 @@ def affine(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Return MLX's packed words, scales and biases, for groups that MLX supports."""
     rows, columns = matrix.shape
-    bits, times = matrix.stored_bits, matrix.stored_group // matrix.group_size
+    bits = matrix.stored_bits
+    times = matrix.stored_group // matrix.group_size
     per_word = 32 // bits
     shifts = mx.arange(per_word, dtype=mx.uint32) * bits
     words = (q.reshape(rows, columns // per_word, per_word) << shifts).sum(axis=-1).astype(mx.uint32)
-    step, bias = scales, -zeros * scales
+    step = scales
+    bias = -zeros * scales
     if times > 1:
-        step, bias = mx.repeat(step, times, axis=1), mx.repeat(bias, times, axis=1)
+        step = mx.repeat(step, times, axis=1)
+        bias = mx.repeat(bias, times, axis=1)
     return words, mx.contiguous(step), mx.contiguous(bias)
 
 

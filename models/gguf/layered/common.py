@@ -127,7 +127,8 @@ def scaled_rope(metadata: Metadata, config: Config, size: int, factors: list[flo
     return {"rope_scaling": rope_scaling(metadata, size, config["rope_theta"], factors)}
 
 
-SOFTMAX, SIGMOID = 1, 2
+SOFTMAX = 1
+SIGMOID = 2
 
 
 def check_sigmoid(metadata: Metadata) -> None:
@@ -186,7 +187,9 @@ def attention_sizes(config: Config) -> dict[str, int]:
 
 
 def latent_sizes(config: Config) -> dict[str, int]:
-    rope, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
+    rope = config["qk_rope_head_dim"]
+    nope = config["qk_nope_head_dim"]
+    value = config["v_head_dim"]
     rank = config["kv_lora_rank"]
     return {"query": rope + nope, "nope": nope, "value": value, "kv_lora": rank, "latent": rank + rope}
 

@@ -86,8 +86,10 @@ def _kinds(config: Config) -> list[tuple[str, ...]]:
 
 
 def _sizes(config: Config) -> dict[str, int]:
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    key, value = keys * config["linear_key_head_dim"], values * config["linear_value_head_dim"]
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
+    key = keys * config["linear_key_head_dim"]
+    value = values * config["linear_value_head_dim"]
     return attention_sizes(config) | {
         "inner": config["intermediate_size"], "experts": config.get("num_experts", 0),
         "width": config.get("moe_intermediate_size", 0), "shared": config.get("shared_expert_intermediate_size", 0),
@@ -98,8 +100,10 @@ def _sizes(config: Config) -> dict[str, int]:
 
 def _tiled(config: Config) -> Orders:
     """Return the orders that group tiled value heads."""
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    key_rows, size = 2 * keys * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
+    key_rows = 2 * keys * config["linear_key_head_dim"]
+    size = config["linear_value_head_dim"]
     heads = np.arange(values).reshape(-1, keys).T.reshape(-1)  # tiled head of each grouped head
     rows = (heads[:, None] * size + np.arange(size)).reshape(-1)
     return {"heads": heads, "rows": rows, "mixed": np.concatenate([np.arange(key_rows), key_rows + rows])}
@@ -107,8 +111,10 @@ def _tiled(config: Config) -> Orders:
 
 def _by_key_head(config: Config) -> Orders:
     """Return the rows of Qwen3-Next's joined projections, which are stored by key head: q, k, v, z and b, a."""
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    key, per_key = config["linear_key_head_dim"], values // keys
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
+    key = config["linear_key_head_dim"]
+    per_key = values // keys
     value = per_key * config["linear_value_head_dim"]
     rows = np.arange(keys * (2 * key + 2 * value)).reshape(keys, -1)
     q, k, v, z = np.split(rows, np.cumsum([key, key, value]), axis=1)
@@ -170,7 +176,8 @@ QWEN3_NEXT = LayeredArchitecture(
 
 
 def _kimi(metadata: Metadata, file: Contents) -> Config:
-    config, count = base_config(metadata, file, "kimi_linear"), layers_of(metadata)
+    config = base_config(metadata, file, "kimi_linear")
+    count = layers_of(metadata)
     query = metadata.integer("{arch}.attention.key_length_mla", minimum=1, maximum=1 << 16)
     rotated = metadata.integer("{arch}.rope.dimension_count", minimum=2, maximum=1 << 16)
     check_sigmoid(metadata)
@@ -206,7 +213,8 @@ def _kimi_kinds(config: Config) -> list[tuple[str, ...]]:
 
 
 def _kimi_sizes(config: Config) -> dict[str, int]:
-    linear, width = config["linear_attn_config"], config["moe_intermediate_size"]
+    linear = config["linear_attn_config"]
+    width = config["moe_intermediate_size"]
     return attention_sizes(config) | latent_sizes(config) | {
         "state": linear["head_dim"], "kernel": linear["short_conv_kernel_size"], "inner": config["intermediate_size"],
         "experts": config["num_experts"], "width": width, "shared": width * config["num_shared_experts"],

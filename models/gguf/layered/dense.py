@@ -133,7 +133,8 @@ def _deci(metadata: Metadata, file: Contents) -> Config:
     """Return the config of layers with or without attention, or with one matrix in its place."""
     config = base_config(metadata, file, "nemotron-nas")
     require_whole_heads(config)
-    count, heads = layers_of(metadata), config["num_attention_heads"]
+    count = layers_of(metadata)
+    heads = config["num_attention_heads"]
     queries = metadata.per_layer("{arch}.attention.head_count", count)
     keys = metadata.per_layer("{arch}.attention.head_count_kv", count, heads)
     inner = metadata.per_layer("{arch}.feed_forward_length", count, maximum=1 << 22)
@@ -172,7 +173,8 @@ def _deci_feed_forward(inner: int, hidden: int) -> Config:
 def _deci_kinds(config: Config) -> list[tuple[str, ...]]:
     found = []
     for block in config["block_configs"]:
-        attends, feeds = block["attention"], block["ffn"]
+        attends = block["attention"]
+        feeds = block["ffn"]
         inner = round(feeds["ffn_mult"] * config["hidden_size"] / 1.5) + _FFN_STEP // 2 if feeds["ffn_mult"] else 0
         group = attends["n_heads_in_group"]
         first = f"attention {config['num_attention_heads'] // group}" if group else "linear"
@@ -194,7 +196,8 @@ class _DeciGroups(dict[str, Parts]):
 
 
 def _deci_orders(config: Config) -> Orders:
-    heads, head_dim = config["num_attention_heads"], config["head_dim"]
+    heads = config["num_attention_heads"]
+    head_dim = config["head_dim"]
     groups = {block["attention"]["n_heads_in_group"] for block in config["block_configs"]} - {None}
     counts = {"queries": heads} | {f"keys {heads // group}": heads // group for group in groups}
     return {name: interleaved(count, count * head_dim) for name, count in counts.items()}

@@ -26,7 +26,8 @@ from headrace.models.gguf.metadata import Metadata
 from headrace.models.gguf.rope import ROPE_FACTORS
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING = "sliding_attention"
+_FULL = "full_attention"
 
 
 def _gemma4(metadata: Metadata, file: Contents) -> Config:
@@ -48,7 +49,8 @@ def _gemma4(metadata: Metadata, file: Contents) -> Config:
     full = next(iter(heads[_FULL]), kv_heads[0])
     per_layer = metadata.integer("{arch}.embedding_length_per_layer_input", 0, maximum=1 << 16)
     table = file.shapes.get("per_layer_token_embd.weight", (config["vocab_size"],))
-    theta, local = config["rope_theta"], metadata.positive("{arch}.rope.freq_base_swa", 10_000.0)
+    theta = config["rope_theta"]
+    local = metadata.positive("{arch}.rope.freq_base_swa", 10_000.0)
     config |= {
         "head_dim": metadata.integer("{arch}.attention.key_length_swa", minimum=1, maximum=1 << 16),
         "global_head_dim": config["head_dim"],
@@ -94,7 +96,8 @@ def _share(metadata: Metadata, factors: list[float] | None) -> float:
 
 
 def _gemma4_kinds(config: Config) -> list[tuple[str, ...]]:
-    count, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    count = config["num_hidden_layers"]
+    shared = config["num_kv_shared_layers"]
     both = ["inputs"] if config["hidden_size_per_layer_input"] else []
     both += ["experts"] if config["enable_moe_block"] else []
     found = []
@@ -182,7 +185,8 @@ _STREAMS = 4
 
 
 def _gemma3n(metadata: Metadata, file: Contents) -> Config:
-    config, count = base_config(metadata, file, "gemma3n_text"), layers_of(metadata)
+    config = base_config(metadata, file, "gemma3n_text")
+    count = layers_of(metadata)
     windowed = metadata.flags("{arch}.attention.sliding_window_pattern", count)
     scales = metadata.numbers("{arch}.activation_sparsity_scale", count, infinite=True)
     rank = file.shapes.get("blk.0.laurel_l.weight", ())[:1]

@@ -60,7 +60,8 @@ def _mamba(metadata: Metadata, file: Contents, keys: Keys = _KEYS) -> Config:
 
 def _hybrid_sizes(config: Config, keys: Keys = _KEYS) -> dict[str, int]:
     heads, head, groups, state, kernel = (config[key] for key in keys[:5])
-    inner, mixed = heads * head, heads * head + 2 * groups * state
+    inner = heads * head
+    mixed = heads * head + 2 * groups * state
     return attention_sizes(config) | {
         "mamba_heads": heads, "states": inner, "groups": groups, "per_group": inner // groups, "kernel": kernel,
         "mixed": mixed, "all": inner + mixed + heads,
@@ -91,7 +92,8 @@ def _granite(metadata: Metadata, file: Contents) -> Config:
 
 
 def _granite_sizes(config: Config) -> dict[str, int]:
-    inner, experts = config["intermediate_size"], config["num_local_experts"]
+    inner = config["intermediate_size"]
+    experts = config["num_local_experts"]
     more = {"inner": inner, "width": inner, "experts": experts, "shared": config["shared_intermediate_size"]}
     return _hybrid_sizes(config) | more
 
@@ -122,7 +124,8 @@ _NEMOTRON_KEYS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_si
 
 def _nemotron(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "nemotron_h", layer_norm="layer_norm_epsilon")
-    count, mamba = layers_of(metadata), _mamba(metadata, file, _NEMOTRON_KEYS)
+    count = layers_of(metadata)
+    mamba = _mamba(metadata, file, _NEMOTRON_KEYS)
     kv_heads = metadata.per_layer("{arch}.attention.head_count_kv", count)
     inner = metadata.per_layer("{arch}.feed_forward_length", count)
     mixed = metadata.integer("{arch}.expert_count", 0) > 0
@@ -185,7 +188,8 @@ NEMOTRON_H = LayeredArchitecture(
 
 
 def _falcon(metadata: Metadata, file: Contents) -> Config:
-    config, mamba = base_config(metadata, file, "falcon_h1"), _mamba(metadata, file)
+    config = base_config(metadata, file, "falcon_h1")
+    mamba = _mamba(metadata, file)
     normed = any(name.endswith(".ssm_norm.weight") for name in file.shapes)
     if normed and mamba["mamba_n_groups"] > 1:
         raise UnsupportedModelError("a Falcon-H1 with norms of several groups is not supported")
@@ -243,7 +247,8 @@ def _mamba2(metadata: Metadata, file: Contents) -> Config:
 
 
 def _mamba2_sizes(config: Config) -> dict[str, int]:
-    inner, heads = config["intermediate_size"], config["num_heads"]
+    inner = config["intermediate_size"]
+    heads = config["num_heads"]
     mixed = inner + 2 * config["state_size"]
     return {
         "hidden": config["hidden_size"], "vocab": config["vocab_size"], "mamba_heads": heads, "states": inner,
@@ -260,7 +265,8 @@ MAMBA2 = LayeredArchitecture(
 
 
 def _jamba(metadata: Metadata, file: Contents) -> Config:
-    config, count = base_config(metadata, file, "jamba"), layers_of(metadata)
+    config = base_config(metadata, file, "jamba")
+    count = layers_of(metadata)
     require_whole_heads(config)
     inner = metadata.integer("{arch}.ssm.inner_size", minimum=1, maximum=1 << 22)
     if inner % config["hidden_size"]:
@@ -303,7 +309,9 @@ def _jamba_kinds(config: Config) -> list[tuple[str, ...]]:
 
 
 def _jamba_sizes(config: Config) -> dict[str, int]:
-    inner, rank, state = config["intermediate_size"], config["mamba_dt_rank"], config["mamba_d_state"]
+    inner = config["intermediate_size"]
+    rank = config["mamba_dt_rank"]
+    state = config["mamba_d_state"]
     return attention_sizes(config) | {
         "inner": inner, "width": inner, "experts": config["num_experts"], "rank": rank, "state": state,
         "states": config["mamba_expand"] * config["hidden_size"], "kernel": config["mamba_d_conv"],
@@ -352,7 +360,8 @@ def _mamba1(metadata: Metadata, file: Contents) -> Config:
 
 
 def _mamba1_sizes(config: Config) -> dict[str, int]:
-    rank, state = config["time_step_rank"], config["state_size"]
+    rank = config["time_step_rank"]
+    state = config["state_size"]
     return {
         "hidden": config["hidden_size"], "vocab": config["vocab_size"], "states": config["intermediate_size"],
         "kernel": config["conv_kernel"], "rank": rank, "state": state, "inputs": rank + 2 * state,

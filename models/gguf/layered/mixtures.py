@@ -265,7 +265,8 @@ def _exaone(metadata: Metadata, file: Contents) -> Config:
     check_sigmoid(metadata)
     config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     config |= scaled_rope(metadata, config, config["head_dim"], file.rope_factors) | _windowed(metadata, config, 4)
-    more, dense = routed(metadata), metadata.integer("{arch}.leading_dense_block_count", 0)
+    more = routed(metadata)
+    dense = metadata.integer("{arch}.leading_dense_block_count", 0)
     kept = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
     return config | {key: more[key] for key in kept} | {
         "num_shared_experts": more["n_shared_experts"] or 0, "intermediate_size": feed_forward(metadata),
@@ -293,7 +294,8 @@ def _bailing(metadata: Metadata, file: Contents) -> Config:
     config = base_config(metadata, file, "bailing_moe")
     require_whole_heads(config)
     config |= mixture(metadata, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    more, gating = routed(metadata), metadata.integer("{arch}.expert_gating_func", SOFTMAX) or SOFTMAX
+    more = routed(metadata)
+    gating = metadata.integer("{arch}.expert_gating_func", SOFTMAX) or SOFTMAX
     if gating not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError("a Ling with experts chosen neither by softmax nor by sigmoid is not supported")
     corrected = any(name.endswith(".exp_probs_b.bias") for name in file.shapes)
@@ -427,7 +429,8 @@ MELLUM = LayeredArchitecture(
 
 
 def _step(metadata: Metadata, file: Contents) -> Config:
-    config, count = base_config(metadata, file, "step3p5"), layers_of(metadata)
+    config = base_config(metadata, file, "step3p5")
+    count = layers_of(metadata)
     check_sigmoid(metadata)
     slides = window_flags(metadata, count, 4)
     heads = metadata.per_layer("{arch}.attention.head_count", count, minimum=1, maximum=1 << 16)
@@ -437,7 +440,8 @@ def _step(metadata: Metadata, file: Contents) -> Config:
     if len(full_heads) != 1 or len(local_heads) != 1 or config["tie_word_embeddings"]:
         raise UnsupportedModelError("a Step 3.5 with other heads or with tied embeddings is not supported")
     (full,), (sliding,) = full_heads, local_heads
-    theta, local = config["rope_theta"], metadata.positive("{arch}.rope.freq_base_swa", 10_000.0)
+    theta = config["rope_theta"]
+    local = metadata.positive("{arch}.rope.freq_base_swa", 10_000.0)
     slides = slides[: config["num_hidden_layers"]]
     more = routed(metadata)
     return config | mixture(metadata, "moe_num_experts", "moe_top_k", "moe_intermediate_size") | {
@@ -486,7 +490,8 @@ def _step_sizes(config: Config) -> dict[str, int]:
 
 
 def _step_attention(local: str = "") -> dict[str, Part]:
-    queries, keys = f"{local}heads", f"{local}kv_heads*head"
+    queries = f"{local}heads"
+    keys = f"{local}kv_heads*head"
     return {
         "attn_q": Part("self_attn.q_proj", f"{queries}*head hidden"),
         "attn_k": Part("self_attn.k_proj", f"{keys} hidden"),
@@ -544,7 +549,8 @@ def _ernie(metadata: Metadata, file: Contents) -> Config:
 
 
 def _ernie_kinds(config: Config) -> list[tuple[str, ...]]:
-    first, step = config["moe_layer_start_index"], config["moe_layer_interval"]
+    first = config["moe_layer_start_index"]
+    step = config["moe_layer_interval"]
     return [
         ("layer", "sparse" if layer >= first and (layer + 1) % step == 0 else "dense")
         for layer in range(config["num_hidden_layers"])

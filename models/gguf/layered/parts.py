@@ -124,7 +124,9 @@ class LayeredArchitecture:
     def targets(self, config: Config, present: Shapes) -> Iterator[Target]:
         """Yield the targets of all tensors in model order. Raises CheckpointError for a missing tensor."""
         config = config.get("text_config", config)
-        sizes, orders, prefix = self.sizes(config), self.orders(config), "language_model." if self.wrapped else ""
+        sizes = self.sizes(config)
+        orders = self.orders(config)
+        prefix = "language_model." if self.wrapped else ""
 
         def wanted(parts: Parts, block: str, at: str) -> Iterator[Target]:
             made = {
@@ -147,9 +149,11 @@ class LayeredArchitecture:
         yield from wanted(self.tables, "", prefix)
         for number, kinds in enumerate(self.kinds(config)):
             yield from layer(kinds, number, f"{prefix}{self.layer.format(number)}.")
-        count, drafts = config["num_hidden_layers"], self.drafts
+        count = config["num_hidden_layers"]
+        drafts = self.drafts
         if drafts is not None and all(f"blk.{count}.{key}" in present for key in drafts.parts):
-            at, types = drafts.at.format(count), [*config.get("layer_types", []), "full_attention"]
+            at = drafts.at.format(count)
+            types = [*config.get("layer_types", []), "full_attention"]
             kinds = self.kinds({**config, "num_hidden_layers": count + 1, "layer_types": types})[-1]
             yield from layer(kinds, count, at + drafts.layer)
             yield from wanted(drafts.parts, f"blk.{count}.", at)

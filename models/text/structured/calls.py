@@ -19,7 +19,8 @@ def calls_grammar(grammars: Grammars, use: ToolUse, form: ToolForm) -> tuple[Cal
     These are optional ones of a schema that cannot be honoured, or of a form without markup. Raises UsageError for a
     forced or strict tool of such a schema.
     """
-    tools, unchecked = dict(use.tools), dict[str, str]()
+    tools = dict(use.tools)
+    unchecked = dict[str, str]()
     if not (use.is_forced or form.rule_begin):
         unchecked = {tool.name: _UNMARKED for tool in use.callable}
     for tool in use.callable if use.is_forced or form.rule_begin else ():

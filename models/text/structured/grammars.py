@@ -154,7 +154,8 @@ class Grammars:
     def _whole(self, thinks: Thinks, source: GrammarSource | None, calls: CallRules | None) -> str:
         """Return the Lark grammar around the source's; "" if that is all."""
         lead = self._lead(thinks)
-        fits, text = "", ""
+        fits = ""
+        text = ""
         if source is not None:
             form = self._tokenizer.thinking_form
             has_head = form is not None and form.has_channels and thinks != "no"
@@ -182,7 +183,8 @@ class Grammars:
         if form is not None and form.has_recipients:
             return ["thought*", f"thought: {self.literal(form.opening)} TEXT {self.literal(form.end_of_thought)}"]
         if self._has_channels:
-            head, end = self.literal("<|channel|>"), self.literal("<|end|><|start|>assistant")
+            head = self.literal("<|channel|>")
+            end = self.literal("<|end|><|start|>assistant")
             thought = f"thought: {head} CHANNEL {self.literal('<|message|>')} TEXT {end}"
             return ["thought*", thought, "CHANNEL: /analysis|commentary/"]
         first, last = (f"<[{index}]>" if index in self.trie.marks else "" for index in self._thinking_marks)

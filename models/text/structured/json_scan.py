@@ -14,7 +14,9 @@ import numpy as np
 MOST_DIGITS = 20  # in a row: more than a number of 64 bits has, or a double is printed with
 _DIGITS = frozenset(b"0123456789")
 _QUOTE, _ESCAPE, _COLON = b'"\\:'
-_OPENING, _CLOSING, _BETWEEN = b"{[", b"}]", b",:"
+_OPENING = b"{["
+_CLOSING = b"}]"
+_BETWEEN = b",:"
 # A key, or its beginning, in JSON's shortest form: only what needs an escape has one. Group 1: an unended escape.
 _SHORTEST = re.compile(
     rb'(?:[^\\]|\\["\\bfnrt]|\\u00(?:0[0-7be-f]|1[0-9a-f]))*+(\\(?:u(?:0(?:0[01]?)?)?)?)?', re.DOTALL
@@ -44,8 +46,13 @@ class JsonPlace:
 
     def after(self, data: bytes) -> "JsonPlace":
         """Return the place behind more of the answer."""
-        levels, key, in_text, escaped = list(self.levels), self.key, self.in_text, self.escaped
-        is_value, digits, breaks = self.is_value, self.digits, False
+        levels = list(self.levels)
+        key = self.key
+        in_text = self.in_text
+        escaped = self.escaped
+        is_value = self.is_value
+        digits = self.digits
+        breaks = False
         for byte in data:
             digits = digits + 1 if byte in _DIGITS and not in_text else 0
             if in_text and (escaped or byte != _QUOTE):
@@ -58,7 +65,8 @@ class JsonPlace:
                     levels[-1] = keys | {key}
                 key = None
             elif byte == _QUOTE:
-                in_text, key = True, None if is_value else b""
+                in_text = True
+                key = None if is_value else b""
             elif byte in _OPENING:
                 is_value = byte != _OPENING[0]
                 levels.append(None if is_value else frozenset())

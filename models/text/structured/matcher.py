@@ -44,7 +44,8 @@ class Matcher:
 
     def masks(self, draft_tokens: Sequence[int]) -> mx.array:
         place = self._place
-        rows, taken = [self._mask(place)], 0
+        rows = [self._mask(place)]
+        taken = 0
         for token in draft_tokens:
             if not self._matcher.try_consume_tokens([token]):
                 break

@@ -97,7 +97,8 @@ class _Rewriting:
 
     def _rewrite_keys(self, schema: dict[str, Any], place: str) -> None:
         """Write the rule of an object's other keys as patterns."""
-        names, patterns = _names(schema), schema.get("patternProperties")
+        names = _names(schema)
+        patterns = schema.get("patternProperties")
         if "propertyNames" in schema:
             _take_names(schema, place)
         if not self._closes or not (names or patterns) or schema.get("additionalProperties") is False:
@@ -134,7 +135,8 @@ def _check(schema: Mapping[str, Any], place: str) -> None:
                 raise UsageError(
                     f"schema: {_at(place)}{keyword} has a number beyond 2^53, which cannot be matched exactly"
                 )
-    least, required = schema.get("minProperties"), schema.get("required")
+    least = schema.get("minProperties")
+    required = schema.get("required")
     counted = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least - counted > 1 and schema.get("additionalProperties") is not False:
         # Keys that `properties` does not name may be repeated.
@@ -168,7 +170,8 @@ def _write_dates(schema: dict[str, Any]) -> None:
 
 def _take_names(schema: dict[str, Any], place: str) -> None:
     """Write `propertyNames` of an enumeration or a pattern as the object's keys."""
-    rule, others = schema.pop("propertyNames"), schema.get("additionalProperties", True)
+    rule = schema.pop("propertyNames")
+    others = schema.get("additionalProperties", True)
     rest = {key: value for key, value in rule.items() if key != "type"} if isinstance(rule, Mapping) else {}
     if _names(schema) or "patternProperties" in schema or len(rest) != 1:
         raise _refusal(place, "propertyNames")
@@ -194,7 +197,8 @@ def _looks_around(option: Any) -> bool:
 
 def _names(schema: Mapping[str, Any]) -> list[str]:
     """Return the keys that a schema names: its properties, and required ones."""
-    named, required = schema.get("properties"), schema.get("required")
+    named = schema.get("properties")
+    required = schema.get("required")
     names = [*(named if isinstance(named, Mapping) else ()), *(required if isinstance(required, list) else ())]
     return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 

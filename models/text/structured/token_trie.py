@@ -60,7 +60,8 @@ class TokenTrie:
 
     def _longest_first(self, data: bytes) -> list[int]:
         """Return the longest token at each place: for text that looks like control tokens."""
-        ids, at = [], 0
+        ids = []
+        at = 0
         while at < len(data):
             sizes = range(min(self._longest, len(data) - at), 0, -1)
             found = next(

@@ -68,7 +68,8 @@ class Trial:
         """Wait for a process that was started; return False for one that ended before its first grammar."""
         pipes.are_ready = pipes.answers.readline() == _READY
         if not pipes.are_ready:
-            self._pipes, self._can_run = None, False
+            self._pipes = None
+            self._can_run = False
         return pipes.are_ready
 
 

@@ -74,7 +74,8 @@ class DeepSeek(ToolForm):
         self.head = re.compile(name)
 
     def read(self, text: str, *, final: bool) -> Reading | None:
-        place, calls = len(self._begin), list[ToolCall]()
+        place = len(self._begin)
+        calls = list[ToolCall]()
         while True:
             rest = text[place:].lstrip()
             place = len(text) - len(rest)
@@ -94,9 +95,11 @@ class DeepSeek(ToolForm):
         separator = text.find(self._separator, place)
         if separator < 0:
             return None
-        name, start = text[place:separator].strip(), separator + len(self._separator)
+        name = text[place:separator].strip()
+        start = separator + len(self._separator)
         if (fence := text.find(f"{_FENCE}json", start)) >= 0 and name == "function":
-            name, start = text[start:fence].strip(), fence + len(_FENCE) + 4
+            name = text[start:fence].strip()
+            start = fence + len(_FENCE) + 4
         try:
             value, end = leading_value(text, start)
         except (UnfinishedError, ValueError):
@@ -107,7 +110,9 @@ class DeepSeek(ToolForm):
         return ToolCall(name, json.dumps(value, ensure_ascii=False)), closed + len(self._call_end)
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
-        begin, end, separator = literal(MARKUP[2]), literal(MARKUP[3]), literal(MARKUP[4])
+        begin = literal(MARKUP[2])
+        end = literal(MARKUP[3])
+        separator = literal(MARKUP[4])
         calls = []
         for number, tool in enumerate(tools):
             if self._fenced:

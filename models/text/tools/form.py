@@ -103,9 +103,11 @@ def ordered_rules(name: str, written: Mapping[str, str], required: Container[str
     rules: list[str] = []
     for index, (parameter, lark) in enumerate(written.items()):
         following = f"{name}x{index + 1}"
-        choice_first, choice_later = f" | first{following}", f" | later{following}"
+        choice_first = f" | first{following}"
+        choice_later = f" | later{following}"
         if parameter in required:
-            choice_first, choice_later = "", ""
+            choice_first = ""
+            choice_later = ""
         # `first`: no parameter has been written yet; `later`: one has.
         rules.append(f"first{name}x{index}: {lark} later{following}{choice_first}")
         rules.append(f"later{name}x{index}: {quoted(separator)} {lark} later{following}{choice_later}")

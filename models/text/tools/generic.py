@@ -11,7 +11,8 @@ from headrace.models.text.tools.form import Marks, ToolForm, json_head
 from headrace.models.text.tools.hermes import ended, json_rules
 from headrace.models.text.tools.json_value import UnfinishedError, leading_value
 
-_FENCE, _CLOSE = re.compile(r"\s*```(?:json|tool_call|tool_code)?\s*(?=[{\[])"), "```"
+_FENCE = re.compile(r"\s*```(?:json|tool_call|tool_code)?\s*(?=[{\[])")
+_CLOSE = "```"
 _OPENINGS = ("```json", "```tool_call", "```tool_code", "```")
 
 

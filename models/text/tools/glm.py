@@ -49,7 +49,8 @@ class GLM(ToolForm):
         name = self._name.match(text, start)
         if name is None:
             return None if not text[start:].strip() and not final else Reading(start)
-        pairs, place = list[tuple[str, str]](), name.end()
+        pairs = list[tuple[str, str]]()
+        place = name.end()
         while (pair := self._pair.match(text, place)) is not None:
             pairs.append((pair[1].strip(), pair[2]))
             place = pair.end()

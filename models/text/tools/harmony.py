@@ -38,7 +38,8 @@ class Harmony(ToolForm):
                 return None
             if text[start:].strip():
                 return Reading(len(text))
-            value, end = {}, len(text)
+            value = {}
+            end = len(text)
         except ValueError:
             return Reading(start)
         calls = calls_of({"name": head.removeprefix(_RECIPIENT), "arguments": value})

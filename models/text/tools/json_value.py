@@ -44,11 +44,15 @@ class Brackets:
     def __init__(self, place: int) -> None:
         self.place = place
         self.closed = False
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
 
     def scan(self, text: str) -> None:
         """Search on to the end of the text."""
-        depth, quoted, escaped = self._depth, self._quoted, self._escaped
+        depth = self._depth
+        quoted = self._quoted
+        escaped = self._escaped
         for place in range(self.place, len(text) if not self.closed else 0):
             char = text[place]
             if quoted:
@@ -61,7 +65,10 @@ class Brackets:
             elif char in "}]":
                 depth -= 1
                 if not depth:
-                    self.place, self.closed = place + 1, True
+                    self.place = place + 1
+                    self.closed = True
                     return
         self.place = len(text) if not self.closed else self.place
-        self._depth, self._quoted, self._escaped = depth, quoted, escaped
+        self._depth = depth
+        self._quoted = quoted
+        self._escaped = escaped

@@ -48,7 +48,8 @@ class Muse(Written):
 
     def rules(self, tools: Sequence[Tool], literal: Callable[[str], str]) -> str:
         names, rules = self._tagged_rules(literal).calls(tools)
-        begin, end = quoted(_MARKUP.begin), quoted(_MARKUP.end)
+        begin = quoted(_MARKUP.begin)
+        end = quoted(_MARKUP.end)
         # The name stands in the head of the message, too.
         for number, tool in enumerate(tools):
             rules.append(f"whole{number}: SPACE? {literal(f'to={tool.name}<|message|>')} {begin} call{number} {end}")

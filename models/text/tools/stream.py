@@ -39,7 +39,8 @@ class CallDeltas:
                 self._sent = self._open.place
             if not self._open.closed:
                 return False
-            self._behind, self._open = self._open.place, None
+            self._behind = self._open.place
+            self._open = None
             self._number += 1
 
     def completed(self, count: int) -> None:
@@ -55,7 +56,8 @@ class CallDeltas:
 
     def take(self) -> tuple[CallDelta, ...]:
         """Return the arguments since the last time."""
-        found, self._waiting = tuple(self._waiting), []
+        found = tuple(self._waiting)
+        self._waiting = []
         return found
 
 
@@ -124,7 +126,8 @@ class ToolStream:
         if self._at_start:
             if start.startswith(OPEN):
                 self._release(released, len(self._held) - len(start) + len(OPEN))
-                self._thinks, self._at_start = True, True
+                self._thinks = True
+                self._at_start = True
                 return True
             if not final and OPEN.startswith(start):
                 return False
@@ -151,7 +154,8 @@ class ToolStream:
         if self._deltas is not None:
             self._deltas.completed(len(reading.calls))
         self._drop(reading.length)
-        self._after_call, self._at_start = True, False
+        self._after_call = True
+        self._at_start = False
         return True
 
     def _next_begin(self) -> tuple[int | None, int]:
@@ -177,7 +181,8 @@ class ToolStream:
         place = self._held.find(CLOSE)
         if place >= 0:
             self._release(released, place + len(CLOSE))
-            self._thinks, self._at_start = False, True
+            self._thinks = False
+            self._at_start = True
             return True
         # A call in the thinking is one if nothing ends the thinking behind it.
         begin = min((at for text in self._begins if (at := self._held.find(text)) >= 0), default=None)
@@ -186,7 +191,8 @@ class ToolStream:
             reading = self._form.read(self._held, final=True) if final else None
             if reading is not None and reading.calls:
                 released.append(f"\n{CLOSE}\n\n")
-                self._thinks, self._at_start = False, True
+                self._thinks = False
+                self._at_start = True
                 return True
             if not final:
                 return False
@@ -200,7 +206,8 @@ class ToolStream:
 
     def _drop(self, length: int) -> str:
         """Remove the first characters of the held text, and return them."""
-        text, self._held = self._held[:length], self._held[length:]
+        text = self._held[:length]
+        self._held = self._held[length:]
         if self._deltas is not None:
             self._deltas.dropped(length)
         return text

@@ -129,7 +129,8 @@ _written_of: WeakKeyDictionary[Tokenizer, _WrittenCalls] = WeakKeyDictionary()
 def _written(tokenizer: Tokenizer) -> _WrittenCalls:
     """Return the calls that a chat template writes, rendered once."""
     if tokenizer not in _written_of:
-        call, markup = "", None
+        call = ""
+        markup = None
         if tokenizer.chat_template is not None:
             rules = TemplateRules(tokenizer.chat_template, offers_tools=True)
             if rules.takes_calls:

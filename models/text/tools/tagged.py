@@ -127,7 +127,9 @@ def text_rules(rule: str, after: str, schema: Any = None) -> list[str]:
 def _pattern(schema: Any) -> str:
     """Return the regular expression of a text in Lark, without its slashes."""
     about = schema if isinstance(schema, Mapping) else {}
-    least, most, pattern = about.get("minLength", 0), about.get("maxLength", ""), about.get("pattern")
+    least = about.get("minLength", 0)
+    most = about.get("maxLength", "")
+    pattern = about.get("pattern")
     if isinstance(pattern, str):
         body = pattern.removeprefix("^") if pattern.startswith("^") else f"(.|\\n)*({pattern})"
         body = body.removesuffix("$") if body.endswith("$") and not body.endswith("\\$") else f"({body})(.|\\n)*"

@@ -69,7 +69,8 @@ def _tool(definition: object) -> Tool:
     function = definition.get("function")
     if not isinstance(function, Mapping):
         raise ValueError("tools: each needs a function")
-    name, parameters = function.get("name"), function.get("parameters")
+    name = function.get("name")
+    parameters = function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("tools: a function's name must have 1 to 128 letters, digits and any of _ . : / -")
     if parameters is not None and not isinstance(parameters, Mapping):

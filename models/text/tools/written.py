@@ -39,7 +39,8 @@ Write = Callable[[Calls], str | None]
 
 def learn(write: Write) -> Markup | None:
     """Return the markup of a template; None if it has none of the two shapes, or nothing marks the begin of a call."""
-    key, value = KEYS[0], VALUES[0]
+    key = KEYS[0]
+    value = VALUES[0]
     one = write([(NAMES[0], {key: value})])
     if one is None or one.count(NAMES[0]) != 1 or one.count(key) != 1 or one.count(value) != 1:
         return None
@@ -49,7 +50,8 @@ def learn(write: Write) -> Markup | None:
     two = write([(NAMES[0], {key: value}), (NAMES[1], {key: value})])
     json_text = re.search(r"\{\s*" + f'"{key}": "{value}"' + r"\s*\}", rest)
     if json_text is not None:
-        middle, end = rest[: json_text.start()], rest[json_text.end() :]
+        middle = rest[: json_text.start()]
+        end = rest[json_text.end() :]
         separator = _between(two, json_text[0], NAMES[1])
         return Markup(begin, middle, end, separator, is_indented="\n" in json_text[0])
     return _learn_tagged(write, begin, rest, two)
@@ -61,7 +63,8 @@ def _marks_a_call(begin: str) -> bool:
 
 
 def _learn_tagged(write: Write, begin: str, rest: str, two: str | None) -> Markup | None:
-    key, value = KEYS[0], VALUES[0]
+    key = KEYS[0]
+    value = VALUES[0]
     head, _, behind = rest.partition(key)
     key_end, found, tail = behind.partition(value)
     both = write([(NAMES[0], dict(zip(KEYS, VALUES, strict=True)))])
@@ -204,7 +207,8 @@ class Written(ToolForm):
 
     def _arguments(self, text: str, head: re.Match[str], *, final: bool) -> tuple[ToolCall, int] | None:
         """Return the call and the place after its arguments; None while they are incomplete."""
-        name, position = head[1], head.end()
+        name = head[1]
+        position = head.end()
         if self._parameters is None:
             try:
                 value, end = leading_value(text, position)
@@ -262,7 +266,8 @@ class Written(ToolForm):
 
 def _without_quotes(value: str) -> str:
     """Return a value without XML's marks around a text with special characters."""
-    begin, end = "<![CDATA[", "]]>"
+    begin = "<![CDATA["
+    end = "]]>"
     is_quoted = value.startswith(begin) and value.endswith(end)
     return value[len(begin) : -len(end)] if is_quoted else value
 

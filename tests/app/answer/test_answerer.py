@@ -100,7 +100,8 @@ def test_energy_is_that_from_the_first_step_to_the_end(model: LoadedModel, monke
 
 def test_a_stop_rule_that_raises_ends_its_answer_alone(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     answerer = Answerer(model)
-    failing, other = prepared(answerer, "a", max_tokens=9, stop="@@"), prepared(answerer, "a", max_tokens=9)
+    failing = prepared(answerer, "a", max_tokens=9, stop="@@")
+    other = prepared(answerer, "a", max_tokens=9)
     feed = StopMatcher.feed
 
     def broken(self: Any, text: str) -> Any:

@@ -77,7 +77,8 @@ def test_a_recommended_repetition_penalty_leaves_greedy_answers_alone(given: Ans
 
 
 def test_the_source_of_the_temperature_is_told() -> None:
-    warm, none = AnswerOptions(temperature=0.5), AnswerOptions(top_k=5)
+    warm = AnswerOptions(temperature=0.5)
+    none = AnswerOptions(top_k=5)
     assert sampling_source({"options": none, "settings": none}, {}) == "default"
     assert sampling_source({"options": none, "settings": none}, {"temperature": 0.2}) == "model"
     assert sampling_source({"options": none, "settings": none}, {"do_sample": False}) == "model"

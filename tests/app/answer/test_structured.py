@@ -80,7 +80,8 @@ def test_real_schemas(answerer: Answerer, model: LoadedModel) -> None:
     options = [
         _options(answerer, schema, temperature=temperature) for schema in REAL.values() for temperature in (0.0, 1.0)
     ]
-    batched, without = _together(answerer, options), _together(plain, options)
+    batched = _together(answerer, options)
+    without = _together(plain, options)
     for place, (one, other) in enumerate(zip(batched, without, strict=True)):
         _check(list(REAL.values())[place // 2], one)
         assert one.text == other.text

@@ -137,7 +137,8 @@ def test_results_of_other_requests_are_refused(tmp_path: Path) -> None:
 
 
 def test_results_of_changed_lines_are_moved_and_the_others_kept(tmp_path: Path) -> None:
-    path, aside = tmp_path / "out", tmp_path / "out.replaced"
+    path = tmp_path / "out"
+    aside = tmp_path / "out.replaced"
     path.write_bytes(b"".join(line_of(good(line)) for line in LINES[:4]))
     path.chmod(0o600)
     aside.write_bytes(b"earlier\n")
@@ -201,7 +202,8 @@ def test_in_order_a_file_is_put_in_order_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
-    target, link = tmp_path / "target", tmp_path / "link"
+    target = tmp_path / "target"
+    link = tmp_path / "link"
     target.write_bytes(line_of(bad(LINES[0])))
     link.symlink_to(target)
     opened(link).close()

@@ -190,7 +190,8 @@ def test_whole_numbers_of_a_settings_file_keep_their_digest() -> None:
 
 
 def test_a_digest_depends_on_the_catalogs_sampling_where_it_has_an_effect() -> None:
-    old, new = Defaults(model="tiny"), Defaults(model="tiny", recommended={"temperature": 0.2, "top_p": 0.9})
+    old = Defaults(model="tiny")
+    new = Defaults(model="tiny", recommended={"temperature": 0.2, "top_p": 0.9})
     for asked, same in (({}, False), ({"temperature": 0}, True), ({"temperature": 1}, False)):
         line = {"prompt": "hi", **asked}
         assert (parsed(line, old).digest == parsed(line, new).digest) == same

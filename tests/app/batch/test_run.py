@@ -46,7 +46,8 @@ def run(
     cancel: CancelFlag | None = None,
 ) -> tuple[list[dict[str, Any]], Tally]:
     parsed = parse_lines([json.dumps(line).encode() for line in lines], DEFAULTS)
-    said, tally = io.StringIO(), Tally(total=len(parsed), kept=0)
+    said = io.StringIO()
+    tally = Tally(total=len(parsed), kept=0)
     output = ResultStream(said, [line.number for line in parsed] if in_order else None)
     answerer = Answerer(model, max_running=parallel)
     Batch(answerer, parsed, output, tally, parallel).run(cancel or CancelFlag(), watch)
@@ -165,7 +166,9 @@ def test_the_openai_form_answers_in_that_form(model: LoadedModel) -> None:
     )
     said = {one["custom_id"]: one for one in results}
     assert all(one["id"].startswith("batch_req_") for one in results)
-    done, plain, wrong = said["a"]["response"], said["b"]["response"], said["c"]["response"]
+    done = said["a"]["response"]
+    plain = said["b"]["response"]
+    wrong = said["c"]["response"]
     assert (done["status_code"], plain["status_code"], wrong["status_code"]) == (200, 200, 400)
     assert done["body"]["object"] == "chat.completion"
     assert done["body"]["choices"][0]["message"] == {"role": "assistant", "content": alone(model, {**chat})}

@@ -12,7 +12,8 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample, typical_speed
 from headrace.app.bench.measure.session import Session
 
-MEMORY_SD, MEMORY_SECONDS = 0.04, 0.8
+MEMORY_SD = 0.04
+MEMORY_SECONDS = 0.8
 JITTER = 0.01
 
 
@@ -22,7 +23,8 @@ class Machine:
     def __init__(self, seed: int, *, sd: float = MEMORY_SD, seconds: float = MEMORY_SECONDS) -> None:
         self.now = 0.0
         self._random = random.Random(seed)
-        self._sd, self._seconds = sd, seconds
+        self._sd = sd
+        self._seconds = seconds
         self._state = self._random.gauss(0, sd)
 
     def clock(self) -> float:
@@ -49,10 +51,12 @@ class Machine:
 class Backend:
     """Decodes at 4 ms a step (times `slower`), prefills at 2 ms a token."""
 
-    engine, model = "headrace", "simulated"
+    engine = "headrace"
+    model = "simulated"
 
     def __init__(self, machine: Machine, slower: float = 1.0) -> None:
-        self._machine, self._slower = machine, slower
+        self._machine = machine
+        self._slower = slower
         self.warmed: list[Test] = []
         self.measured: list[Test] = []
 

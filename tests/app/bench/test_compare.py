@@ -57,7 +57,8 @@ def test_a_slowdown_is_measured_without_bias() -> None:
 
 
 def test_what_only_one_side_has_and_what_else_differs_is_said() -> None:
-    a, b = document(1, TESTS[:2], rounds=2), document(2, TESTS[1:], rounds=2)
+    a = document(1, TESTS[:2], rounds=2)
+    b = document(2, TESTS[1:], rounds=2)
     b["device"] = {**b["device"], "name": "another", "measured_peak_gb_s": 60.0}
     found = compare_documents(a, b)
     assert [row["test"] for row in found["tests"]] == ["tg128"]
@@ -107,7 +108,8 @@ def test_an_edited_document_is_compared_or_refused() -> None:
 
 
 def test_a_ratio_of_a_wide_interval_is_no_result() -> None:
-    a, b = document(1, TESTS[:1], rounds=2), document(2, TESTS[:1], rounds=2)
+    a = document(1, TESTS[:1], rounds=2)
+    b = document(2, TESTS[:1], rounds=2)
     for repetition, speed in zip(b["results"][0]["repetitions"], (1.0, 1e9), strict=True):
         repetition["typical_tokens_per_second"] = speed
     found = compare_documents(a, b)

@@ -43,7 +43,8 @@ def test_energy_is_of_the_tokens_that_the_speed_counts(
     repetitions = [Repetition(sample, 0.0, None) for sample in samples]
     setup = Setup("headrace", "m")
     found = result(test, repetitions, setup=setup, peak_gb_s=None, nominal_gb_s=None, idle=5.0)
-    energy, seconds = found["energy_per_token"], 2 * (sum(latencies) + prompt_s)
+    energy = found["energy_per_token"]
+    seconds = 2 * (sum(latencies) + prompt_s)
     assert energy["whole_joules"] == pytest.approx(70.0 / 2 / tokens)
     assert energy["joules"] == pytest.approx((70.0 - 5.0 * seconds) / 2 / tokens)
     assert (energy["watts"], energy["idle_watts"], energy["parts"]) == (pytest.approx(70.0 / seconds), 5.0, "CPU")
@@ -109,7 +110,9 @@ def test_bandwidth_mbu_roofline_and_intensity() -> None:
 
 
 def test_mbu_is_busy_if_half_of_the_repetitions_were() -> None:
-    sample, calm, taken = decode([0.004, 0.004]), CPUUse(2, 2.0, 1.9), CPUUse(2, 2.0, 1.0)
+    sample = decode([0.004, 0.004])
+    calm = CPUUse(2, 2.0, 1.9)
+    taken = CPUUse(2, 2.0, 1.0)
 
     def found(*uses: CPUUse | None) -> Result:
         repetitions = [Repetition(sample, 0.0, 50.0, use) for use in uses]
@@ -149,7 +152,8 @@ def test_a_peer_without_byte_counts() -> None:
 
 
 def test_stalls_do_not_move_the_typical_step() -> None:
-    calm, stalled = decode([0.01] * 9), decode([0.01] * 8 + [5.0])
+    calm = decode([0.01] * 9)
+    stalled = decode([0.01] * 8 + [5.0])
     assert typical_speed(Test(0, 10), calm) == typical_speed(Test(0, 10), stalled) == pytest.approx(100)
 
 

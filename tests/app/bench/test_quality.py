@@ -114,7 +114,8 @@ def test_figures_of_other_weights_are_those_of_the_definition(plain: Path, quant
 
 @pytest.mark.parametrize("changes", [{}, {"rope_traditional": True}], ids=["headrace", "mlx-lm"])
 def test_a_model_against_itself_is_nothing_apart(changes: dict[str, Any], tmp_path: Path) -> None:
-    model, twin = write_chat_model(tmp_path / "tiny", context=600, **changes), tmp_path / "twin"
+    model = write_chat_model(tmp_path / "tiny", context=600, **changes)
+    twin = tmp_path / "twin"
     twin.symlink_to(model)
     found = json.loads(invoke("-m", str(model), "--against", str(twin), *SMALL, "--json").stdout)
     assert {entry["kl_max"] for entry in found["results"]} == {0.0}
@@ -239,7 +240,8 @@ def test_another_vocabulary_is_refused(plain: Path, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_the_conditions_that_are_done(
     plain: Path, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score, begun = Forced.score, []
+    score = Forced.score
+    begun = []
 
     def interrupted(self: Forced, fed: Any, phase: Any) -> Any:
         begun.append(phase)

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from headrace.app.bench.quality.divergence import Divergence, divergence
 
-ROWS, VOCABULARY = 7, 257
+ROWS = 7
+VOCABULARY = 257
 
 
 def expected(a: np.ndarray, b: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
     """(KL, agreement, -log p, -log q) by the textbook."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
+    a = a.astype(np.float64)
+    b = b.astype(np.float64)
     log_p = a - np.log(np.exp(a - a.max(-1, keepdims=True)).sum(-1, keepdims=True)) - a.max(-1, keepdims=True)
     log_q = b - np.log(np.exp(b - b.max(-1, keepdims=True)).sum(-1, keepdims=True)) - b.max(-1, keepdims=True)
     kl = (np.exp(log_p) * (log_p - log_q)).sum(-1)

@@ -12,7 +12,8 @@ from headrace.app.bench.quality.report import BLOCK, figures, mean_figure, tail_
 def simulated(seed: int, tokens: int, likeness: float) -> list[float]:
     """Return a positive autoregressive series with mean 1."""
     draw = random.Random(seed)
-    value, found = 0.0, []
+    value = 0.0
+    found = []
     for _ in range(tokens):
         value = likeness * value + math.sqrt(1 - likeness**2) * draw.gauss(0, 1)
         found.append(math.exp(0.5 * value - 0.125))

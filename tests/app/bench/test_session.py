@@ -33,7 +33,8 @@ def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:
 
 def test_contestants_take_turns_test_by_test() -> None:
     machine = Machine(1)
-    ours, theirs = Backend(machine), Backend(machine)
+    ours = Backend(machine)
+    theirs = Backend(machine)
     theirs.engine = "peer"
     order = [progress.doing for progress in session(machine, ours, theirs, rounds=1).run() if progress.round]
     assert order[:4] == [

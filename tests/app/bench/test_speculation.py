@@ -136,8 +136,10 @@ def test_the_figures_of_a_workload_are_paired() -> None:
 
 
 def test_what_must_not_differ_and_does_is_broken() -> None:
-    same, other = entry(0.5, 0.5), entry(0.5, 0.5, same=False)
-    exact, near = {"tiny": (True, "native kernels")}, {"tiny": (False, "stock MLX operations: near-ties may flip")}
+    same = entry(0.5, 0.5)
+    other = entry(0.5, 0.5, same=False)
+    exact = {"tiny": (True, "native kernels")}
+    near = {"tiny": (False, "stock MLX operations: near-ties may flip")}
     assert identity([], exact) is None
     well = identity([same, same], exact)
     assert well is not None

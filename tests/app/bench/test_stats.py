@@ -70,7 +70,8 @@ def test_without_memory_speeds_it_is_the_t_test() -> None:
     """Against the two-sample t test worked by hand: equal sizes, pooled variance, on logarithms."""
     import math
 
-    a, b = [math.exp(v) for v in (1.0, 1.1, 0.9, 1.05)], [math.exp(v) for v in (1.3, 1.2, 1.25, 1.4)]
+    a = [math.exp(v) for v in (1.0, 1.1, 0.9, 1.05)]
+    b = [math.exp(v) for v in (1.3, 1.2, 1.25, 1.4)]
     found = difference([(value, None) for value in a], [(value, None) for value in b])
     assert found is not None
     assert found.ratio == pytest.approx(math.exp(1.2875 - 1.0125))

@@ -99,7 +99,8 @@ DOCUMENT = document()
 
 def workload() -> dict[str, Any]:
     """An entry of one answered with guesses and without."""
-    on, off = Answered(90, 0.4, 40, proposed=60, accepted=50, tried=55), Answered(90, 0.9, 90)
+    on = Answered(90, 0.4, 40, proposed=60, accepted=50, tried=55)
+    off = Answered(90, 0.9, 90)
     sample = Sample(
         0.0, None, [0.01] * 40, 98e6, 3e6, None, 10**8, prompt_tokens=300, pair=Pair(on, off, True, ("ngram",))
     )

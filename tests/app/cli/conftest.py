@@ -18,7 +18,8 @@ def with_peer(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable
     """
 
     def changed(variable: str) -> list[str]:
-        python, gguf = os.environ.get(variable), next(TEST_HOME.glob("*.gguf"), None)
+        python = os.environ.get(variable)
+        gguf = next(TEST_HOME.glob("*.gguf"), None)
         if not python or gguf is None:
             pytest.skip(f"{variable} names no Python with the peer")
         monkeypatch.delenv("PYTHONPATH")

@@ -68,7 +68,8 @@ def test_pipes_in_and_out(model: Path) -> None:
 
 
 def test_nothing_to_do_loads_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = write(tmp_path / "in", {"prompt": "a"}), tmp_path / "out"
+    source = write(tmp_path / "in", {"prompt": "a"})
+    out = tmp_path / "out"
     arguments = (source, "-o", str(out), "-m", str(model), "-n", "2")
     assert invoke(*arguments).return_value == 0
     before = out.read_bytes()
@@ -81,7 +82,8 @@ def test_nothing_to_do_loads_nothing(model: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_failed_and_new_lines_are_answered_on_resume(model: Path, tmp_path: Path) -> None:
-    source, out = tmp_path / "in", tmp_path / "out"
+    source = tmp_path / "in"
+    out = tmp_path / "out"
     arguments = (str(source), "-o", str(out), "-m", str(model), "-n", "2", "--in-order")
     write(source, {"prompt": "a"}, {"promt": "b"})
     assert invoke(*arguments).return_value == 1
@@ -92,7 +94,8 @@ def test_failed_and_new_lines_are_answered_on_resume(model: Path, tmp_path: Path
 
 
 def test_results_of_other_requests_are_refused(model: Path, tmp_path: Path) -> None:
-    source, out = write(tmp_path / "in", {"prompt": "a"}), tmp_path / "out"
+    source = write(tmp_path / "in", {"prompt": "a"})
+    out = tmp_path / "out"
     arguments = (source, "-o", str(out), "-m", str(model), "-q")
     invoke(*arguments, "-n", "2")
     before = out.read_bytes()
@@ -106,7 +109,8 @@ def test_results_of_other_requests_are_refused(model: Path, tmp_path: Path) -> N
 
 
 def test_only_changed_lines_are_answered_anew(model: Path, tmp_path: Path) -> None:
-    source, out = tmp_path / "in", tmp_path / "out"
+    source = tmp_path / "in"
+    out = tmp_path / "out"
     arguments = (str(source), "-o", str(out), "-m", str(model), "-n", "2", "--in-order")
     write(source, *({"prompt": prompt, "id": prompt} for prompt in "abc"))
     invoke(*arguments)
@@ -207,7 +211,8 @@ def test_going_on_after_a_signal(number: signal.Signals, tmp_path: Path) -> None
     model = write_chat_model(tmp_path / "endless", context=1_000_000)
     lines = [{"prompt": str(index), "max_tokens": 3} for index in range(6)]
     endless = {"prompt": "x", "max_tokens": 900_000, "logit_bias": LONG}
-    source, out = tmp_path / "in", tmp_path / "out"
+    source = tmp_path / "in"
+    out = tmp_path / "out"
     write(source, *lines, *[endless] * 3)
     arguments = (str(source), "-o", str(out), "-m", str(model), "--parallel", "3")
     process = start(*arguments)

@@ -124,7 +124,8 @@ def test_the_chat_takes_a_draft_and_does_without_one_that_does_not_fit(model: Pa
         spec = ModelSpec(str(model), context=400, draft=None if draft is None else str(draft))
         return EngineHost.load(spec, lambda *_: None)
 
-    plain, drafted = host(None), host(model)
+    plain = host(None)
+    drafted = host(model)
     assert drafted.card().notes == plain.card().notes == ()
     expected, sources = said(plain, speculate="off")
     assert sources == {None}

@@ -179,7 +179,8 @@ def test_show_sizes_what_mlx_lms_classes_run(run: Run, store: Store) -> None:
     assert document["decoder"] == "mlx-lm"
     assert (document["sequences"], document["speculates"]) == ("steps", True)
     assert "share decode passes" in run("show", "mine").stdout
-    weights, cache = document["weight_bytes"], 256 * document["kv_bytes_per_token"]
+    weights = document["weight_bytes"]
+    cache = 256 * document["kv_bytes_per_token"]
     assert cache > 0
     working = working_memory(shape_to_run(open_checkpoint(config.parent)))
     assert document["memory_bytes"] == weights + cache + working

@@ -139,7 +139,8 @@ def test_the_sentence_and_the_report_have_the_same_limit(compute_flops: float | 
 
 def test_the_sentence_has_the_figures_of_the_steps() -> None:
     found = finished([(0.01, 1), (0.004, 3), (0.006, 1), (0.005, 2)], "length", False)
-    said, figures = document(found, with_steps=True), found.figures
+    said = document(found, with_steps=True)
+    figures = found.figures
     assert figures.rate == pytest.approx(said["decode_tokens_per_second"])
     assert figures.share == pytest.approx(said["mbu"])
     moved = [step["weight_bytes"] + step["kv_bytes_read"] + step["kv_bytes_written"] for step in said["steps"][1:]]

@@ -99,7 +99,8 @@ def test_how_kv_are_stored_comes_from_the_command_line_or_the_settings(
 
 @pytest.mark.skipif(not ops.select().supports_packed(32), reason="needs operations that read packed K/V")
 def test_packed_kv_answer(ask: Ask) -> None:
-    usual, packed = ask("hi", "-n", "8", "-t", "0"), ask("hi", "-n", "8", "-t", "0", "--kv", "q8")
+    usual = ask("hi", "-n", "8", "-t", "0")
+    packed = ask("hi", "-n", "8", "-t", "0", "--kv", "q8")
     assert packed["kv_format"] == "q8"
     assert packed["kv_bytes_per_token"] * 32 == usual["kv_bytes_per_token"] * 17
     assert packed["completion_tokens"] == 8

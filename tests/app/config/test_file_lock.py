@@ -13,7 +13,8 @@ from headrace.app.config.settings import Settings, load_settings, save_setting
 from headrace.runtime.errors import HeadraceError
 from tests.patience import PATIENCE_S
 
-_WRITERS, _CHANGES = 4, 12
+_WRITERS = 4
+_CHANGES = 12
 _PRESETS = """
 import sys
 from pathlib import Path

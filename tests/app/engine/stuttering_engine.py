@@ -19,7 +19,9 @@ from headrace.app.engine.wire import CHUNK, Unpacker, pack
 
 def main(descriptor: int) -> None:
     """Run commands until the socket closes."""
-    connection, incoming, rest = socket.socket(fileno=descriptor), Unpacker(), b""
+    connection = socket.socket(fileno=descriptor)
+    incoming = Unpacker()
+    rest = b""
     while piece := connection.recv(CHUNK):
         for command in incoming.feed(piece):
             what, _, number = command.name.partition(" ")

@@ -199,7 +199,8 @@ def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
         for delta in deltas:  # far more than a socket holds
             outlet.send(delta)
         done = Done(1, "stop", summary(10, 0, 4000), False)
-        incoming, seen = Unpacker(), list[Event]()
+        incoming = Unpacker()
+        seen = list[Event]()
         while len(seen) < len(deltas):
             try:
                 seen += incoming.feed(ours.recv(1 << 16, socket.MSG_DONTWAIT))

@@ -127,7 +127,8 @@ def reading(work: IdleWork, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> 
     """A machine with a known peak that reads 30 GB/s now: `use` of its CPUs, and the seconds of `now`."""
     state: dict[str, Any] = {"use": None, "now": 1000.0}
     memory.filled.set()
-    work.peak, work.compute_flops = replace(PEAK, bytes_per_second=60e9), 1e12
+    work.peak = replace(PEAK, bytes_per_second=60e9)
+    work.compute_flops = 1e12
     monkeypatch.setattr(idle_work, "measure_now", lambda *_, **__: replace(PEAK, bytes_per_second=30e9))
     monkeypatch.setattr(idle_work, "cached_peak", lambda: work.peak)
     monkeypatch.setattr(idle_work, "correct_peak", lambda *_, **__: None)

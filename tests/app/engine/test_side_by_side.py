@@ -133,7 +133,8 @@ def test_steps_are_sent_while_they_are_watched(host: EngineHost, monkeypatch: py
 class Broken:
     """A host that runs out of memory with three running requests."""
 
-    busy, idle = True, None
+    busy = True
+    idle = None
 
     def step(self, _: Any) -> None:
         raise NotEnoughMemoryError("no memory", "a hint")

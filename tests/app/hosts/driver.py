@@ -23,7 +23,8 @@ from tests.tiny_chat import IM_END
 
 
 def main(model: str, hosts: str, split: str, phase: str) -> None:
-    choice, resolved = HostsChoice(hosts, split), resolve(model)
+    choice = HostsChoice(hosts, split)
+    resolved = resolve(model)
     if phase == "load":  # ranks are connected, and nothing is read
         _ = start_ranks(choice, resolved, say_lost)
         _wait("load")

@@ -91,10 +91,12 @@ class Run:
 
 def kill_ranks(folder: Path, times: int, seed: int) -> str:
     """Kill or stop either rank in a random phase, after a random time: all end, and the lost one is named."""
-    choose, model = random.Random(seed), write_chat_model(folder / "model")
+    choose = random.Random(seed)
+    model = write_chat_model(folder / "model")
     took: dict[tuple[str, str], list[float]] = {}
     for _ in range(times):
-        phase, split = choose.choice(PHASES), choose.choice(("tensor", "pipeline"))
+        phase = choose.choice(PHASES)
+        split = choose.choice(("tensor", "pipeline"))
         what = choose.choice(("rank 0 killed", "rank 1 killed", "rank 1 killed", "rank 1 stopped"))
         run = Run(model, phase, split).wait()
         try:

@@ -151,7 +151,8 @@ def test_a_rank_that_reaches_no_port_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_silent_strangers_at_the_probe_delay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    strangers, listen = [], start.listen
+    strangers = []
+    listen = start.listen
 
     def listen_with_strangers(host: str) -> socket.socket:
         made = listen(host)
@@ -253,7 +254,8 @@ def test_splits(tmp_path: Path) -> None:
     folder = write_chat_model(tmp_path / "tiny")
     machine = {"device": "x", "backend": "cpu", "bandwidth": 50e9, "usable_memory": 8 << 30}
     reports = [{"machine": machine}, {"machine": {**machine, "bandwidth": None}}]
-    hosts, slow = two(ssh="other"), [Measured(5e-3, 1e8)]
+    hosts = two(ssh="other")
+    slow = [Measured(5e-3, 1e8)]
     assert chosen_split("tensor", folder, hosts, reports, slow).kind == "tensor"
     split = chosen_split("auto", folder, hosts, reports, slow)
     assert split.kind == "pipeline"

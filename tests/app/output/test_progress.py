@@ -59,7 +59,8 @@ def test_the_cursor_comes_back_even_if_the_end_is_interrupted(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm-256color")
-    stop, lives = Live.stop, []
+    stop = Live.stop
+    lives = []
 
     def interrupted(live: Live) -> None:
         lives.append(live)

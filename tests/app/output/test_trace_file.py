@@ -132,7 +132,8 @@ def replayed(text: str) -> list[tuple[int, str, int, int]]:
     stacks: dict[int, list[tuple[int, int]]] = defaultdict(list)  # track: (end, duration)
     kept = []
     for event in events:
-        start, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)
+        start = round(event["ts"] * 1000)
+        duration = round(event["dur"] * 1000)
         stack = stacks[event["tid"]]
         while stack and (stack[-1][0] < start or (stack[-1][0] == start and not stack[-1][1] == duration == 0)):
             stack.pop()

@@ -65,7 +65,8 @@ def test_an_ideal_link_costs_nothing() -> None:
 
 
 def test_a_slow_link_makes_two_machines_slower_than_one() -> None:
-    alone, wifi = computed(TWO[:1], "alone"), links()["wifi"]
+    alone = computed(TWO[:1], "alone")
+    wifi = links()["wifi"]
     assert computed(TWO, "tensor", links()["tb5-rdma"]).speed > alone.speed
     assert computed(TWO, "tensor", TB5).speed < alone.speed
     assert computed(TWO, "tensor", wifi).speed < computed(TWO, "pipeline", wifi).speed < alone.speed
@@ -178,6 +179,7 @@ def test_norms_over_all_heads_add_sums() -> None:
 
 
 def test_a_catalog_entry_knows_a_class_that_mlx_lm_cannot_divide() -> None:
-    gpus, cpus = TWO, [replace(target, apple=False) for target in TWO]
+    gpus = TWO
+    cpus = [replace(target, apple=False) for target in TWO]
     assert allowed(find("lfm2.5-1.2b").step_shape, gpus) == []
     assert allowed(find("lfm2.5-1.2b").step_shape, cpus) == allowed(find("qwen3.5-9b").step_shape, gpus) != []

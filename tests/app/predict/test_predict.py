@@ -60,13 +60,16 @@ def fitted(known: list[PublishedPoint], stated: Assumptions) -> Assumptions:
     free = ["efficiency", "kernel_s"]
     for name, start in {"ultra_efficiency": 0.8, "per_generation": 0.9, "mixture": 1.5}.items():
         if getattr(stated, name) != getattr(best, name):
-            best, free = replace(best, **{name: start}), [*free, name]
-    least, step = loss(best), 0.08
+            best = replace(best, **{name: start})
+            free = [*free, name]
+    least = loss(best)
+    step = 0.08
     while step > 0.004:
         tried = [replace(best, **{name: getattr(best, name) * (1 + way)}) for name in free for way in (step, -step)]
         found, assumed = min(((loss(one), one) for one in tried), key=lambda pair: pair[0])
         if found < least:
-            least, best = found, assumed
+            least = found
+            best = assumed
         else:
             step /= 2
     return best
@@ -95,7 +98,8 @@ def test_also_for_chips_the_constants_have_never_seen(engine: str) -> None:
 
 def left_out(engine: str, what: str) -> list[tuple[PublishedPoint, float]]:
     """Each figure's error where all of the same chip, or source, are left out of the fit."""
-    known, errors = of(engine), list[tuple[PublishedPoint, float]]()
+    known = of(engine)
+    errors = list[tuple[PublishedPoint, float]]()
     for one in sorted({str(getattr(point, what)) for point in known}):
         assumed = fitted([point for point in known if getattr(point, what) != one], assumptions(engine))
         errors += [(point, error(point, assumed)) for point in known if getattr(point, what) == one]
@@ -129,7 +133,8 @@ def test_the_errors_are_stated_by_class() -> None:
 
 
 def test_layers_take_longer_with_experts_and_on_older_chips() -> None:
-    target, assumed = chip_target("M4 Max (40-core)"), assumptions("mlx-lm")
+    target = chip_target("M4 Max (40-core)")
+    assumed = assumptions("mlx-lm")
     mixture = find("qwen3-30b-a3b").step_shape
 
     def seconds(chip: str, assumed: Assumptions) -> float:
@@ -175,7 +180,8 @@ def test_roofline_memory_and_context_by_hand() -> None:
 
 def test_formats_of_kv_change_memory_and_bytes_and_nothing_else() -> None:
     target = Target("chip", 100e9, 10 * 2**30, apple=True)
-    usual, packed = SHAPE, SHAPE.with_kv(Q8)
+    usual = SHAPE
+    packed = SHAPE.with_kv(Q8)
     assert packed.with_kv(Q4) == SHAPE.with_kv(Q4)  # of whatever it was before
     a, b = (predict(shape, target, assumptions("mlx-lm"), 8192) for shape in (usual, packed))
     assert b.weight_bytes == a.weight_bytes

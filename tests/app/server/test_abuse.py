@@ -137,7 +137,8 @@ def test_a_log_line_is_one_line(start: Starter) -> None:
 
 
 def test_an_allowed_page_reads_why_it_is_refused(start: Starter) -> None:
-    server, page = start("--api-key", "secret", "--allow-origin", "https://page.example"), "https://page.example"
+    server = start("--api-key", "secret", "--allow-origin", "https://page.example")
+    page = "https://page.example"
     refused = httpx.post(f"{server.root}{CHAT}", json={}, headers={"Origin": page})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page)
     other = httpx.post(f"{server.root}{CHAT}", json={}, headers={"Origin": "https://other.example"})

@@ -191,7 +191,8 @@ IN_PARTS = (
 @pytest.mark.parametrize("made", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 def test_calls_of_tools_in_a_stream_and_a_message(made: Sequence[Delta]) -> None:
     given = [Delta(1, "So: ", ()), *made, done()]
-    form, whole = MessageForm(call(stream=True), "tiny", thinks=False), MessageForm(call(), "tiny", thinks=False)
+    form = MessageForm(call(stream=True), "tiny", thinks=False)
+    whole = MessageForm(call(), "tiny", thinks=False)
     found = events(b"".join(form.take(0, event) for event in given))
     (start,) = (one for one in found if one.get("content_block", {}).get("type") == "tool_use")
     deltas = [one["delta"]["partial_json"] for one in found if one.get("delta", {}).get("type") == "input_json_delta"]

@@ -31,7 +31,8 @@ def samples(client: httpx.Client) -> dict[str, float]:
 
 def test_metrics_count_answers(client: httpx.Client) -> None:
     assert "_created" not in client.get("/metrics").text
-    before, usage = samples(client), ask(client)["usage"]
+    before = samples(client)
+    usage = ask(client)["usage"]
     after = samples(client)
 
     def grown(name: str) -> float:
@@ -51,7 +52,8 @@ def test_telemetry_has_every_step_and_no_text(client: httpx.Client, server: Serv
         lines = response.iter_lines()
         assert next(lines) == "event: model"
         usage = ask(client)["usage"]
-        names, steps = [], []
+        names = []
+        steps = []
         for line in lines:
             assert SECRET not in line
             if line.startswith("event: "):

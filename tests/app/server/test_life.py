@@ -39,7 +39,8 @@ class Streaming:
         assert self._began.wait(PATIENCE_S)
 
     def _read(self, server: ServerProcess) -> None:
-        url, body = f"{server.root}/v1/chat/completions", {**ENDLESS, "stream": True}
+        url = f"{server.root}/v1/chat/completions"
+        body = {**ENDLESS, "stream": True}
         with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
             for line in response.iter_lines():
                 if line:

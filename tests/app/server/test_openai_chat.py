@@ -226,7 +226,8 @@ def test_arguments_of_calls_come_in_parts() -> None:
 def test_calls_of_tools_in_a_stream_and_a_document() -> None:
     calls = (ToolCall("count", '{"n": 1}'), ToolCall("count", "{}"))
     events = [Delta(1, "So: ", ()), Delta(1, "", (), calls=calls[:1]), Delta(1, "", (), calls=calls[1:])]
-    streamed, whole = form(stream=True, tools=TOOLS), form(tools=TOOLS)
+    streamed = form(stream=True, tools=TOOLS)
+    whole = form(tools=TOOLS)
     sent = b"".join(streamed.take(0, event) for event in [*events, done()])
     deltas = [one["choices"][0] for one in chunks(sent)]
     made = [call for one in deltas for call in one["delta"].get("tool_calls", ())]
@@ -394,7 +395,8 @@ def test_a_custom_tool_is_called_with_one_text() -> None:
     given = call(tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "patch"}}, stream=True)
     assert given.tools is not None
     assert given.tools.choice == "patch"
-    whole, streamed = form(tools=[CUSTOM]), form(tools=[CUSTOM], stream=True)
+    whole = form(tools=[CUSTOM])
+    streamed = form(tools=[CUSTOM], stream=True)
     whole_call = ToolCall("patch", '{"input": "a\\nb"}')
     events = [
         Delta(1, "", (), call_deltas=(CallDelta(0, "patch", '{"input": "a'),)),

@@ -83,7 +83,8 @@ async def endless() -> AsyncIterator[bytes]:
 
 def test_a_stream_ends_when_its_client_leaves() -> None:
     async def scenario() -> None:
-        client, left = Client(), asyncio.Event()
+        client = Client()
+        left = asyncio.Event()
         serving = asyncio.create_task(StreamResponse(endless(), left.set)({}, client.receive, client.send))
         while len(client.sent) < 3:
             await asyncio.sleep(0)
@@ -99,7 +100,8 @@ def test_a_client_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(respond, "WRITE_S", 0.05)
 
     async def scenario() -> None:
-        client, left = Client(reads=False), asyncio.Event()
+        client = Client(reads=False)
+        left = asyncio.Event()
         await StreamResponse(endless(), left.set)({}, client.receive, client.send)
         assert left.is_set()
 
@@ -108,7 +110,8 @@ def test_a_client_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_work_is_cancelled_when_the_client_leaves() -> None:
     async def scenario() -> None:
-        client, cancelled = Client(), asyncio.Event()
+        client = Client()
+        cancelled = asyncio.Event()
 
         async def work() -> None:
             try:

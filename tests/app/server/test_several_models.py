@@ -204,7 +204,8 @@ def test_a_wait_for_memory_ends_with_its_client(tmp_path: Path) -> None:
     for seed, name in enumerate(["lake", "river"]):
         install(home, name, context=LONG, seed=seed)
     with ServerProcess(home, "-m", "lake") as server:
-        url, body = f"{server.root}/v1/chat/completions", {"messages": HELLO, "stream": True, **ENDLESS}
+        url = f"{server.root}/v1/chat/completions"
+        body = {"messages": HELLO, "stream": True, **ENDLESS}
         with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as running:
             lines = running.iter_lines()
             next(lines)

@@ -69,7 +69,9 @@ def try_rows(sound: Path, folder: Path, seed: int, count: int) -> int:
 
 def try_pages(sound: Path, folder: Path, seed: int, count: int) -> int:
     """Return how many of `count` files with changed bytes could be opened."""
-    chance, content, opened = random.Random(seed), sound.read_bytes(), 0
+    chance = random.Random(seed)
+    content = sound.read_bytes()
+    opened = 0
     for _ in range(count):
         path = folder / "sessions.db"
         path.write_bytes(changed_pages(chance, content))

@@ -30,7 +30,8 @@ def held_elsewhere(store: Path, session_id: str) -> Iterator[bool]:
 def test_a_session_open_elsewhere_is_known_until_that_process_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     store = SessionStore(path)
-    here, other = store.create(), store.create()
+    here = store.create()
+    other = store.create()
     assert not store.hold(here.id)
     with held_elsewhere(path, here.id) as seen:
         assert seen
@@ -42,7 +43,8 @@ def test_a_session_open_elsewhere_is_known_until_that_process_is_gone(tmp_path: 
 
 
 def test_what_another_process_says_does_not_flip_the_branch_that_is_shown(tmp_path: Path) -> None:
-    here, there = SessionStore(tmp_path / "sessions.db"), SessionStore(tmp_path / "sessions.db")
+    here = SessionStore(tmp_path / "sessions.db")
+    there = SessionStore(tmp_path / "sessions.db")
     session = here.create()
     question = here.add(session.id, None, "user", "why?")
     shown = SessionBranch(here, here.session(session.id))

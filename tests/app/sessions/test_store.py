@@ -324,7 +324,8 @@ def test_a_durable_commit_leaves_nothing_in_a_macs_drive_cache(store: SessionSto
 
 
 def test_a_draft_is_kept_and_listed(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty, session = store.create(), store.create()
+    empty = store.create()
+    session = store.create()
     draft = Draft("see [1]", {"[1]": "a\ud800\0b"})
     store.set_draft(session.id, draft)
     assert store.session(session.id).draft == Draft("see [1]", {"[1]": "a?\0b"})

@@ -89,7 +89,8 @@ class SessionTree(RuleBasedStateMachine):
     def remove(self, message: tuple[str, int]) -> None:
         if not self._alive(message):
             return
-        told, below = self.model[message[0]], {message[1]}
+        told = self.model[message[0]]
+        below = {message[1]}
         for number, row in sorted(told["messages"].items()):
             if row["parent"] in below:
                 below.add(number)
@@ -130,7 +131,8 @@ class SessionTree(RuleBasedStateMachine):
             }
             assert rows == expected["messages"]
             assert self.store.session(session).active_leaf == expected["leaf"]
-            path, at = [], expected["leaf"]
+            path = []
+            at = expected["leaf"]
             while at is not None:
                 path.append(at)
                 at = rows[at]["parent"]

@@ -109,14 +109,13 @@ def _matrix(chance: random.Random, rows: int, columns: int) -> Any:
         return native.kernels.Matrix(data, None, None, bias, _number(chance, 0), _number(chance, 0), "affine", exact)
     if kind == 1:
         mode, bits, group = chance.choice((("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)))
-        data, scales = (
-            array(chance, (rows, columns * bits // 32), mx.uint32),
-            array(chance, (rows, columns // group), mx.uint8),
-        )
+        data = array(chance, (rows, columns * bits // 32), mx.uint32)
+        scales = array(chance, (rows, columns // group), mx.uint8)
         return native.kernels.Matrix(
             data, scales, None, bias, _number(chance, bits), _number(chance, group), mode, exact
         )
-    bits, group = chance.choice((2, 3, 4, 5, 6, 8)), chance.choice((16, 32, 64, 128))
+    bits = chance.choice((2, 3, 4, 5, 6, 8))
+    group = chance.choice((16, 32, 64, 128))
     kind_of = chance.choice(_DTYPES[2:5])
     data = array(chance, (rows, columns * bits // 32), mx.uint32)
     scales, biases = (array(chance, (rows, columns // group), kind_of) for _ in range(2))
@@ -147,7 +146,8 @@ def _plan(chance: random.Random, heads: int, kv_heads: int, dim: int) -> Any:
 
 def _experts(chance: random.Random, rows: int, columns: int) -> Any:
     """Return the plan of a mixture, with any of its options."""
-    count, active = chance.choice((1, 2, 5, 6)), chance.choice((1, 2, 3, *_ODD))
+    count = chance.choice((1, 2, 5, 6))
+    active = chance.choice((1, 2, 3, *_ODD))
     router, gate, up, down = (
         _matrix(chance, count * many, deep)
         for many, deep in ((1, columns), (rows, columns), (rows, columns), (columns, rows))
@@ -172,8 +172,11 @@ def _mixer(chance: random.Random) -> tuple[Any, int, int]:
     keys, dim, rows, width = (chance.choice(of) for of in ((1, 2), (16, 32, 48), (1, 5, 16, 33), (1, 2, 4)))
     heads = keys * chance.choice((1, 2, 3))
     if kind == "conv":
-        heads, keys, dim = 1, 0, 0
-    inner, decays = heads * rows, heads * (dim if kind == "kda" else 1)
+        heads = 1
+        keys = 0
+        dim = 0
+    inner = heads * rows
+    decays = heads * (dim if kind == "kda" else 1)
     channels = 2 * keys * dim + inner
     recurs = kind != "conv" or chance.random() < 0.1
     vectors = [
@@ -220,7 +223,8 @@ class Bindings(_Kernels):
 
     def call(self, chance: random.Random) -> Any:
         kernels = native.kernels
-        rows, columns = chance.choice(_SIZES[1:]), chance.choice((32, 64, 96, 128, 160, 256, *_SIZES))
+        rows = chance.choice(_SIZES[1:])
+        columns = chance.choice((32, 64, 96, 128, 160, 256, *_SIZES))
         lead = [chance.choice((1, 1, 2, 3, 17, 0)) for _ in range(chance.choice((2, 2, 2, 1, 0, 3)))]
         x = array(chance, [*lead, columns], mx.float32)
         match chance.randrange(10):
@@ -265,17 +269,13 @@ class Bindings(_Kernels):
                 buffer = array(chance, (1, 2, chance.choice(_SIZES), 16), chance.choice(_DTYPES[2:5]))
                 return kernels.grow(buffer, chance.choice((*_SIZES, -1)))
             case _:
-                kv_heads, dim, length = (
-                    chance.choice((1, 2, 3)),
-                    chance.choice((16, 32, 64, 48)),
-                    chance.choice((1, 2, 16, 17, 130)),
-                )
+                kv_heads = chance.choice((1, 2, 3))
+                dim = chance.choice((16, 32, 64, 48))
+                length = chance.choice((1, 2, 16, 17, 130))
                 heads = kv_heads * chance.choice((1, 2, 3))
-                capacity, offset, first = (
-                    chance.choice((128, 256, 300)),
-                    chance.choice((0, 1, 120, *_ODD)),
-                    _number(chance, 0),
-                )
+                capacity = chance.choice((128, 256, 300))
+                offset = chance.choice((0, 1, 120, *_ODD))
+                first = _number(chance, 0)
                 kind = chance.choice(_DTYPES[2:5])
                 cache = [array(chance, (1, kv_heads, capacity, dim), kind) for _ in range(2)]
                 mx.eval(cache)
@@ -290,8 +290,11 @@ class Passes(_Kernels):
 
     def call(self, chance: random.Random) -> Any:
         kernels = native.kernels
-        kv_heads, dim, layers = chance.choice((1, 2)), chance.choice((16, 32, 64)), chance.choice((1, 2))
-        heads, kind = kv_heads * chance.choice((1, 2)), chance.choice(_DTYPES[2:5])
+        kv_heads = chance.choice((1, 2))
+        dim = chance.choice((16, 32, 64))
+        layers = chance.choice((1, 2))
+        heads = kv_heads * chance.choice((1, 2))
+        kind = chance.choice(_DTYPES[2:5])
         groups = chance.choice((1, 1, 2))
         slabs = [
             [
@@ -326,9 +329,15 @@ class Passes(_Kernels):
         self, chance: random.Random, made: Any, counts: list[int], attends: Any, heads: tuple[int, int, int]
     ) -> Any:
         """Return what a layer of any parts makes of the rows of a pass."""
-        width, inner, rows = chance.choice((32, 64)), chance.choice((32, 96)), max(0, sum(counts)) % 1000
-        own, states, ends = chance.choice((0, 0, 32)), [], None
-        plan, projected, mixed = attends, (heads[0] + 2 * heads[1]) * heads[2], heads[0] * heads[2]
+        width = chance.choice((32, 64))
+        inner = chance.choice((32, 96))
+        rows = max(0, sum(counts)) % 1000
+        own = chance.choice((0, 0, 32))
+        states = []
+        ends = None
+        plan = attends
+        projected = (heads[0] + 2 * heads[1]) * heads[2]
+        mixed = heads[0] * heads[2]
         mixer = None
         if (recurs := chance.random()) < 0.5:
             mixer, into, out = _mixer(chance)
@@ -336,8 +345,11 @@ class Passes(_Kernels):
             if recurs < 0.1:
                 ends = _matrix(chance, into, width), _matrix(chance, width, out)
             else:
-                plan, projected, mixed = None, into, out
-        feeds, activation = chance.random() < 0.8, chance.choice(_ACTIVATIONS)
+                plan = None
+                projected = into
+                mixed = out
+        feeds = chance.random() < 0.8
+        activation = chance.choice(_ACTIVATIONS)
         double = 1 if activation == "relu2" else 2
         gate = _matrix(chance, mixed, width) if chance.random() < 0.2 else None
         row = _matrix(chance, 1, width) if chance.random() < 0.2 else None

@@ -65,7 +65,10 @@ class StopStrings:
 
     def run(self, given: tuple[list[str], list[str]]) -> None:
         pieces, stops = given
-        whole, matcher, said, stopped = "".join(pieces), StopMatcher(stops), "", False
+        whole = "".join(pieces)
+        matcher = StopMatcher(stops)
+        said = ""
+        stopped = False
         for piece in pieces:
             certain, stopped = matcher.feed(piece)
             said += certain

@@ -42,7 +42,8 @@ def test_a_variant_next_to_the_weights_is_not_read(tmp_path: Path) -> None:
 
 
 def test_shards_with_index(tmp_path: Path) -> None:
-    one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    one = "model-00001-of-00002.safetensors"
+    two = "model-00002-of-00002.safetensors"
     shards = {one: shard({"x": tensor("F32", [1], 0)}, 4), two: shard({"y": tensor("U8", [3], 0)}, 3)}
     checkpoint = open_checkpoint(write(tmp_path, shards, index={"weight_map": {"x": one, "y": two}}))
     assert [path.name for path in checkpoint.shards] == [one, two]
@@ -77,7 +78,8 @@ def test_hub_cache_links_are_followed(tmp_path: Path) -> None:
 def test_blobs_shared_between_cached_models_are_followed(tmp_path: Path) -> None:
     """blobs/<etag> may itself be a link, into the store that all models of the cache share."""
     snapshot = write(tmp_path / "models--org--name" / "snapshots" / "0123abcd")
-    blobs, shared = snapshot.parents[1] / "blobs", tmp_path / "blobs" / "ab"
+    blobs = snapshot.parents[1] / "blobs"
+    shared = tmp_path / "blobs" / "ab"
     blobs.mkdir()
     shared.mkdir(parents=True)
     (snapshot / "model.safetensors").rename(shared / "abcd")

@@ -121,7 +121,8 @@ def test_experts_are_stacked_after_dequantizing(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "fbgemm-fp8", "compressed-fp8-blocks"])
 def test_a_stack_of_experts_is_read_as_its_matrices(tmp_path: Path, name: str) -> None:
-    how, draw = FORMATS[name], np.random.default_rng(3)
+    how = FORMATS[name]
+    draw = np.random.default_rng(3)
     experts = [how.encode("experts", draw.normal(size=(96, 100)).astype(np.float32)) for _ in range(3)]
     stacks: Tensors = {
         part: (np.stack([stored[part][0] for stored, _ in experts]), dtype)

@@ -44,10 +44,8 @@ def test_weight_bytes_are_the_bytes_of_the_tensors_read(tmp_path: Path, variant:
     tied = config_of(variant)["tie_word_embeddings"]
     sizes = stored_bytes(directory)
     config = config_of(variant)
-    active, experts = (
-        config.get("num_experts_per_tok", 1),
-        config.get("num_experts", config.get("num_local_experts", 1)),
-    )
+    active = config.get("num_experts_per_tok", 1)
+    experts = config.get("num_experts", config.get("num_local_experts", 1))
     read = sum(
         size * active // experts if "switch_mlp" in name or "experts" in name else size
         for name, size in sizes.items()

@@ -19,7 +19,11 @@ from headrace.runtime.ops import attention, native, reference
 from tests.conftest import TEST_HOME
 from tests.tiny import config_of, load_decoder, quantize_model, write_model
 
-_E, _F, _H, _D, _V = 2048, 8192, 32, 64, 128256
+_E = 2048
+_F = 8192
+_H = 32
+_D = 64
+_V = 128256
 _LLAMA = {
     **config_of("llama"), "hidden_size": _E, "intermediate_size": _F, "num_attention_heads": _H, "head_dim": _D,
     "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": _V,
@@ -58,7 +62,9 @@ def test_heads_without_a_fused_kernel_keep_scores_on_a_gpu() -> None:
 
 @natively
 def test_experts_count_by_active_and_read_ones() -> None:
-    count, active, size = 64, 8, 512
+    count = 64
+    active = 8
+    size = 512
     mixture = {
         "model_type": "qwen3_moe", "num_experts": count, "num_experts_per_tok": active, "moe_intermediate_size": size,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,

@@ -223,13 +223,15 @@ def shape_of(variant: str, **changes: Any) -> dict[str, Any]:
 
 def hf_weights(variant: str, seed: int = 0, **changes: Any) -> Weights:
     """Random float32 weights under Hugging Face names and layout."""
-    shape, rng = shape_of(variant, **changes), np.random.default_rng(seed)
+    shape = shape_of(variant, **changes)
+    rng = np.random.default_rng(seed)
     return {_hf_name(kind, layer, leaf, shape): _random(rng, leaf, dims) for kind, layer, leaf, dims in _tensors(shape)}
 
 
 def gguf_weights(variant: str, weights: Weights, **changes: Any) -> Weights:
     """The same weights under GGUF names and in llama.cpp's layout."""
-    arch, shape = VARIANTS[variant][0], shape_of(variant, **changes)
+    arch = VARIANTS[variant][0]
+    shape = shape_of(variant, **changes)
     result: Weights = {}
     for kind, layer, leaf, _ in _tensors(shape):
         values = weights[_hf_name(kind, layer, leaf, shape)]
@@ -274,7 +276,8 @@ def write_gguf(
 
 def header(path: Path, variant: str, **changes: Any) -> gguf.GGUFWriter:
     """A writer with the variant's metadata and vocabulary, no tensors yet."""
-    arch, shape = VARIANTS[variant][0], shape_of(variant, **changes)
+    arch = VARIANTS[variant][0]
+    shape = shape_of(variant, **changes)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name("Tiny")
     writer.add_license("apache-2.0")
@@ -383,9 +386,12 @@ def _fused_up(shape: dict[str, Any]) -> bool:
 
 def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
     """(GGUF kind, layer, leaf, dimensions) of every tensor, in file order."""
-    hidden, inner, head = shape["hidden"], shape["inner"], shape["head_dim"]
+    hidden = shape["hidden"]
+    inner = shape["inner"]
+    head = shape["head_dim"]
     vocab = len(VOCABULARIES[shape["vocabulary"]]["tokens"])
-    queries, keys = shape["heads"] * head, shape["kv_heads"] * head
+    queries = shape["heads"] * head
+    keys = shape["kv_heads"] * head
     block: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,), "attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden),
         "attn_output": (hidden, queries), "ffn_norm": (hidden,), "ffn_gate": (inner, hidden),
@@ -395,7 +401,9 @@ def _tensors(shape: dict[str, Any]) -> list[tuple[str, int | None, str, tuple[in
         block |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
     if shape["sandwich"]:
         block |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
-    count, shared, wide = shape["experts"], shape["shared"], shape.get("wide_norms")
+    count = shape["experts"]
+    shared = shape["shared"]
+    wide = shape.get("wide_norms")
     every = block | {
         "attn_q_norm": (queries if wide else head,), "attn_k_norm": (keys if wide else head,),
         "post_attention_norm": (hidden,), "post_ffw_norm": (hidden,), "attn_qkv": (queries + 2 * keys, hidden),

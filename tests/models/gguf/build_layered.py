@@ -14,7 +14,9 @@ import numpy as np
 from tests.models.gguf.build import VOCABULARIES, Weights, add_vocabulary, llama3_factors, random_blocks
 
 Shapes = dict[str, tuple[int, ...]]
-HIDDEN, INNER, VOCAB = 64, 96, len(VOCABULARIES["byte_level"]["tokens"])
+HIDDEN = 64
+INNER = 96
+VOCAB = len(VOCABULARIES["byte_level"]["tokens"])
 
 
 def _norms(*names: str, size: int = HIDDEN) -> Shapes:
@@ -54,7 +56,8 @@ def _biased(shapes: Shapes, *names: str) -> Shapes:
 
 
 def _delta(keys: int = 2, values: int = 4, size: int = 32) -> Shapes:
-    mixed, inner = (2 * keys + values) * size, values * size
+    mixed = (2 * keys + values) * size
+    inner = values * size
     return {
         "attn_qkv.weight": (mixed, HIDDEN), "attn_gate.weight": (inner, HIDDEN), "ssm_conv1d.weight": (mixed, 4),
         "ssm_dt.bias": (values,), "ssm_a": (values,), "ssm_beta.weight": (values, HIDDEN),
@@ -63,7 +66,8 @@ def _delta(keys: int = 2, values: int = 4, size: int = 32) -> Shapes:
 
 
 def _mamba(heads: int = 4, head: int = 32, groups: int = 1, state: int = 16, norm: bool = True) -> Shapes:
-    inner, mixed = heads * head, heads * head + 2 * groups * state
+    inner = heads * head
+    mixed = heads * head + 2 * groups * state
     return {
         "ssm_in.weight": (inner + mixed + heads, HIDDEN), "ssm_conv1d.weight": (mixed, 4), "ssm_conv1d.bias": (mixed,),
         "ssm_dt.bias": (heads,), "ssm_a": (heads, 1), "ssm_d": (heads, 1), "ssm_out.weight": (HIDDEN, inner),
@@ -615,7 +619,8 @@ def tensors_of(variant: str, seed: int = 0) -> Weights:
 
 def write_layered(path: Path, variant: str, *, matrices: str = "F32", tensors: Weights | None = None) -> Path:
     """Write the variant, with matrices of multiples of 32 columns stored as the type `matrices`."""
-    writer, rng = layered_header(path, variant), np.random.default_rng(1)
+    writer = layered_header(path, variant)
+    rng = np.random.default_rng(1)
     for name, values in (tensors_of(variant) if tensors is None else tensors).items():
         routed = "ffn_gate_inp" in name or "conv" in name or "ssm_norm" in name
         block = 1 if matrices == "F32" else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[matrices]][0]

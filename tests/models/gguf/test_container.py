@@ -12,7 +12,8 @@ from tests.models.gguf.build import VARIANTS, write_gguf
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_metadata_and_tensors_are_the_librarys(variant: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", variant)
-    container, reader = open_container(path), gguf.GGUFReader(path)
+    container = open_container(path)
+    reader = gguf.GGUFReader(path)
     theirs = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     assert container.metadata == theirs
     assert [type(value) for value in container.metadata.values()] == [type(value) for value in theirs.values()]

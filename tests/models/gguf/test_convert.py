@@ -67,7 +67,8 @@ def write_tensors(path: Path, variant: str, tensors: dict[str, np.ndarray]) -> P
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_come_out_in_hugging_face_layout(variant: str, tmp_path: Path) -> None:
     directory = convert(write_gguf(tmp_path / "m.gguf", variant))
-    ours, wanted = mx.load(str(directory / "model.safetensors")), hf_weights(variant)
+    ours = mx.load(str(directory / "model.safetensors"))
+    wanted = hf_weights(variant)
     assert ours.keys() == wanted.keys()
     for name, values in wanted.items():
         if variant.startswith("gemma") and name.endswith("norm.weight"):
@@ -146,7 +147,8 @@ def test_both_decoders_answer_as_llama_cpp_in_every_turn(
     monkeypatch.setenv("HEADRACE_EXACT", "1")
     loaded = load_model(convert(write_gguf(tmp_path / "m.gguf", variant)), name=variant)
     assert loaded.notes == []
-    engine, wanted = Engine(loaded.network, context_limit=64, keep_prefix=True), LLAMA_CPP["turns"][variant]
+    engine = Engine(loaded.network, context_limit=64, keep_prefix=True)
+    wanted = LLAMA_CPP["turns"][variant]
     first: list[int] = LLAMA_CPP["prompt"]
     second = [*first, *wanted[0], *LLAMA_CPP["said_next"]]
     for prompt, answer in zip((first, second, LLAMA_CPP["edited"]), wanted, strict=True):
@@ -252,7 +254,8 @@ def test_transformers_reads_the_same_tokenizer(variant: str, tmp_path: Path) -> 
     from transformers import AutoTokenizer
 
     directory = convert(write_gguf(tmp_path / "m.gguf", variant))
-    ours, theirs = Tokenizer.from_file(str(directory / "tokenizer.json")), AutoTokenizer.from_pretrained(directory)
+    ours = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(directory)
     assert [theirs(text)["input_ids"] for text in NASTY] == [ours.encode(text).ids for text in NASTY]
     assert theirs.chat_template == (directory / "chat_template.jinja").read_text()
     assert theirs.eos_token == "</s>"
@@ -282,7 +285,8 @@ def test_the_template_for_tools_is_used_when_there_are_tools(tmp_path: Path) -> 
     """Command R and Hermes name a second template."""
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     directory = convert(write_gguf(tmp_path / "m.gguf", "llama", template=named))
-    tokenizer, messages = ModelTokenizer.load(directory), [{"role": "user", "content": "x"}]
+    tokenizer = ModelTokenizer.load(directory)
+    messages = [{"role": "user", "content": "x"}]
     assert tokenizer.encode_chat(messages) == tokenizer.encode("a")
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     assert tokenizer.encode_chat(messages, tools=[tool]) == tokenizer.encode("b")

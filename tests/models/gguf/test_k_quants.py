@@ -36,7 +36,8 @@ MIXTURE = {
 
 def write_q4_k_m(path: Path, variant: str = "llama", *, dequantized: bool = False) -> Path:
     shape = MIXTURE if variant == "qwen3moe" else SHAPE
-    writer, rng = header(path, variant, **shape), np.random.default_rng(3)
+    writer = header(path, variant, **shape)
+    rng = np.random.default_rng(3)
     for name, values in gguf_weights(variant, hf_weights(variant, **shape), **shape).items():
         if values.ndim == 1 or "gate_inp" in name:
             writer.add_tensor(name, values)
@@ -58,7 +59,8 @@ def write_q4_k_m(path: Path, variant: str = "llama", *, dequantized: bool = Fals
 def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """(the file converted as the native kernels read it, as MLX does, and its dequantized copy)."""
     root = tmp_path_factory.mktemp("q4_k_m")
-    mixed, plain = write_q4_k_m(root / "mixed.gguf"), write_q4_k_m(root / "plain.gguf", dequantized=True)
+    mixed = write_q4_k_m(root / "mixed.gguf")
+    plain = write_q4_k_m(root / "plain.gguf", dequantized=True)
     made = tuple(root / name for name in ("sixteen", "stock", "plain"))
     for directory, source in zip(made, (mixed, mixed, plain), strict=True):
         directory.mkdir()
@@ -92,7 +94,8 @@ def test_a_q4_k_m_file_gives_the_logits_of_its_dequantized_weights(directories: 
     mixed, plain = (load_decoder(directory, Exact()) for directory in (directories[0], directories[2]))
     tokens = mx.array([PROMPT])
     assert mx.array_equal(mixed.embed(tokens), plain.embed(tokens))
-    ours, theirs = logits(directories[0], Exact()), logits(directories[2], Exact())
+    ours = logits(directories[0], Exact())
+    theirs = logits(directories[2], Exact())
     assert np.abs(ours - theirs).max() < BOUND * np.abs(theirs).max()
     rounded = logits(directories[1], Exact())  # what 8 bits in groups of 32 make of Q6_K
     assert np.abs(rounded - theirs).max() > 1e-4 * np.abs(theirs).max()
@@ -106,7 +109,8 @@ def test_so_do_the_experts_of_a_mixture(tmp_path: Path) -> None:
         made[-1].mkdir()
         convert_gguf(write_q4_k_m(tmp_path / f"{name}.gguf", "qwen3moe", dequantized=dequantized), made[-1])
     assert open_checkpoint(made[0]).inexact == []
-    ours, theirs = logits(made[0], Exact()), logits(made[1], Exact())
+    ours = logits(made[0], Exact())
+    theirs = logits(made[1], Exact())
     assert np.abs(ours - theirs).max() < BOUND * np.abs(theirs).max()
 
 

@@ -66,12 +66,14 @@ def test_logits_and_answers_are_llama_cpps(variant: str, tmp_path: Path, monkeyp
     """Logits of a prompt; then first turn, second turn and an edited first turn of one conversation."""
     monkeypatch.setenv("HEADRACE_EXACT", "1")
     directory = convert(write_layered(tmp_path / "m.gguf", variant))
-    prompt, theirs = RECORDED["prompt"], np.array(RECORDED["logits"][variant])
+    prompt = RECORDED["prompt"]
+    theirs = np.array(RECORDED["logits"][variant])
     ours = logits_of(directory, prompt)[:: RECORDED["every"]]
     assert np.abs(ours - theirs).max() < TOLERANCE.get(variant, _rounding(directory)) * np.abs(theirs).max()
     loaded = load_model(directory, name=variant)
     assert loaded.notes == []
-    engine, wanted = Engine(loaded.network, context_limit=64, keep_prefix=True), RECORDED["turns"][variant]
+    engine = Engine(loaded.network, context_limit=64, keep_prefix=True)
+    wanted = RECORDED["turns"][variant]
     second = [*prompt, *wanted[0], *RECORDED["said_next"]]
     for turn, answer in zip((prompt, second, RECORDED["edited"]), wanted, strict=True):
         said, _ = split(list(engine.generate(Request(turn, max_tokens=len(answer)))))
@@ -124,7 +126,8 @@ def test_quantized_tensors_keep_their_values(variant: str, tmp_path: Path) -> No
     assert (section["bits"], section["group_size"]) == (8, 32)
     whole = convert(write_layered(tmp_path / "plain.gguf", variant, tensors=plain))
     prompt = RECORDED["prompt"]
-    ours, theirs = logits_of(quantized, prompt), logits_of(whole, prompt)
+    ours = logits_of(quantized, prompt)
+    theirs = logits_of(whole, prompt)
     assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
 
 
@@ -202,8 +205,10 @@ def test_a_layer_for_multi_token_prediction_is_kept(
     """Its own parts in their places, and all others as in the layer before, of which they are copies here."""
     architecture, keys, shapes = LAYERED[variant]
     layers = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blk."))
-    before, own = f"blk.{layers - 1}.", f"blk.{layers}.nextn."
-    tensors, draw = tensors_of(variant), np.random.default_rng(3)
+    before = f"blk.{layers - 1}."
+    own = f"blk.{layers}.nextn."
+    tensors = tensors_of(variant)
+    draw = np.random.default_rng(3)
     tensors |= {f"blk.{layers}.{name.removeprefix(before)}": a for name, a in tensors.items() if before in name}
     width = tensors["output_norm.weight"].size
     sizes = {"eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,), "shared_head_norm": (width,)}
@@ -212,9 +217,11 @@ def test_a_layer_for_multi_token_prediction_is_kept(
     monkeypatch.setitem(LAYERED, variant, (architecture, {**keys, "nextn_predict_layers": 1}, known))
     directory = convert(write_layered(tmp_path / "m.gguf", variant, tensors=tensors | more))
     stored: Any = mx.load(str(directory / "model.safetensors"))
-    layer, modules = (f"model.layers.{layers}.", ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+    layer = f"model.layers.{layers}."
+    modules = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
     if variant != "deepseek2":
-        layer, modules = ("mtp.layers.0.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"))
+        layer = "mtp.layers.0."
+        modules = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     at = layer.removesuffix("layers.0.")
     for module, array in zip(modules, more.values(), strict=True):
         assert np.array_equal(np.array(stored[f"{at}{module}.weight"]), array)

@@ -9,10 +9,12 @@ from tests.models.gguf.test_tokenizer import LLAMA_CPP, SAME_TOKENS, differences
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_SIGNS, _SIGNS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SIGNS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+"
-_BIG, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BIG = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _by_case(big: str = _BIG, small: str = _SMALL) -> str:

@@ -46,7 +46,8 @@ def test_a_split_model_becomes_the_whole_ones_files(tmp_path: Path) -> None:
 
 
 def test_one_import_for_any_part(tmp_path: Path) -> None:
-    parts, store = write_split(tmp_path / "split"), Store(tmp_path / "store")
+    parts = write_split(tmp_path / "split")
+    store = Store(tmp_path / "store")
     model = import_gguf(parts[1], store)
     assert model.name.startswith("m-")
     assert model.origin["size"] == sum(part.stat().st_size for part in parts)

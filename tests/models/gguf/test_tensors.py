@@ -12,7 +12,8 @@ from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import groups_of_16
 from tests.models.gguf.build import SCALES_AT, random_blocks
 
-ROWS, COLUMNS = 24, 512
+ROWS = 24
+COLUMNS = 512
 HALF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 WIDE = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # whose scales take more than half precision
 EXACT = (*HALF, *WIDE)
@@ -52,7 +53,8 @@ def evaluated(affine: Affine) -> np.ndarray:
 def test_exact_types_equal_the_reference_bit_for_bit(kind: str, seed: int) -> None:
     data = blocks_of(kind, seed)
     affine = to_affine(raw(kind, data))
-    ours, theirs = evaluated(affine), reference(kind, data)
+    ours = evaluated(affine)
+    theirs = reference(kind, data)
     # Adding +0.0 removes the one freedom there is: the sign of a zero.
     np.testing.assert_array_equal((ours + 0.0).view(np.uint32), (theirs + 0.0).view(np.uint32))
     assert affine.max_error == 0
@@ -60,7 +62,8 @@ def test_exact_types_equal_the_reference_bit_for_bit(kind: str, seed: int) -> No
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_exact_types_stay_exact_at_the_extremes_of_half_precision(kind: str) -> None:
-    smallest, largest = 2.0**-24, 65504.0
+    smallest = 2.0**-24
+    largest = 65504.0
     for value in (smallest, -smallest, largest, -largest, 0.0):
         data = blocks_of(kind)
         set_scales(data, kind, value)
@@ -122,7 +125,8 @@ def test_mxfp4_is_exact_as_a_matrix_and_as_experts() -> None:
     np.testing.assert_array_equal(matrix[normal], theirs[normal])
     experts = to_mxfp4(raw("MXFP4", data, (3, ROWS // 3, COLUMNS)))
     assert (experts.weight.shape, experts.scales.shape) == ((3, ROWS // 3, COLUMNS // 8), (3, ROWS // 3, COLUMNS // 32))
-    words, scales = mx.array(experts.weight), mx.array(experts.scales)
+    words = mx.array(experts.weight)
+    scales = mx.array(experts.scales)
     got = np.array(mx.dequantize(words, scales, mode="mxfp4", dtype=mx.float32)).reshape(ROWS, COLUMNS)
     np.testing.assert_array_equal(got[normal], theirs[normal])
 
@@ -138,7 +142,8 @@ def test_an_mxfp4_scale_that_is_no_number_is_refused() -> None:
 
 def test_experts_are_one_matrix_above_the_other() -> None:
     data = blocks_of("Q5_K")
-    flat, experts = to_affine(raw("Q5_K", data)), to_affine(raw("Q5_K", data, (3, ROWS // 3, COLUMNS)))
+    flat = to_affine(raw("Q5_K", data))
+    experts = to_affine(raw("Q5_K", data, (3, ROWS // 3, COLUMNS)))
     for name in ("weight", "scales", "biases"):
         ours = getattr(experts, name)
         assert ours.shape[:2] == (3, ROWS // 3)

@@ -128,7 +128,8 @@ def test_plain_text_never_becomes_a_control_token(case: str) -> None:
 
 def test_merges_cannot_build_a_control_token() -> None:
     stored = VOCABULARIES["byte_level"]
-    tokens, types = [*stored["tokens"], "zq"], [*stored["types"], 3]
+    tokens = [*stored["tokens"], "zq"]
+    types = [*stored["types"], 3]
     tokenizer, _ = build("byte_level", tokens=tokens, token_type=types, merges=["z q", *stored["merges"]])
     tokenizer.encode_special_tokens = True
     assert len(tokens) - 1 not in tokenizer.encode("zq zq").ids
@@ -136,7 +137,9 @@ def test_merges_cannot_build_a_control_token() -> None:
     assert len(tokens) - 1 in tokenizer.encode("zq").ids
 
     stored = VOCABULARIES["sentencepiece"]
-    tokens, types, scores = [*stored["tokens"], "zq"], [*stored["types"], 3], [*stored["scores"], 0.0]
+    tokens = [*stored["tokens"], "zq"]
+    types = [*stored["types"], 3]
+    scores = [*stored["scores"], 0.0]
     tokenizer, _ = build("sentencepiece", tokens=tokens, token_type=types, scores=scores)
     tokenizer.encode_special_tokens = True
     assert len(tokens) - 1 not in tokenizer.encode("zq zq").ids

@@ -14,7 +14,8 @@ def random_parts(seed: int) -> list[list[Option]]:
     draw = random.Random(seed)
     parts = []
     for _ in range(4):
-        weights, kl = draw.randint(1, 9) * 100, draw.uniform(0.001, 1.0)
+        weights = draw.randint(1, 9) * 100
+        kl = draw.uniform(0.001, 1.0)
         parts.append(
             [
                 Option(Groups(bits, 64), weights * bits // 8, kl * 4.0**-bits * draw.uniform(0.8, 1.25))

@@ -45,7 +45,9 @@ def skip_plain_experts(directory: Path) -> None:
 
 def feed(network: Decoder, chunks: list[int]) -> tuple[mx.array, list[mx.array]]:
     """PROMPT in chunks of these sizes -> (logits (T, V), the cache's rows)."""
-    cache, done, logits = new_cache(network, len(PROMPT)), 0, []
+    cache = new_cache(network, len(PROMPT))
+    done = 0
+    logits = []
     for size in chunks:
         part = PROMPT[done : done + size]
         cache.reserve(len(part))
@@ -59,7 +61,8 @@ def feed(network: Decoder, chunks: list[int]) -> tuple[mx.array, list[mx.array]]
 
 def difference(a: mx.array, b: mx.array) -> float:
     """Largest difference, relative to the largest value of `b`."""
-    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    a = a.astype(mx.float32)
+    b = b.astype(mx.float32)
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 

@@ -85,7 +85,8 @@ def test_corrections_of_routers_stay_whole_in_half_precision(tmp_path: Path) -> 
     config = {**config_of("glm4-lite"), "first_k_dense_replace": 0}
     model = write_mlx_lm_model(tmp_path / "model", config)
     [stored] = (tmp_path / "model").glob("*.safetensors")
-    weights, name = mx.load(str(stored)), "model.layers.0.mlp.gate.e_score_correction_bias"
+    weights = mx.load(str(stored))
+    name = "model.layers.0.mlp.gate.e_score_correction_bias"
     weights[name] = 1 - 1e-5 * mx.arange(8)
     mx.save_safetensors(str(stored), weights)
     mixture = load_decoder(model, reference, mx.float16)._layers[0].mixture

@@ -18,9 +18,11 @@ from tests.tiny import load_decoder
 from tests.watched import WatchedNetwork, answer
 
 pytestmark = pytest.mark.peer
-ORIGINAL, PAIRS = 16, 8
+ORIGINAL = 16
+PAIRS = 8
 TOKENS = [(7 * i * i + 3 * i + 5) % 96 for i in range(40)]
-SHORT, LONG = [1.0 + 0.05 * i for i in range(PAIRS)], [1.5 + 0.5 * i for i in range(PAIRS)]
+SHORT = [1.0 + 0.05 * i for i in range(PAIRS)]
+LONG = [1.5 + 0.5 * i for i in range(PAIRS)]
 CONFIG: dict[str, Any] = {
     "model_type": "phi3", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 128,
@@ -107,10 +109,12 @@ def test_scaling_that_the_class_would_ignore_is_refused(directory: Path, tmp_pat
 
 
 def test_both_decoders_say_the_same(directory: Path) -> None:
-    mine, theirs = WatchedNetwork(own(directory)), WatchedNetwork(peer(directory))
+    mine = WatchedNetwork(own(directory))
+    theirs = WatchedNetwork(peer(directory))
     request = Request(TOKENS[:10], max_tokens=20)  # across the original context, with a step built ahead
     assert answer(mine, request)[0] == answer(theirs, request)[0]
-    found, wanted = mx.concatenate(mine.logits_seen), mx.concatenate(theirs.logits_seen)
+    found = mx.concatenate(mine.logits_seen)
+    wanted = mx.concatenate(theirs.logits_seen)
     assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 1e-4
 
 

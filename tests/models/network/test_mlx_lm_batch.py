@@ -57,7 +57,9 @@ def requests(seed: int) -> list[Request]:
 
 def serve(engine: Engine, wanted: list[Request], seed: int, *, cancels: bool) -> tuple[list[list[int]], int]:
     """(what each said, the most that shared a pass); they come at random, and some are cancelled."""
-    draw, waiting, sequences = random.Random(seed), list(wanted), []
+    draw = random.Random(seed)
+    waiting = list(wanted)
+    sequences = []
     said: dict[Any, list[int]] = {}
     most = 0
     while waiting or engine.has_work:

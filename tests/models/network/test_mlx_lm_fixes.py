@@ -21,7 +21,8 @@ from tests.every_module import VOCAB
 from tests.every_module import config_of as _config
 from tests.mlx_lm_models import write_mlx_lm_model
 
-EXPERTS, CHOSEN = 8, 2
+EXPERTS = 8
+CHOSEN = 2
 CONFIG = {
     "model_type": "ernie4_5_moe",
     "hidden_size": 32,
@@ -129,7 +130,8 @@ def test_layers_attend_in_windows_that_their_class_ignores(kind: str) -> None:
     mx.random.seed(3)
     model.update(tree_map(lambda array: 0.3 * mx.random.normal(array.shape), model.parameters()))
     tokens = mx.random.randint(0, CONFIG["vocab_size"], (1, 40))
-    whole, cache = model(tokens, cache=make_prompt_cache(model)), make_prompt_cache(model)
+    whole = model(tokens, cache=make_prompt_cache(model))
+    cache = make_prompt_cache(model)
     for start in range(0, 40, 5):
         parts = model(tokens[:, start : start + 5], cache=cache)
     assert mx.allclose(parts[:, -1], whole[:, -1], atol=1e-4)

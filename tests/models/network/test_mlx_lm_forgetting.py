@@ -21,7 +21,8 @@ from tests.watched import WatchedNetwork, split, step_by_step
 
 pytestmark = pytest.mark.peer
 
-LIMIT, WINDOW = 256, 8
+LIMIT = 256
+WINDOW = 8
 FIRST = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(3 * WINDOW)]
 SMALL: dict[str, Any] = {**_BASE, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "num_key_value_heads": 2}
 MAMBA2: dict[str, Any] = {
@@ -155,7 +156,8 @@ class Chat:
 
     def ask(self, prompt: list[int], end: Any = end_by_length) -> tuple[list[int], int]:
         """(the answer with its stop token, how many tokens of the prompt were not in the cache)."""
-        fed, positions = len(self.watched.fed), len(self.watched.positions)
+        fed = len(self.watched.fed)
+        positions = len(self.watched.positions)
         events = list(end(self.engine, prompt))
         said = [token for event in events if isinstance(event, Step) for token in event.tokens]
         if isinstance(events[-1], Finished) and events[-1].stop_id is not None:
@@ -201,7 +203,8 @@ def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -
 
 def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
-    opening, thought = [90, 91], [80, 81, 82]
+    opening = [90, 91]
+    thought = [80, 81, 82]
     said, _ = chat.ask([*FIRST, *opening, *thought])
     answer = said[5:]
     prompt = [*FIRST, *opening, *answer, *FIRST[:7]]

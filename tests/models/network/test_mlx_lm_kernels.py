@@ -92,7 +92,8 @@ def test_logits_are_those_of_the_class(directory: Path, ops: Ops, quantized: Qua
 @pytest.mark.parametrize("kind", ["lfm2", "olmo2"])  # with recurrent state, and in shared passes
 def test_answers_alone_and_together_are_those_of_the_class(tmp_path: Path, kind: str) -> None:
     directory = write(tmp_path, EVERY[kind])
-    stock, ours = load(directory), load(directory, kernels=Exact()).use_kernels()
+    stock = load(directory)
+    ours = load(directory, kernels=Exact()).use_kernels()
     requests = [Request(PROMPT[:n], max_tokens=12, speculate="off") for n in (41, 5, 9)]
     together = run(Engine(ours, context_limit=256), requests)
     for request, events in zip(requests, together, strict=True):
@@ -152,7 +153,8 @@ def test_prompts_cut_anywhere_give_the_same_bits(tmp_path: Path, kind: str) -> N
     functions.phase = "prefill"
 
     def last(*lengths: int) -> mx.array:
-        parts, begin = network._fresh_parts(), 0
+        parts = network._fresh_parts()
+        begin = 0
         for length in lengths:
             rows = network._model(mx.array([PROMPT[begin : begin + length]]), cache=parts)
             begin += length
@@ -164,7 +166,8 @@ def test_prompts_cut_anywhere_give_the_same_bits(tmp_path: Path, kind: str) -> N
 
 def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
     directory = write(tmp_path, EVERY["qwen3_5"])
-    stock, ours = load(directory), load(directory, kernels=native).use_kernels()
+    stock = load(directory)
+    ours = load(directory, kernels=native).use_kernels()
     before = type(stock._model.layers[0].linear_attn)
     after = type(ours._model.layers[0].linear_attn)
     assert after is not before
@@ -176,7 +179,8 @@ def test_other_models_of_a_class_stay_stock(tmp_path: Path) -> None:
 
 def test_other_models_keep_their_activations() -> None:
     """Mixtures of mlx-lm share one module, a default argument."""
-    one, other = SwitchGLU(32, 32, 2), SwitchGLU(32, 32, 2)
+    one = SwitchGLU(32, 32, 2)
+    other = SwitchGLU(32, 32, 2)
     KernelFunctions(native).bind(one)
     assert type(one.activation) is not SwiGLU
     assert type(other.activation) is SwiGLU

@@ -68,7 +68,8 @@ def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path, kv: KVFormat) -> 
 
 @FORMATS
 def test_bytes_are_those_of_the_arrays(directory: Path, kv: KVFormat) -> None:
-    network, plain = load(directory, kv=kv), load(directory)
+    network = load(directory, kv=kv)
+    plain = load(directory)
     assert network.kv_format is not None
     assert network.kv_format.name == kv.name
     cache = new_cache(network, 512).reserve(2 * len(PROMPT))

@@ -21,7 +21,8 @@ from tests.watched import WatchedNetwork, answer, split, step_by_step
 
 pytestmark = pytest.mark.peer
 
-VOCAB, WINDOW = 96, 16
+VOCAB = 96
+WINDOW = 16
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(41)]  # two chunks of prefill
 STEPS = 40
 
@@ -171,7 +172,9 @@ def test_it_runs_ahead_whatever_its_cache_forgets(short_run: ShortRun) -> None:
 
 @pytest.mark.parametrize("after", [1, 9, 11, 12, 20])
 def test_cancel_leaves_only_what_was_said(network: MlxLmNetwork, after: int) -> None:
-    watched, cancel, said = WatchedNetwork(network), CancelFlag(), 0
+    watched = WatchedNetwork(network)
+    cancel = CancelFlag()
+    said = 0
     for event in Engine(watched, context_limit=256).generate(Request(PROMPT[:5], speculate="off", cancel=cancel)):
         said += isinstance(event, Step)
         if said == after:
@@ -196,7 +199,8 @@ def test_the_engine_is_ready_again(network: MlxLmNetwork) -> None:
 
 def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> None:
     """Weights: see test_mlx_lm_costs."""
-    cost, config = network.cost, CONFIGS[kind(directory)]
+    cost = network.cost
+    config = CONFIGS[kind(directory)]
     row = 2 * config.get("num_key_value_heads", 0) * config.get("head_dim", 16) * 4  # float32
     assert cost.kv_bytes_per_token == 4 * row  # four layers; nothing where state is recurrent
     if kind(directory) in ROTATING:
@@ -204,7 +208,8 @@ def test_kv_bytes_follow_the_shapes(network: MlxLmNetwork, directory: Path) -> N
 
 
 def test_quantize_on_load(network: MlxLmNetwork, directory: Path) -> None:
-    plain, small = network, load(directory, requantize=Quantization(8, 32))
+    plain = network
+    small = load(directory, requantize=Quantization(8, 32))
     assert small.cost.weight_bytes < 0.45 * plain.cost.weight_bytes
     assert small.cost.weight_flops == pytest.approx(plain.cost.weight_flops, rel=0.02)
     assert len(answer(small, Request(PROMPT, max_tokens=5))[0]) == 5

@@ -78,7 +78,8 @@ def test_prompts_of_a_batch_share_their_beginning(network: MlxLmNetwork) -> None
 
 def test_a_stored_conversation_goes_on_in_another_engine(network: MlxLmNetwork, tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 1 << 30)
-    chat, later = Chat(network), Chat(network)
+    chat = Chat(network)
+    later = Chat(network)
     prompt = [*FIRST * 6, 3]
     said, _ = chat.ask(prompt)
     conversation = [*prompt, *said]

@@ -51,7 +51,8 @@ def load(directory: Path, kernels: Ops | None = None, *, own: bool = False) -> A
     """Return the network of a checkpoint with its head: ours, or mlx-lm's class."""
     checkpoint = open_checkpoint(directory)
     if own:
-        config, ops = own_decoder(checkpoint), kernels or reference
+        config = own_decoder(checkpoint)
+        ops = kernels or reference
         assert config is not None
         network: Any = make_decoder(config, Parameters(checkpoint, ops, mx.float32), ops, mx.float32)
     else:
@@ -73,14 +74,18 @@ def logits_of(network: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
     ("kind", "kernels", "own"), [*[(k, o, False) for k in KINDS for o in BACKENDS], *[(k, o, True) for k, o in OWN]]
 )
 def test_a_head_computes_what_its_paper_says(tmp_path: Path, kind: str, kernels: Ops | None, own: bool) -> None:
-    tensors, random = write_model(tmp_path, kind), np.random.default_rng(3)
+    tensors = write_model(tmp_path, kind)
+    random = np.random.default_rng(3)
     network = load(tmp_path, kernels, own=own)
-    head, tokens = network.draft_head, [5, 9, 2, 7, 7, 1, 30, 12]
+    head = network.draft_head
+    tokens = [5, 9, 2, 7, 7, 1, 30, 12]
     assert isinstance(head, HeadDecoder if own else MtpNetwork)
     tolerance = 2e-3 if own and kernels else 2e-4  # K/V in half precision
     hidden = random.normal(size=(len(tokens), WIDTH))
     kv = head.kv_backend(KVOptions(64))
-    cache, given, rows = kv.acquire(()), mx.array(hidden[None].astype(np.float32)), []
+    cache = kv.acquire(())
+    given = mx.array(hidden[None].astype(np.float32))
+    rows = []
     for start, end in ((0, 5), (5, 6), (6, 8)):
         kv_pass = one_pass(kv, cache, end - start)
         out = head.hidden(mx.array([tokens[start:end]]), given[:, start:end], kv_pass)
@@ -105,7 +110,8 @@ def test_a_quantized_copy_keeps_the_head(tmp_path: Path, monkeypatch: pytest.Mon
     }
     tensors = {name: np.array(array).astype(np.float64) for name, array in dense.items()}
     assert not any("shared_head.head" in name for name in tensors)
-    head, tokens = load(kept.path, OWN[-1][1], own=True).draft_head, [5, 9, 2, 7, 7, 1]
+    head = load(kept.path, OWN[-1][1], own=True).draft_head
+    tokens = [5, 9, 2, 7, 7, 1]
     hidden = np.random.default_rng(3).normal(size=(len(tokens), WIDTH))
     kv = head.kv_backend(KVOptions(64))
     kv_pass = one_pass(kv, kv.acquire(()), len(tokens))
@@ -147,7 +153,8 @@ def test_a_step_does_not_read_the_head(tmp_path: Path, kind: str) -> None:
 def test_a_network_answers_as_without_its_head(tmp_path: Path, kind: str) -> None:
     write_model(tmp_path / "with", kind)
     write_model(tmp_path / "without", kind, head=False)
-    with_head, without = load(tmp_path / "with"), load(tmp_path / "without")
+    with_head = load(tmp_path / "with")
+    without = load(tmp_path / "without")
     assert without.draft_head is None
     hidden, logits = logits_of(with_head, [3, 1, 4, 1, 5])
     assert hidden.shape == (5, WIDTH)

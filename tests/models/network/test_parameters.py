@@ -137,7 +137,8 @@ def test_projections_of_different_widths_are_not_stacked(tmp_path: Path, plain: 
     assert [len(layer.gate_up) for layer in network._layers] == [1, 2, 1]
 
     expanded = tmp_path / "expanded"  # the same numbers, all plain
-    tensors, section = read_tensors(tmp_path / "mixed"), json.loads((tmp_path / "mixed/config.json").read_text())
+    tensors = read_tensors(tmp_path / "mixed")
+    section = json.loads((tmp_path / "mixed/config.json").read_text())
     for module in {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}:
         kind = section["quantization"].get(module, section["quantization"])
         packed, scales, biases = (tensors.pop(f"{module}.{part}") for part in ("weight", "scales", "biases"))

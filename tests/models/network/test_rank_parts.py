@@ -30,7 +30,8 @@ _FAMILIES = {"llama": 0.515, "phi3": 0.515, "qwen3-moe": 0.53, "gpt-oss": 0.53}
 class _Rank(Group):
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self.rank, self.size = rank, 2
+        self.rank = rank
+        self.size = 2
 
 
 @pytest.mark.sampled
@@ -40,7 +41,8 @@ def test_ranks_read_and_hold_half(tmp_path: Path, name: str, quantized: bool) ->
     path = tiny.write_model(tmp_path / "plain", name, dtype=mx.bfloat16, changes=_WIDE)
     if quantized:
         path = tiny.quantize_model(path, tmp_path / "quantized")
-    checkpoint, most = open_checkpoint(path), _FAMILIES[name]
+    checkpoint = open_checkpoint(path)
+    most = _FAMILIES[name]
     whole = sum(info.nbytes for info in checkpoint.tensors.values())
     for rank in range(2):
         with patch.object(file_parts._Shard, "_advise", autospec=True) as advise:
@@ -53,7 +55,9 @@ def test_ranks_read_and_hold_half(tmp_path: Path, name: str, quantized: bool) ->
 
 def _load(checkpoint: Any, rank: int) -> tuple[int, int]:
     """Return the bytes that a rank of two reads, and the most that it allocates."""
-    place, counted, inner = Place(_Rank(rank), Split("tensor", (1, 1))), list[int](), FilePart.read
+    place = Place(_Rank(rank), Split("tensor", (1, 1)))
+    counted = list[int]()
+    inner = FilePart.read
 
     def read(part: FilePart) -> mx.array:
         counted.append(part.nbytes)
@@ -73,7 +77,8 @@ def _load(checkpoint: Any, rank: int) -> tuple[int, int]:
 
 
 def test_parts_of_files_are_cut_as_arrays_are(tmp_path: Path) -> None:
-    oss, fused = "model.layers.0.mlp.experts", "model.layers.0.mlp.switch_mlp"
+    oss = "model.layers.0.mlp.experts"
+    fused = "model.layers.0.mlp.switch_mlp"
     tensors = {
         f"{oss}.gate_up_proj_blocks": mx.random.randint(0, 256, (3, 8, 2, 16)).astype(mx.uint8),
         f"{oss}.gate_up_proj_bias": mx.random.normal((3, 8)).astype(mx.bfloat16),
@@ -85,7 +90,8 @@ def test_parts_of_files_are_cut_as_arrays_are(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "mxfp4"}}')
     checkpoint = open_checkpoint(tmp_path)
-    parts, arrays = with_stacks(file_parts.file_parts(checkpoint)), with_stacks(read_arrays(checkpoint))
+    parts = with_stacks(file_parts.file_parts(checkpoint))
+    arrays = with_stacks(read_arrays(checkpoint))
     assert parts.keys() == arrays.keys()
     for name, part in parts.items():
         assert (part.shape, part.ndim, part.size, part.nbytes) == (

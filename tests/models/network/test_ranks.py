@@ -45,7 +45,8 @@ def _ranks(factory: pytest.TempPathFactory, size: int) -> Iterator[Ranks]:
 
 def models() -> list[Any]:
     """Return one model of each family, and the others for the nightly campaign."""
-    seen, every = set[str](), []
+    seen = set[str]()
+    every = []
     for name in (*tiny.EVERY, *mlx_lm_models.MODELS):
         kind = str(config_of(name)["model_type"])
         every.append(pytest.param(name, marks=[pytest.mark.nightly] if kind in seen else []))
@@ -159,7 +160,8 @@ def test_quantized_classes_with_guesses(two: Ranks, tmp_path: Path, kind: str, s
     path = mlx_lm_models.write_mlx_lm_model(tmp_path / "plain", config)
     quantized = tiny.quantize_model(path, tmp_path / "quantized")
     job = job_of(quantized, batches=[[_LONG], [_LONG[:90]] * 2], tokens=40, speculate="ngram")
-    answer, wanted = two.ask(**job, kind=kind, shares=shares), alone(job)
+    answer = two.ask(**job, kind=kind, shares=shares)
+    wanted = alone(job)
     assert differences(answer, wanted) < 2e-3
     assert answer["drafted"]
     unequal = two.ask(**job, kind="tensor", shares=[1, 2])
@@ -184,7 +186,8 @@ def test_quantized_classes_with_guesses(two: Ranks, tmp_path: Path, kind: str, s
 def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
     job = job_of(tiny.quantize_model(plain, tmp_path / "quantized"), **changes)
-    answer, wanted = two.ask(**job, kind=kind, shares=[1, 1]), alone(job)
+    answer = two.ask(**job, kind=kind, shares=[1, 1])
+    wanted = alone(job)
     assert differences(answer, wanted) < 2e-3
     assert (answer["drafted"] > 0) == ("speculate" in changes)
 
@@ -221,7 +224,8 @@ def test_prediction_heads_leave_output_unchanged(
     mtp_models.write_model(tmp_path, "glm4_moe")
     batches = [[[token % mtp_models.VOCAB for token in prompt] for prompt in batch] for batch in (_BATCHES[0], *_EIGHT)]
     job = job_of(tmp_path, batches=batches, tokens=16, speculate="mtp", requantize=[8, 32], always=True, **changes)
-    answer, wanted = two.ask(**job, kind=kind, shares=[1, 1]), alone({**job, "speculate": "off"})
+    answer = two.ask(**job, kind=kind, shares=[1, 1])
+    wanted = alone({**job, "speculate": "off"})
     assert differences(answer, wanted) < 2e-3
     assert answer["drafted"] > 50
 
@@ -248,7 +252,8 @@ def test_a_pipeline_rounds_activations_to_8_bits(two: Ranks, tmp_path: Path) -> 
 def test_ranks_of_a_pipeline_compute_different_sequences(two: Ranks, tmp_path: Path) -> None:
     """Eight sequences decode in two passes, chosen from one after the other; fewer share one."""
     job = job_of(written("llama", tmp_path), batches=[_EIGHT[0][:3], _EIGHT[0]], tokens=40, environment=_EXACT)
-    answer, wanted = two.ask(**job, kind="pipeline", shares=[1, 1]), alone(job)
+    answer = two.ask(**job, kind="pipeline", shares=[1, 1])
+    wanted = alone(job)
     assert differences(answer, wanted) == 0
     for sequence in range(3):
         assert 3 in answer["shared"][sequence]

@@ -63,5 +63,6 @@ def test_routers_of_all_classes_are_exact() -> None:
 def float_weight(module: Any) -> mx.array:
     if "scales" not in module:
         return module.weight
-    scales, biases = module.scales, module.biases
+    scales = module.scales
+    biases = module.biases
     return mx.dequantize(module.weight, scales, biases, module.group_size, module.bits)

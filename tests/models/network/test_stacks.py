@@ -43,7 +43,8 @@ def as_mlx_stores_it(directory: Path, *, quantized: bool) -> Path:
 
 
 def as_transformers_stores_it(source: Path, target: Path) -> Path:
-    tensors, stored = load(source), {}
+    tensors = load(source)
+    stored = {}
     for name, array in tensors.items():
         module, _, part = name.rpartition(".")
         if not module.endswith(("experts.gate_proj", "experts.up_proj", "experts.down_proj")):

@@ -42,7 +42,9 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def feed(network: Decoder, tokens: list[int], chunks: list[int]) -> tuple[mx.array, Any]:
     """Logits (T, V) of `tokens` in chunks of these sizes, the last one repeated; and the cache."""
-    cache, done, logits = new_cache(network, len(tokens)), 0, []
+    cache = new_cache(network, len(tokens))
+    done = 0
+    logits = []
     sizes = iter(chunks)
     size = chunks[0]
     while done < len(tokens):
@@ -58,7 +60,8 @@ def feed(network: Decoder, tokens: list[int], chunks: list[int]) -> tuple[mx.arr
 
 
 def difference(a: mx.array, b: mx.array) -> float:
-    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    a = a.astype(mx.float32)
+    b = b.astype(mx.float32)
     return float((mx.abs(a - b).max() / mx.abs(b).max()).item())
 
 
@@ -134,7 +137,8 @@ def test_going_back_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
 def test_records_count_what_is_seen_and_what_is_kept(directory: Path) -> None:
     network = load_decoder(directory)
     events = list(Engine(network, context_limit=200).generate(Request(TOKENS[:70], max_tokens=20)))
-    cost, record = network.cost, [event.record for event in events if isinstance(event, Step)][-1]
+    cost = network.cost
+    record = [event.record for event in events if isinstance(event, Step)][-1]
     everything = record.context * cost.kv_bytes_per_token
     assert record.kv_bytes_read == cost.kv_bytes_read(record.context - 1)
     assert record.kv_bytes_read <= record.kv_used_bytes < everything

@@ -56,7 +56,8 @@ def test_an_intact_model_is_read_once(model: ResolvedModel, monkeypatch: pytest.
 
 def test_damage_is_reported_and_cached(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rot(model)
-    check, told = BackgroundCheck(model), list[CheckpointError]()
+    check = BackgroundCheck(model)
+    told = list[CheckpointError]()
     assert check.damage is None
     check.start(told.append)
     check.wait(PATIENCE_S)

@@ -165,7 +165,8 @@ def test_a_folder_of_a_repository_is_a_model(hub: HubServer) -> None:
 
 
 def test_gguf_repository_gives_one_file(hub: HubServer, tmp_path: Path) -> None:
-    kinds, content = ("Q2_K", "Q8_0", "Q4_K_M", "f16"), write_gguf(tmp_path / "m.gguf", "llama").read_bytes()
+    kinds = ("Q2_K", "Q8_0", "Q4_K_M", "f16")
+    content = write_gguf(tmp_path / "m.gguf", "llama").read_bytes()
     hub.add("org/name", {f"m-{kind}.gguf": content + kind.encode() for kind in kinds} | {"mmproj-Q4_K_M.gguf": b"eyes"})
     files = fetch_hub(HUB)
     assert files.gguf is not None

@@ -146,7 +146,8 @@ def test_no_token_goes_along_to_another_host(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.add("org/name", MODEL)
-    port, sha = hub.url.rsplit(":", 1)[1], hashlib.sha256(WEIGHTS).hexdigest()
+    port = hub.url.rsplit(":", 1)[1]
+    sha = hashlib.sha256(WEIGHTS).hexdigest()
 
     def lie(request: str, status: int, body: bytes, headers: dict[str, str]) -> Any:
         if "/resolve/" in request and request.endswith(".safetensors"):

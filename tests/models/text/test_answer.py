@@ -99,7 +99,8 @@ def test_a_stop_string_counts_behind_the_thinking_alone(thinks: bool) -> None:
     pieces = ["" if thinks else "<think>", "a stop", " here</thi", "nk>and ", "then st", "op. More"]
     tokenizer: Any = SimpleNamespace(decode=str)
     tokenizer.answer_stream = lambda *_, **__: SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
-    text, said = AnswerText(tokenizer, Request([1]), ["stop"], thinks=thinks), ""
+    text = AnswerText(tokenizer, Request([1]), ["stop"], thinks=thinks)
+    said = ""
     for token in range(len(pieces)):
         part = text.part(step(token))
         assert isinstance(part, TextChunk)

@@ -120,7 +120,8 @@ def test_plain_text_never_encodes_to_a_control_token(family: str, data: st.DataO
 def test_the_shadow_changes_nothing_but_look_alikes(family: str) -> None:
     """The guarded way gives ordinary text the same ids as the direct way, across every border of text and template."""
     tokenizer = tokenizer_of(family)
-    template, controls = tokenizer.chat_template, tokenizer._controls
+    template = tokenizer.chat_template
+    controls = tokenizer._controls
     assert template is not None
     for text in NASTY:
         chat = conversation([text, "ok " + text, text])

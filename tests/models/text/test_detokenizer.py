@@ -81,7 +81,8 @@ def test_the_corpus_comes_back(family: str, skip_special: bool) -> None:
 @given(data=st.data())
 def test_any_tokens_stream_as_they_decode(family: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(family)
-    low, high = st.integers(0, 300), st.integers(0, tokenizer.vocab_size + 3)
+    low = st.integers(0, 300)
+    high = st.integers(0, tokenizer.vocab_size + 3)
     byte_tokens = st.integers(max(0, tokenizer.vocab_size - 260), tokenizer.vocab_size - 1)
     ids = data.draw(st.lists(st.one_of(low, high, byte_tokens), max_size=30))
     skip_special = data.draw(st.booleans())
@@ -160,7 +161,8 @@ def test_special_tokens_show_on_request_only(family: str) -> None:
 def test_a_windowed_stream_decodes_a_window_and_not_the_whole() -> None:
     class Counting:
         def __init__(self, rust: RustTokenizer) -> None:
-            self._rust, self.longest = rust, 0
+            self._rust = rust
+            self.longest = 0
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._rust, name)

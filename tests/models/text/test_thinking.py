@@ -55,11 +55,14 @@ def test_half_a_tag_waits() -> None:
     st.integers(1, 7),
 )
 def test_a_gate_parts_a_text_in_pieces_of_any_size(text: str, thinks: bool, size: int) -> None:
-    gate, thought, behind = ThinkingGate(thinks=thinks), "", ""
+    gate = ThinkingGate(thinks=thinks)
+    thought = ""
+    behind = ""
     for start in range(0, len(text), size):
         section, rest = gate.feed(text[start : start + size])
         assert not (section and behind)
-        thought, behind = thought + section, behind + rest
+        thought = thought + section
+        behind = behind + rest
     behind += gate.flush()
     assert thought + behind == text
     if thinks or text.lstrip().startswith(OPEN):

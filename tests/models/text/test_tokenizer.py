@@ -105,7 +105,8 @@ def test_typed_control_tokens_are_text(family: str, write: Callable[..., Path]) 
 def test_control_text_is_plain_even_where_the_model_itself_could_merge_it(write: Callable[..., Path]) -> None:
     directory = write("gemma3")
     document = json.loads((directory / "tokenizer.json").read_text())
-    vocab, merges = document["model"]["vocab"], document["model"]["merges"]
+    vocab = document["model"]["vocab"]
+    merges = document["model"]["merges"]
     text = "<eos>"
     for end in range(2, len(text)):
         vocab.setdefault(text[:end], len(vocab))

@@ -45,7 +45,8 @@ def write(directory: Path, template: str, normalizer: Any) -> Tokenizer:
 
 def smuggled(tokenizer: Tokenizer, seed: int, count: int) -> list[str]:
     """Texts of a message that gave other control ids than a harmless text in its place."""
-    chance, wrong = random.Random(seed), []
+    chance = random.Random(seed)
+    wrong = []
     fixed = itertools.product(AROUND, SPELLINGS)
     drawn = ("".join(chance.choice(AROUND + SPELLINGS) for _ in range(6)) for _ in range(count))
 

@@ -69,7 +69,8 @@ def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_planted_link_is_not_followed(tmp_path: Path, there: bool) -> None:
-    file, other = tmp_path / "settings.toml", tmp_path / "other"
+    file = tmp_path / "settings.toml"
+    other = tmp_path / "other"
     if there:
         other.write_text("mine\n")
     (tmp_path / f".settings.toml.headrace-{os.getpid()}").symlink_to(other)
@@ -101,7 +102,8 @@ def test_only_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     beside = ".settings.toml.headrace-"
     left = tmp_path / f"{beside}{gone.pid}"
-    new, running = tmp_path / f"{beside}{2**22 + 5}", tmp_path / f"{beside}{os.getppid()}"
+    new = tmp_path / f"{beside}{2**22 + 5}"
+    running = tmp_path / f"{beside}{os.getppid()}"
     names = ("settings.toml.", ".settings.toml.", f"{beside}0", f"{beside}b", ".x.toml.headrace-")  # the user's
     others = [running, *(tmp_path / f"{name}{gone.pid}" for name in names)]
     for path in (left, *others):

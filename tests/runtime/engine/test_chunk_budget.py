@@ -4,7 +4,8 @@ import pytest
 
 from headrace.runtime.engine.chunk_budget import SMALLEST, STRETCH, ChunkBudget
 
-STEP_S, TOKEN_S = 0.0041, 0.0002
+STEP_S = 0.0041
+TOKEN_S = 0.0002
 
 
 def measured(passes: int = 20) -> ChunkBudget:

@@ -30,7 +30,8 @@ class Steps:
         return Steps()
 
     def _row(self, tokens: Sequence[int]) -> list[bool]:
-        last, count = tokens[-1] if tokens else 0, len(tokens)
+        last = tokens[-1] if tokens else 0
+        count = len(tokens)
         rises = [3] if count % 4 > 1 else range(1, 6)
         row = [False] * VOCAB
         for rise in rises:

@@ -218,7 +218,8 @@ def test_ready_again_after_the_cache_could_not_be_made(network: Decoder) -> None
 
 def test_a_second_generation_is_refused_while_one_is_open(network: Decoder) -> None:
     engine = Engine(network, context_limit=64)
-    first, second = engine.generate(Request(PROMPT)), engine.generate(Request(PROMPT))
+    first = engine.generate(Request(PROMPT))
+    second = engine.generate(Request(PROMPT))
     next(first)
     with pytest.raises(EngineError, match="already generating"):
         engine.generate(Request(PROMPT))

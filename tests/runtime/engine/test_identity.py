@@ -111,9 +111,11 @@ def test_alone_and_cold_is_as_among_others(
 def test_a_shared_beginning_is_a_cold_one(network: Decoder) -> None:
     """K/V of the blocks that the second takes from the first, which had gone on from them with answers of its own."""
     prompt = [*SYSTEM, 5, 6]
-    watched, alone = WatchedNetwork(network), WatchedNetwork(network)
+    watched = WatchedNetwork(network)
+    alone = WatchedNetwork(network)
     engine = Engine(watched, context_limit=LIMIT)
-    first, second = engine.submit(Request(prompt, max_tokens=9)), engine.submit(Request(prompt, max_tokens=9))
+    first = engine.submit(Request(prompt, max_tokens=9))
+    second = engine.submit(Request(prompt, max_tokens=9))
     while engine.has_work:
         engine.step()
     assert (first.reused, second.reused) == (0, BLOCK)
@@ -136,7 +138,9 @@ def leave_nothing_behind(network: Decoder, count: int) -> None:
     gc.collect()
     before = mx.get_active_memory()
     engine = Engine(network, context_limit=LIMIT, kv_memory=4 * LIMIT * network.cost.kv_bytes_per_token)
-    open_, submitted, ends = list[Sequence](), 0, 0
+    open_ = list[Sequence]()
+    submitted = 0
+    ends = 0
     while submitted < count or engine.has_work:
         while submitted < count and len(open_) < 20:
             shared = SYSTEM[: chance.choice([0, 0, len(SYSTEM)])]

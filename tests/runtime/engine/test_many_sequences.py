@@ -386,7 +386,8 @@ def test_nobody_hears_who_is_beside_them(quantized: Decoder, short: bool) -> Non
 def test_rows_of_a_batch_have_the_bits_that_they_have_alone(quantized: Decoder) -> None:
     """On the kernels: log probabilities of the whole vocabulary, and K/V, are equal bit for bit."""
     requests = [Request(prompt_of(i, 6 + i), max_tokens=40, logprobs=96) for i in range(5)]
-    together, single = WatchedNetwork(quantized), WatchedNetwork(quantized)
+    together = WatchedNetwork(quantized)
+    single = WatchedNetwork(quantized)
     events = serve(Engine(together, context_limit=64), requests)
     expected = [list(Engine(single, context_limit=64).generate(request)) for request in requests]
     if FAST is reference:

@@ -94,7 +94,8 @@ def _serve_on_a_small_mac(
     host = replace(hardware.machine(), backend="metal", device_memory_bytes=working_set)
     patched.setattr(kv_budget, "budget", lambda: memory.budget(host))
     engine = Engine(network, context_limit=LIMIT, keep_prefix=keep, most_running=6, pace=SteadyPace(64), draft=draft)
-    waiting, running = sorted(arrivals, key=lambda arrival: arrival.step), list[tuple[int | None, Sequence]]()
+    waiting = sorted(arrivals, key=lambda arrival: arrival.step)
+    running = list[tuple[int | None, Sequence]]()
     for step in range(3000):
         while waiting and waiting[0].step <= step:
             arrival = waiting.pop(0)

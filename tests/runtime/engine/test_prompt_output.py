@@ -37,9 +37,11 @@ def run(network: Decoder, kv: KVBackend, rows: list[tuple[Any, list[int], Any, b
 def test_the_same_bits_with_and_without_output(name: str, tmp_path: Path) -> None:
     directory = write_mlx_lm_model(tmp_path / "plain", {**config_of(name), "vocab_size": VOCAB})
     network = load_decoder(quantize_model(directory, tmp_path / "4-bit"), native)
-    kv, found = network.kv_backend(KVOptions(400)), []
+    kv = network.kv_backend(KVOptions(400))
+    found = []
     for output in (True, False):
-        first, second = kv.acquire(()), kv.acquire(())
+        first = kv.acquire(())
+        second = kv.acquire(())
         run(network, kv, [(first, PROMPT[:40], "prefill", output)])
         both = [(first, [PROMPT[40]], "decode", True), (second, PROMPT[:33], "prefill", output)]
         mixed = run(network, kv, both)
@@ -51,8 +53,10 @@ def test_the_same_bits_with_and_without_output(name: str, tmp_path: Path) -> Non
 
 @needs_kernels
 def test_the_last_layer_runs_no_product_behind_its_entries(tmp_path: Path) -> None:
-    network, layers = load_decoder(write_model(tmp_path, "llama"), native), 3
-    kv, regions = network.kv_backend(KVOptions(400)), []
+    network = load_decoder(write_model(tmp_path, "llama"), native)
+    layers = 3
+    kv = network.kv_backend(KVOptions(400))
+    regions = []
     for output in (True, False):
         cache = kv.acquire(())
         x = network.embed(mx.array([PROMPT]))
@@ -71,7 +75,8 @@ def test_the_last_layer_runs_no_product_behind_its_entries(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["llama", *NAMES])
 def test_flops_of_a_prompt_are_those_of_its_operations(name: str, tmp_path: Path) -> None:
     directory = write_model(tmp_path, "llama") if name == "llama" else write_mlx_lm_model(tmp_path, config_of(name))
-    network, shape = load_decoder(directory, reference), shape_of_checkpoint(open_checkpoint(directory))
+    network = load_decoder(directory, reference)
+    shape = shape_of_checkpoint(open_checkpoint(directory))
     cost = network.cost
     assert cost.late_flops == shape.cost.late_flops
     for past, tokens in ((0, 1), (0, 40), (30, 7)):
@@ -82,9 +87,11 @@ def test_flops_of_a_prompt_are_those_of_its_operations(name: str, tmp_path: Path
 def test_late_flops_by_hand(tmp_path: Path) -> None:
     network = load_decoder(write_model(tmp_path, "llama"), reference)
     config = network.config
-    width, heads = config.hidden_size, config.heads * config.head_dim
+    width = config.hidden_size
+    heads = config.heads * config.head_dim
     assert network.cost.late_flops == 2 * width * (heads + 3 * config.intermediate_size + config.vocab_size)
-    layers, per_entry = len(config.layers), 4 * heads
+    layers = len(config.layers)
+    per_entry = 4 * heads
     assert network.cost.prompt_flops(0, 2) == (
         2 * (network.cost.weight_flops - network.cost.late_flops) + (layers - 1) * per_entry * 3
     )

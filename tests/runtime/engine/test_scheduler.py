@@ -67,7 +67,8 @@ class Served(RuleBasedStateMachine):
             self.fed[sequence] = []
             if sequence not in self.first_admissions:
                 self.first_admissions.append(sequence)
-        shares, landing = self.scheduler.plan(), self.flight
+        shares = self.scheduler.plan()
+        landing = self.flight
         self._check(shares, landing)
         for share in shares:
             cache = share.sequence.cache
@@ -101,7 +102,8 @@ class Served(RuleBasedStateMachine):
         assert chained == choosing[: len(chained)]
         assert set(chained) <= set(before)
         for share in shares:
-            at, tokens = share.sequence.cache.length, share.sequence.tokens
+            at = share.sequence.cache.length
+            tokens = share.sequence.tokens
             if share.phase == "prefill":
                 assert at + share.count <= share.sequence.prefill_end
             else:
@@ -182,7 +184,8 @@ TestServed = Served.TestCase
 
 
 def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
-    room, pace = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4)), ChunkBudget()
+    room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4))
+    pace = ChunkBudget()
     pace.record(decoding=0, prompt_tokens=512, seconds=0.4)
     scheduler = Scheduler(room, pace, most_running=8)
     timeline: Any = SimpleNamespace()

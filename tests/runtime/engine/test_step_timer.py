@@ -104,7 +104,8 @@ def test_records_have_the_parts_and_the_prompt_tokens_of_their_pass(tmp_path: Pa
     engine = Engine(network, context_limit=400)
     engine.timer.every = 1
     first = engine.submit(Request([5, 17, 3], max_tokens=40))
-    records, joined = [], False
+    records = []
+    joined = False
     while engine.has_work:
         for sequence, event in engine.step():
             if sequence is first and isinstance(event, Step):

@@ -123,7 +123,8 @@ def test_a_clock_that_stands_still_divides_nothing_by_zero() -> None:
 
 @given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=60))
 def test_summary_agrees_with_its_records(gaps: list[float]) -> None:
-    ready, now = [], 2.0
+    ready = []
+    now = 2.0
     for gap in gaps:
         now += gap
         ready.append(now)

@@ -45,7 +45,8 @@ class Memory:
         if self.failing:
             self.failing -= 1
             raise MemoryError("no slab to be had")
-        new, held = min(3, blocks), self.blocks[group]
+        new = min(3, blocks)
+        held = self.blocks[group]
         for block in range(len(held), len(held) + new):
             held[block] = [None] * BLOCK
         return new
@@ -103,7 +104,8 @@ class Machine(RuleBasedStateMachine):
           phase=st.sampled_from(["prefill", "decode"]), fails=st.integers(0, 1))  # fmt: skip
     def append(self, cache: BlockTable, count: int, token: int, phase: Phase, fails: int) -> None:
         count = min(count, LIMIT - cache.length)
-        held, self.memory.failing = cache.blocks, fails
+        held = cache.blocks
+        self.memory.failing = fails
         self.dropped_at[cache] = max(self.dropped_at[cache], cache.committed)
         try:
             cache.reserve(count, phase)

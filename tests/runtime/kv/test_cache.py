@@ -16,7 +16,10 @@ from headrace.runtime.ops import AttentionSpec, Ops, reference
 from headrace.runtime.ops.kv_format import FLOAT32, plain
 from tests.kernels import FAST
 
-LAYERS, KV_HEADS, DIM, LIMIT = 2, 2, 16, 700
+LAYERS = 2
+KV_HEADS = 2
+DIM = 16
+LIMIT = 700
 SPEC = AttentionSpec(heads=2, kv_heads=KV_HEADS, head_dim=DIM, scale=0.5)
 WINDOW = 9
 ROW_BYTES = 2 * KV_HEADS * DIM * 4
@@ -32,7 +35,8 @@ def new_cache(
 def projections(ids: list[int], layer: int) -> mx.array:
     """q, k, v rows for entries named `ids`: zero queries, keys +id, values -id, shifted by 1000 per layer."""
     names = mx.array(ids, mx.float32)[:, None] + 1000 * layer
-    q, k = mx.zeros((len(ids), 2 * DIM)), mx.broadcast_to(names, (len(ids), KV_HEADS * DIM))
+    q = mx.zeros((len(ids), 2 * DIM))
+    k = mx.broadcast_to(names, (len(ids), KV_HEADS * DIM))
     return mx.concatenate([q, k, -k], axis=-1)[None]  # (1, T, (H + 2 Hkv) * D)
 
 
@@ -133,7 +137,8 @@ class CacheMachine(RuleBasedStateMachine):
     def contents_agree(self) -> None:
         for layer in range(LAYERS):
             names = [name + 1000.0 * layer for name in self.entries[self.cache.firsts[layer] :]]
-            keys, values = self.cache.arrays[layer], self.cache.arrays[LAYERS + layer]
+            keys = self.cache.arrays[layer]
+            values = self.cache.arrays[LAYERS + layer]
             assert keys[0, 1, : len(names), 2].tolist() == names
             assert values[0, 0, : len(names), 3].tolist() == [-name for name in names]
 
@@ -175,7 +180,10 @@ TestFastKVCache = FastCacheMachine.TestCase
 
 
 def test_growing_copies_less_than_a_hundredth_of_what_steps_read() -> None:
-    cache, copied, read, total = new_cache(limit=50_000), 0, 0, 50_000
+    cache = new_cache(limit=50_000)
+    copied = 0
+    read = 0
+    total = 50_000
     for _ in range(total):
         before = cache.capacity
         cache.reserve(1)
@@ -205,7 +213,8 @@ def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 100, 512])
 def test_a_window_keeps_what_it_shows_and_what_going_back_takes(chunk: int) -> None:
-    cache, kv = new_cache(limit=20_000, windows=(None, 700)), [LayerKV(1, 4 * DIM * 4), LayerKV(1, 4 * DIM * 4, 700)]
+    cache = new_cache(limit=20_000, windows=(None, 700))
+    kv = [LayerKV(1, 4 * DIM * 4), LayerKV(1, 4 * DIM * 4, 700)]
     while cache.length < 12_000:
         cache.reserve(chunk)
         cache.advance(chunk)

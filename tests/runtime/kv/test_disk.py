@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
 from headrace.runtime.ops import BLOCK
 
-PLACE, KEY = b"p" * 16, b"k" * 16
+PLACE = b"p" * 16
+KEY = b"k" * 16
 BLOCK_OF_TWO = StoredBlock(b"b" * 16, KEY, (1, -2, 3), b"\0\0\1", (b"keys and values", None, b""))
 
 
@@ -148,7 +149,8 @@ for _ in range(200):
 
 def test_two_processes_write_the_same_place(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, tmp_path, str(value)]) for value in (1, 2)]
-    store, seen = DiskStore(tmp_path, max_bytes=100_000), 0
+    store = DiskStore(tmp_path, max_bytes=100_000)
+    seen = 0
     while any(writer.poll() is None for writer in writers):
         found = store.get(PLACE)
         if found is not None:

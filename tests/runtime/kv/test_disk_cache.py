@@ -34,7 +34,8 @@ def new_pool(network: Decoder, key: bytes = b"this model", entries: int = LIMIT)
 def written(network: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store's folder with CHAT in it."""
     folder = tmp_path_factory.mktemp("kv")
-    pool, store = new_pool(network), DiskStore(folder, 1 << 30)
+    pool = new_pool(network)
+    store = DiskStore(folder, 1 << 30)
     cache = table(pool, LIMIT)
     feed(network, cache, CHAT[: -len(ANSWER)])
     say(network, cache, ANSWER)
@@ -64,7 +65,8 @@ def rows(pool: BlockPool, cache: Any) -> list[mx.array]:
 
 
 def test_it_comes_back_bit_for_bit(network: Decoder, store: DiskStore) -> None:
-    first, second = new_pool(network), new_pool(network)
+    first = new_pool(network)
+    second = new_pool(network)
     own = table(first, LIMIT)
     feed(network, own, CHAT[: -len(ANSWER)])
     say(network, own, ANSWER)

@@ -106,7 +106,8 @@ def entries(cache: SlotCache, firsts: Sequence[int]) -> list[mx.array]:
 def difference(ours: mx.array, theirs: mx.array) -> float:
     assert ours.dtype == theirs.dtype
     assert ours.shape == theirs.shape
-    ours, theirs = ours.astype(mx.float32), theirs.astype(mx.float32)
+    ours = ours.astype(mx.float32)
+    theirs = theirs.astype(mx.float32)
     return float((mx.abs(ours - theirs).max() / mx.maximum(mx.abs(theirs).max(), 1e-9)).item())
 
 
@@ -136,7 +137,8 @@ def test_as_sequence_by_sequence(
     chance = random.Random(3)
     kvs = new_kv(network), new_kv(network)
     pairs: list[tuple[SlotCache, ...]] = []
-    together, rounds = 0, 60 if dtype == mx.float32 else 30
+    together = 0
+    rounds = 60 if dtype == mx.float32 else 30
     for _ in range(rounds):
         while len(pairs) < 3 or (len(pairs) < 6 and chance.random() < 0.2):
             length = chance.choice([1, 9, 40, 60, chunk - 4, chunk - 2, 2 * chunk - 3, 3 * chunk - 9])
@@ -148,7 +150,8 @@ def test_as_sequence_by_sequence(
         rows: list[Work] = [chance.choice([(1, "decode")] * 9 + [(3, "decode"), (20, "prefill")]) for _ in taking]
         tokens = [chance.randrange(96) for _ in range(sum(count for count, _ in rows))]
         ours, theirs = zip(*taking, strict=True)
-        got, expected = run(network, join(kvs[0], ours, rows), tokens), run(network, join_apart(theirs, rows), tokens)
+        got = run(network, join(kvs[0], ours, rows), tokens)
+        expected = run(network, join_apart(theirs, rows), tokens)
         assert got.dtype == dtype
         assert difference(got, expected) < bound
         together += sum(cache.buffers is not None for cache in ours) > 1
@@ -181,7 +184,8 @@ def test_one_attention_for_all_and_no_mask_where_lengths_are_one(
         return attention(q, *arguments, mask=mask, **named)
 
     kv = new_kv(network)
-    alike, other = [fed(network, kv, 30) for _ in range(3)], fed(network, kv, 33)
+    alike = [fed(network, kv, 30) for _ in range(3)]
+    other = fed(network, kv, 33)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counting)
     decode(network, kv, alike)
     assert calls == [(3, None)] * layers
@@ -241,7 +245,8 @@ def test_seating_takes_one_more_layer_and_no_other_cache(llama: Decoder) -> None
 
 def test_sequences_of_about_one_length_share_a_bank(llama: Decoder) -> None:
     """However their prompts were cut: buffers have as many rows as others' have."""
-    kv, alone = new_kv(llama), new_kv(llama)
+    kv = new_kv(llama)
+    alone = new_kv(llama)
     lengths = [(2 * CHUNK + 5, 1024), (3 * CHUNK - 1, 64)]  # and so of three chunks, and of four
     ours, theirs = ([fed(llama, each, *length) for length in lengths] for each in (kv, alone))
     assert ours[0].allocated_bytes < ours[1].allocated_bytes
@@ -369,7 +374,9 @@ def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.Mo
     memory = llama.cost.kv_bytes(5 * CHUNK)
     engine = Engine(llama, context_limit=2 * CHUNK, kv_memory=memory, pace=SteadyPace(CHUNK))
     assert isinstance(engine.kv, BufferBackend)
-    kv, assign, together = engine.kv, engine.kv.assign, list[int]()
+    kv = engine.kv
+    assign = engine.kv.assign
+    together = list[int]()
 
     def watched(slots: Sequence[SlotCache]) -> Any:
         groups = assign(slots)

@@ -65,7 +65,8 @@ def step(coding: Coding, largest: float) -> float:
 def test_it_is_within_what_quantization_explains(
     kv: KVFormat, head_dim: int, kv_heads: int, shared: int, past: int, count: int, kind: str, seed: int
 ) -> None:
-    heads, kv = kv_heads * shared, reference.packed_format(kv, head_dim)
+    heads = kv_heads * shared
+    kv = reference.packed_format(kv, head_dim)
     spec = AttentionSpec(
         heads,
         kv_heads,
@@ -95,7 +96,8 @@ def test_it_is_within_what_quantization_explains(
 @pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("kv", PACKED, ids=lambda kv: kv.name)
 def test_what_is_not_finite_is_not_hidden(kv: KVFormat, spoiled: int, count: int) -> None:
-    kv, spec = reference.packed_format(kv, 32), AttentionSpec(1, 1, 32, 0.2, Rope(32, mx.ones(16)))
+    kv = reference.packed_format(kv, 32)
+    spec = AttentionSpec(1, 1, 32, 0.2, Rope(32, mx.ones(16)))
     qkv = mx.random.normal((1, count, 3 * 32))
     qkv[0, -1, 32 * spoiled + 5] = float("nan")
     rows = [new_rows(coding, 1, count, 32) for coding in (kv.keys, kv.values)]

@@ -13,7 +13,8 @@ def add(index: PrefixIndex, tokens: list[int], phase: bytes = b"\0") -> None:
 
 
 def test_shared_blocks_are_those_in_front_of_the_last_fork() -> None:
-    index, first = PrefixIndex(b""), list(range(3 * BLOCK + 10))
+    index = PrefixIndex(b"")
+    first = list(range(3 * BLOCK + 10))
     assert index.shared_blocks(first) == 0
     add(index, first)
     assert index.shared_blocks(first) == 0, "its own blocks"

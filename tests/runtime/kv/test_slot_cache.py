@@ -66,7 +66,8 @@ def goes_on_alike(network: Decoder, ours: Any, theirs: Any) -> bool:
 
 def test_a_sequence_goes_on_from_a_copy_as_from_its_own(network: Decoder) -> None:
     kv = new_kv(network)
-    own, copy = said(network, kv), new_slot(kv)
+    own = said(network, kv)
+    copy = new_slot(kv)
     assert copy.load_prefix(CHAT, answers=True) == len(CHAT)
     assert goes_on_alike(network, copy, own)
     copy.trim(len(CHAT))
@@ -89,7 +90,8 @@ def test_without_answers_a_prompt_begins_with_what_was_prefilled(network: Decode
 
 
 def test_it_comes_back_from_disk(network: Decoder, tmp_path: Path) -> None:
-    first, second = new_kv(network), new_kv(network)
+    first = new_kv(network)
+    second = new_kv(network)
     own = said(network, first)
     store = DiskStore(tmp_path, 1 << 30)
     assert store_blocks(pool_of(first), CHAT, store) == 7
@@ -154,7 +156,8 @@ def test_packed_kv_stay_in_buffers_of_their_own(buffered: Decoder) -> None:
 
 
 def test_a_cache_grows_without_wired_memory(buffered: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    cleared, inside = list[bool](), list[bool]()
+    cleared = list[bool]()
+    inside = list[bool]()
     monkeypatch.setattr(mx, "set_wired_limit", lambda limit: inside.append(limit == 0) or 1)
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(True))
     slot = new_slot(new_kv(buffered))
@@ -167,7 +170,8 @@ def test_a_cache_grows_without_wired_memory(buffered: Decoder, monkeypatch: pyte
 
 def count_moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the entries of each copy of a layer's buffers to larger ones."""
-    moves, move = list[int](), SlotCache._move
+    moves = list[int]()
+    move = SlotCache._move
 
     def counted(cache: SlotCache, layer: int, kept: slice, capacity: int) -> None:
         if kept.stop > kept.start:

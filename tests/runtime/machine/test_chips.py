@@ -91,7 +91,8 @@ def test_unlisted_variants_take_the_lowest_figure_with_a_note() -> None:
 
 def test_memory_size_selects_the_variant() -> None:
     name = "NVIDIA GeForce RTX 3080"
-    ten, twelve = chips.find(name, memory_bytes=int(9.75 * GIB)), chips.find(name, memory_bytes=int(11.75 * GIB))
+    ten = chips.find(name, memory_bytes=int(9.75 * GIB))
+    twelve = chips.find(name, memory_bytes=int(11.75 * GIB))
     assert ten is not None
     assert twelve is not None
     assert (ten.bandwidth, twelve.bandwidth) == (760e9, 912e9)

@@ -13,7 +13,10 @@ class Files:
     """procfs of a machine with two CPUs and a chat with process id 7."""
 
     def __init__(self) -> None:
-        self.busy_s, self.idle_s, self.stolen_s, self.chat_s = 100.0, 900.0, 0.0, 3.0
+        self.busy_s = 100.0
+        self.idle_s = 900.0
+        self.stolen_s = 0.0
+        self.chat_s = 3.0
 
     def read(self, path: str) -> str:
         if path == "/proc/stat":
@@ -35,7 +38,8 @@ class Files:
 )
 def test_use(others_s: float, stolen_s: float, chat_s: float, contended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.process_time", lambda: 5.0)
-    files, now = Files(), [0.0]
+    files = Files()
+    now = [0.0]
     meter = CPUMeter([7], files.read, lambda: now[0])
     now[0] = 1.0
     files.busy_s += others_s
@@ -50,7 +54,8 @@ def test_use(others_s: float, stolen_s: float, chat_s: float, contended: bool, m
 
 @pytest.mark.parametrize(("seconds", "stat"), [(LEAST_S / 2, None), (1.0, ""), (1.0, "cpu  1 2\n")])
 def test_unknown_use(seconds: float, stat: str | None) -> None:
-    files, now = Files(), [0.0]
+    files = Files()
+    now = [0.0]
     meter = CPUMeter([8], files.read if stat is None else lambda _: stat, lambda: now[0])
     now[0] = seconds
     assert meter.use() is None

@@ -48,7 +48,8 @@ def _call(library: str, name: str) -> int:
 def test_energy_is_that_of_the_totals_in_their_units(paths: Libraries) -> None:
     counters = EnergyCounters(CoreFoundation(paths.core_foundation), paths.io_report)
     before = _count(paths.io_report, "live")
-    first, second = counters.joules(), counters.joules()
+    first = counters.joules()
+    second = counters.joules()
     assert first is not None
     assert second is not None
     assert second - first == pytest.approx(2 * 1.0 + 9.0 + 0.5)  # two dies, GPU, memory; no part counts twice
@@ -136,6 +137,7 @@ def test_the_mac_here() -> None:
     assert used is None or used >= 0
     assert notify_state(PRESSURE) in (None, 0, 1, 2, 3, 4)
     look = apple(lambda: 0.0, LIBRARIES)
-    first, second = look().joules, look().joules
+    first = look().joules
+    second = look().joules
     assert (first is None) == (second is None)
     assert first is None or second is None or 0 <= first <= second

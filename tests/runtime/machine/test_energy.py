@@ -13,7 +13,9 @@ class Counter:
     """A counter and a clock: `watts` flow while time passes."""
 
     def __init__(self, watts: float = 3.0) -> None:
-        self.joules, self.now, self.watts = 1000.0, 50.0, watts
+        self.joules = 1000.0
+        self.now = 50.0
+        self.watts = watts
 
     def __call__(self) -> Readings:
         return Readings(joules=self.joules, energy_parts="CPU")

@@ -87,7 +87,8 @@ def test_arm_linux_on_a_mac() -> None:
 
 
 def test_cuda_machines() -> None:
-    spark, server = recorded("dgx-spark"), recorded("h200-server")
+    spark = recorded("dgx-spark")
+    server = recorded("h200-server")
     assert spark.cpu == "Cortex-A725 + Cortex-X925"
     assert (spark.physical_cores, spark.device_memory_bytes) == (20, 128525664256)
     assert spark.nominal_bandwidth == 273e9

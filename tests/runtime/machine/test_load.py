@@ -39,7 +39,8 @@ class Machine:
     Error = ProcessLookupError
 
     def __init__(self) -> None:
-        self.busy, self.idle = 100.0, 50.0
+        self.busy = 100.0
+        self.idle = 50.0
         self.spent = {1: 10.0, 2: 20.0, 3: 30.0}
         self.names = {1: "headrace", 2: "make", 3: "cc1plus"}
         self.scans = 0

@@ -13,7 +13,8 @@ def test_the_longer_of_reading_and_computing_is_the_limit(
     nbytes: float, flops: float, bytes_per_second: float, flops_per_second: float
 ) -> None:
     limit = step_limit(nbytes, flops, bytes_per_second, flops_per_second)
-    reading_s, computing_s = nbytes / bytes_per_second, flops / flops_per_second
+    reading_s = nbytes / bytes_per_second
+    computing_s = flops / flops_per_second
     assert limit.seconds == max(reading_s, computing_s)
     assert limit.roof == ("arithmetic" if computing_s > reading_s else "memory")
 

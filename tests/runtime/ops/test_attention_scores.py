@@ -11,7 +11,11 @@ from headrace.runtime.ops import attention
 from headrace.runtime.ops.attention import SCORES, sdpa_mask
 from headrace.runtime.ops.weights import AttentionSpec
 
-HEADS, KV_HEADS, DIM, QUERIES, ENTRIES = 4, 2, 32, 96, 1024
+HEADS = 4
+KV_HEADS = 2
+DIM = 32
+QUERIES = 96
+ENTRIES = 1024
 SPEC = AttentionSpec(HEADS, KV_HEADS, DIM, scale=DIM**-0.5)
 SPECS = {
     "causal": SPEC,
@@ -45,7 +49,8 @@ def test_pieces_give_what_all_queries_give_at_once(kind: str, size: int, monkeyp
 @pytest.mark.parametrize("dtype", [mx.float16, mx.float32])
 @pytest.mark.parametrize("kind", SPECS)
 def test_scores_stay_within_their_bound(kind: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays, spec = heads(dtype), SPECS[kind]
+    arrays = heads(dtype)
+    spec = SPECS[kind]
     if spec.sinks is not None:
         spec = replace(spec, sinks=spec.sinks.astype(dtype))
     mx.eval(arrays, spec.sinks)
@@ -104,7 +109,8 @@ def test_draft_tokens_attend_by_kernels_for_few_queries(
     k, v = (mx.random.normal((1, 2, 50, 64)) for _ in range(2))
     for window in (None, 20):
         spec = AttentionSpec(2 * heads_per_kv, 2, 64, scale=0.125, window=window)
-        whole, calls = attention.attention(q, k, v, spec), list[int]()
+        whole = attention.attention(q, k, v, spec)
+        calls = list[int]()
         with monkeypatch.context() as patched:
             as_on_metal(patched, calls, mx.fast.scaled_dot_product_attention)
             pieces = attention.attention(q, k, v, spec)

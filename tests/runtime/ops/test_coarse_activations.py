@@ -57,7 +57,8 @@ def test_products_are_those_of_the_definition(
 
 def test_a_row_has_the_same_bits_in_any_company() -> None:
     mx.random.seed(3)
-    weight, x = quantized(97, 640, "affine", 4, 32), _activations(150, 640, 4)
+    weight = quantized(97, 640, "affine", 4, 32)
+    x = _activations(150, 640, 4)
     every = product(x, weight, 8)
     for begin, end in ((0, 1), (3, 5), (7, 16), (20, 37), (40, 149)):
         assert mx.array_equal(product(x[begin:end], weight, 8), every[begin:end])
@@ -80,7 +81,8 @@ def test_only_rows_of_prompts_are_coarse(phase: str) -> None:
     for rounding in (16, 8):
         node = native.fuse([layer], 1e-5, "silu", rounding=rounding)
         assert node is not None
-        keys, values = mx.zeros((1, 1, 8, 32), mx.float16), mx.zeros((1, 1, 8, 32), mx.float16)
+        keys = mx.zeros((1, 1, 8, 32), mx.float16)
+        values = mx.zeros((1, 1, 8, 32), mx.float16)
         mx.eval(keys, values)
         results.append(node(x, [keys], [values], 0, [0], "prefill" if phase == "prefill" else "decode", -1))
     assert mx.array_equal(*results) == (phase == "decode")

@@ -67,7 +67,9 @@ def test_the_kernels_that_run_are_named(
 @pytest.mark.parametrize(("rows", "width"), [(1, 32), (2, 576), (1, 4096), (1, 5376), (1, 16384)])
 def test_sums_and_norms(rows: int, width: int, dtype: mx.Dtype) -> None:
     x, residual = (_random((1, rows, width), dtype, seed) for seed in (1, 2))
-    post, norm, scalar = _random((width,), dtype, 3), _random((width,), dtype, 4), _random((1,), dtype, 5)
+    post = _random((width,), dtype, 3)
+    norm = _random((width,), dtype, 4)
+    scalar = _random((1,), dtype, 5)
     for before, behind, scale in ((None, norm, None), (post, norm, scalar), (post, None, None)):
         with emulated() as names:
             found = metal.add_norms(x, residual, before, behind, 1e-5, scale)
@@ -135,7 +137,8 @@ def test_a_network_is_as_with_stock_operations(family: str, tmp_path: Path) -> N
 
 def _logits(network: Decoder) -> mx.array:
     """Return the logits of a prompt and of a step behind it."""
-    cache, found = new_cache(network, 64), list[mx.array]()
+    cache = new_cache(network, 64)
+    found = list[mx.array]()
     for tokens in ([5, 17, 3, 88], [7]):
         x = network.layers(network.embed(mx.array([tokens])), cache.reserve(len(tokens)))
         found.append(network.all_logits(x))
@@ -157,5 +160,6 @@ def _random(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
 def _assert_alike(one: mx.array, other: mx.array, tolerance: float | None = None) -> None:
     assert (one.shape, one.dtype) == (other.shape, other.dtype)
     bound = tolerance or {mx.float16: 2e-3, mx.bfloat16: 1.6e-2, mx.float32: 2e-6}[one.dtype]
-    a, b = one.astype(mx.float32), other.astype(mx.float32)
+    a = one.astype(mx.float32)
+    b = other.astype(mx.float32)
     assert mx.abs(a - b).max() <= bound * mx.abs(b).max()

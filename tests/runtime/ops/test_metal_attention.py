@@ -29,7 +29,8 @@ SPECS = {
 @pytest.mark.parametrize(("kv", "dtype"), [(Q8, mx.float16), (K8V4, mx.bfloat16), (Q4, mx.float32)])
 def test_it_is_as_with_stock_operations(name: str, kv: KVFormat, dtype: mx.Dtype, queries: int, entries: int) -> None:
     """Buffers have room behind the entries, so that rows are strided."""
-    spec, scales = SPECS[name], mx.float16 if dtype == mx.float32 else dtype
+    spec = SPECS[name]
+    scales = mx.float16 if dtype == mx.float32 else dtype
     kv = reference.packed_format(kv, spec.head_dim)
     begin = 0 if spec.window is None else max(0, entries - queries - spec.window + 1)  # as `packed.attend` cuts them
 
@@ -37,7 +38,8 @@ def test_it_is_as_with_stock_operations(name: str, kv: KVFormat, dtype: mx.Dtype
         whole = packed.pack(_random((1, spec.kv_heads, 256, spec.head_dim), seed), coding, scales)
         return packed.Rows(*(part[:, :, begin:entries] for part in whole))
 
-    keys, values = rows(1, kv.keys), rows(2, kv.values)
+    keys = rows(1, kv.keys)
+    values = rows(2, kv.values)
     q = _random((1, spec.heads, queries, spec.head_dim), 3).astype(dtype)
     with emulated() as names:
         own = metal_attention.attend(q, keys, values, spec, kv)

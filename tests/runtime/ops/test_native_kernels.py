@@ -133,7 +133,8 @@ def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
     weight = _weight(rows, columns, bits, group, draw(st.sampled_from(_FLOATS)), draw(st.booleans()))
     if bits and draw(st.booleans()):
         weight = _symmetric(weight)
-    batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    batch = draw(st.integers(1, 3))
+    length = draw(st.integers(1, 40))
     match draw(st.sampled_from(["plain", "strided", "broadcast", "transposed"])):
         case "strided":
             x = mx.random.normal((batch, length, 2 * columns))[..., ::2]
@@ -149,7 +150,8 @@ def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
 @given(_projections(), st.booleans())
 def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
     weight, x = case
-    ours, theirs = _held(weight, exact), _reference(weight)
+    ours = _held(weight, exact)
+    theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
     _, error = _sums_and_errors(x, theirs, exact)
     assert _agree(native.linear(x, ours), reference.linear(x, theirs), error)
@@ -165,7 +167,8 @@ def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
 def test_quantized_floats(mode: str, exact: bool, rows: int, columns: int) -> None:
     mx.random.seed(rows)
     weight = _floats(rows, columns, mode, rows % 2 == 0)
-    ours, theirs = _held(weight, exact), reference.prepare(weight, mx.float32)
+    ours = _held(weight, exact)
+    theirs = reference.prepare(weight, mx.float32)
     assert ours.matrix is not None  # type: ignore[attr-defined]
     plain = mx.dequantize(weight.data, weight.scales, None, weight.group_size, weight.bits, mode, dtype=mx.float32)
     for length in (1, 2, 7, 19, 70):
@@ -185,7 +188,8 @@ def test_quantized_floats(mode: str, exact: bool, rows: int, columns: int) -> No
 @given(_projections(), st.booleans())
 def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
     weight, _ = case
-    held, table = _held(weight, exact), _reference(weight)
+    held = _held(weight, exact)
+    table = _reference(weight)
     assert (held.rows, held.columns) == (weight.rows, weight.columns)
     tokens = mx.random.randint(0, weight.rows, (3, 14))[:, ::2]
     expected = reference.embed(tokens, table, mx.float32)
@@ -208,8 +212,10 @@ def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_long_rows(bits: int, length: int, exact: bool) -> None:
     """More values of k than any kernel takes at once."""
-    weight, x = _weight(45, 3328, bits, 128, mx.float16, False), mx.random.normal((1, length, 3328))
-    ours, theirs = _held(weight, exact), reference.prepare(weight, mx.float32)
+    weight = _weight(45, 3328, bits, 128, mx.float16, False)
+    x = mx.random.normal((1, length, 3328))
+    ours = _held(weight, exact)
+    theirs = reference.prepare(weight, mx.float32)
     _, error = _sums_and_errors(x, theirs, exact)
     assert _agree(native.linear(x, ours), reference.linear(x, theirs), error)
 
@@ -236,7 +242,8 @@ def test_gated_units(case: tuple[Weight, mx.array], activation: str, exact: bool
             weight.bits,
             weight.group_size,
         )
-    ours, theirs = _held(weight, exact), _reference(weight)
+    ours = _held(weight, exact)
+    theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
     sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact)
     (gate, up), (gate_error, up_error) = mx.split(sums, 2, axis=-1), mx.split(errors, 2, axis=-1)
@@ -248,7 +255,8 @@ def test_gated_units(case: tuple[Weight, mx.array], activation: str, exact: bool
 @given(_projections(), st.sampled_from([Xielu(0.9, 1.2, 0.5, -1e-6), Xielu(2.0, 0.4, -0.3, -1e-2)]))
 def test_units_without_a_gate(case: tuple[Weight, mx.array], curve: Xielu) -> None:
     weight, x = case
-    ours, theirs = _held(weight, exact=True), _reference(weight)
+    ours = _held(weight, exact=True)
+    theirs = _reference(weight)
     norm = mx.random.normal((weight.columns,))
     sums, errors = _sums_and_errors(reference.rms_norm(x, norm, 1e-5), theirs, exact=True)
     for activation in ("relu2", curve):
@@ -268,7 +276,8 @@ def test_no_rows_at_all(bits: int) -> None:
 @given(st.integers(0, 5), st.integers(1, 700), st.integers(0, 2**31))
 def test_rms_norm(rows: int, columns: int, seed: int) -> None:
     mx.random.seed(seed)
-    x, weight = mx.random.normal((1, rows, columns)), mx.random.normal((columns,))
+    x = mx.random.normal((1, rows, columns))
+    weight = mx.random.normal((columns,))
     assert _difference(native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6)) < 1e-5
 
 
@@ -276,7 +285,8 @@ def test_rms_norm(rows: int, columns: int, seed: int) -> None:
 def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype]:
     """A layout, B, T, offset and the K/V type."""
     mx.random.seed(draw(st.integers(0, 2**31)))
-    kv_heads, shared = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    kv_heads = draw(st.integers(1, 3))
+    shared = draw(st.integers(1, 6))
     dim = draw(st.sampled_from([16, 32, 48, 64, 80, 128, 256, 512]))
     dims = draw(st.sampled_from([dim, dim // 2]))
     rope = Rope(dims, 10_000 ** (mx.arange(0, dims, 2) / dims), draw(st.sampled_from([1.0, 1.25])))
@@ -306,7 +316,8 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
 def test_attention(case: tuple[AttentionSpec, int, int, int, mx.Dtype]) -> None:
     spec, batch, length, offset, dtype = case
     shape = (batch, spec.kv_heads, offset + length + 3, spec.head_dim)
-    keys, values = mx.random.normal(shape).astype(dtype), mx.random.normal(shape).astype(dtype)
+    keys = mx.random.normal(shape).astype(dtype)
+    values = mx.random.normal(shape).astype(dtype)
     rows = spec.heads + (len(spec.projects) - 1) * spec.kv_heads
     qkv = mx.random.normal((batch, length, rows * spec.head_dim))
     theirs = reference.attend(qkv, mx.array(keys), mx.array(values), offset, spec)
@@ -339,7 +350,9 @@ def test_one_token_at_a_time_equals_all_at_once() -> None:
     spec = AttentionSpec(4, 2, 64, 0.125, rope)
     qkv = mx.random.normal((1, 70, 8 * 64))
     whole, *_ = native.attend(qkv, mx.zeros((1, 2, 70, 64)), mx.zeros((1, 2, 70, 64)), 0, spec)
-    keys, values, outs = mx.zeros((1, 2, 70, 64)), mx.zeros((1, 2, 70, 64)), []
+    keys = mx.zeros((1, 2, 70, 64))
+    values = mx.zeros((1, 2, 70, 64))
+    outs = []
     for t in range(70):
         out, keys, values = native.attend(qkv[:, t : t + 1], keys, values, t, spec)
         mx.eval(out)

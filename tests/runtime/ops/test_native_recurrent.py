@@ -14,7 +14,12 @@ from tests.kernels import INSTRUCTION_SETS, on_instruction_set
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason="the native kernels are not built here")
 
-B, T, HK, HV, DK, DV = 2, 5, 2, 4, 32, 37
+B = 2
+T = 5
+HK = 2
+HV = 4
+DK = 32
+DV = 37
 
 
 @pytest.fixture(params=INSTRUCTION_SETS, autouse=True)
@@ -39,7 +44,8 @@ def state_inputs(*, delta: bool, per_key: bool) -> list[mx.array | None]:
 @pytest.mark.parametrize("delta", [False, True], ids=["additive", "delta rule"])
 def test_recurrence(delta: bool, per_key: bool) -> None:
     inputs = state_inputs(delta=delta, per_key=per_key)
-    wanted, ours = reference.recurrence(*inputs), native.recurrence(*inputs)
+    wanted = reference.recurrence(*inputs)
+    ours = native.recurrence(*inputs)
     assert all(close(*pair) for pair in zip(ours, wanted, strict=True))
 
     def part(sequence: slice, tokens: slice, state: mx.array) -> tuple[mx.array, mx.array]:
@@ -58,7 +64,8 @@ def test_recurrence(delta: bool, per_key: bool) -> None:
 @pytest.mark.parametrize("channels", [16, 83])
 def test_convolution(biased: bool, channels: int) -> None:
     mx.random.seed(channels)
-    x, weight = mx.random.normal((B, T + 3, channels)), mx.random.normal((4, channels))
+    x = mx.random.normal((B, T + 3, channels))
+    weight = mx.random.normal((4, channels))
     bias = mx.random.normal((channels,)) if biased else None
     ours = native.convolve(x, weight, bias)
     assert close(ours, reference.convolve(x, weight, bias))
@@ -67,7 +74,8 @@ def test_convolution(biased: bool, channels: int) -> None:
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_activations(activation: str) -> None:
-    x, up = mx.random.normal((2, 3, 19)) * 3, mx.random.normal((2, 3, 19))
+    x = mx.random.normal((2, 3, 19)) * 3
+    up = mx.random.normal((2, 3, 19))
     assert close(native.activate(x, activation), reference.activate(x, activation))
     assert close(native.glu(x, up, activation), reference.glu(x, up, activation))
 
@@ -113,7 +121,8 @@ def test_rotation_of_heads() -> None:
 def test_other_calls_run_on_stock_mlx() -> None:
     """Scores that are added, masks that differ by head, and values of another size."""
     q, keys, values = heads(4, 10)
-    added, by_head = mx.random.normal((4, 10)), mx.ones((1, 4, 4, 10), mx.bool_)
+    added = mx.random.normal((4, 10))
+    by_head = mx.ones((1, 4, 4, 10), mx.bool_)
     for mask, v in ((added, values), (by_head, values), ("causal", values[..., :16])):
         ours, wanted = (ops.attend_heads(q, keys, v, 0.2, mask) for ops in (native, reference))
         assert mx.array_equal(ours, wanted)
@@ -156,7 +165,8 @@ MIXERS += [("ssm", None), ("conv", None)]
 def test_mixers(kind: str, norm: str | None) -> None:
     spec = mixer(kind, norm=norm)
     counts = [3, 1, 70]
-    x, states = mixer_inputs(spec, sum(counts)), [mx.random.normal((spec.sizes.state,)) for _ in counts]
+    x = mixer_inputs(spec, sum(counts))
+    states = [mx.random.normal((spec.sizes.state,)) for _ in counts]
     wanted, ours = (ops.mix_pass(x, states, counts, spec) for ops in (reference, native))
     assert close(ours[0], wanted[0])
     assert all(close(*pair) for pair in zip(ours[1], wanted[1], strict=True))
@@ -166,7 +176,8 @@ def test_mixers(kind: str, norm: str | None) -> None:
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
 def test_a_token_is_mixed_alike_in_any_pass(kind: str, norm: str | None, threads: int) -> None:
     spec = mixer(kind, norm=norm)
-    x, state = mixer_inputs(spec, 40), mx.random.normal((spec.sizes.state,))
+    x = mixer_inputs(spec, 40)
+    state = mx.random.normal((spec.sizes.state,))
     native.set_threads(2)
     whole, [end] = native.mix_pass(x, [state], [40], spec)
     native.set_threads(threads)

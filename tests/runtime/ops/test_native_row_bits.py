@@ -39,8 +39,10 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 def appended(spec: AttentionSpec, qkv: mx.array, passes: list[tuple[int, Phase]], dtype: mx.Dtype) -> list[bytes]:
     """Attend for qkv (1, N, .) in passes of these lengths and phases; returns output and cache."""
     shape = (1, spec.kv_heads, qkv.shape[1] + 5, spec.head_dim)
-    keys, values = mx.full(shape, float("nan"), dtype), mx.full(shape, float("nan"), dtype)
-    outputs, done = [], 0
+    keys = mx.full(shape, float("nan"), dtype)
+    values = mx.full(shape, float("nan"), dtype)
+    outputs = []
+    done = 0
     for length, phase in passes:
         out, keys, values = native.attend(qkv[:, done : done + length], keys, values, done, spec, 0, phase)
         mx.eval(out)
@@ -52,7 +54,8 @@ def appended(spec: AttentionSpec, qkv: mx.array, passes: list[tuple[int, Phase]]
 
 def cut(total: int, sizes: list[int], seed: int) -> list[int]:
     """Return random chunk sizes that sum to `total`; the first ones are given."""
-    draw, chunks = random.Random(seed), list(sizes)
+    draw = random.Random(seed)
+    chunks = list(sizes)
     while (left := total - sum(chunks)) > 0:
         chunks.append(min(left, draw.choice([1, 2, 3, 7, 16, 31, 64, 65, 200, 513])))
     return chunks

@@ -25,9 +25,12 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 def attended(kv: KVFormat, spec: AttentionSpec, qkv: mx.array, cuts: list[tuple[int, Phase]]) -> mx.array:
     """Attend for qkv (1, T, ...) of one sequence, in passes of so many rows -> (1, T, H * D)."""
     store = KVStore([KVKind(spec.window, spec.kv_heads, spec.head_dim)], kv)
-    group, length = store.groups[0], qkv.shape[1]
+    group = store.groups[0]
+    length = qkv.shape[1]
     group.slabs.append(native.slab(-(-length // BLOCK), group.block_shape, kv.dtype))
-    table, outs, done = list(range(group.blocks)), [], 0
+    table = list(range(group.blocks))
+    outs = []
+    done = 0
     for count, phase in cuts:
         rows = Pass([SequenceRows(count, done, phase, [table])], store)
         outs.append(native.attend_pass(qkv[:, done : done + count], rows, 0, spec))
@@ -72,7 +75,8 @@ def test_errors_are_within_quantization(
     qkv = mx.random.uniform(-1, 1, (1, length, (heads + 2 * kv_heads) * head_dim), key=mx.random.key(seed))
     cuts: list[tuple[int, Phase]] = [(prompt, "prefill")]
     cuts += [(count, "decode") for count in answer]
-    ours, theirs = attended(kv, spec, qkv, cuts), attended(FLOAT32, spec, qkv, cuts)
+    ours = attended(kv, spec, qkv, cuts)
+    theirs = attended(FLOAT32, spec, qkv, cuts)
     # Scores move by at most |q| . |error of k|, and softmax weights by twice that, relatively.
     moved = 0.02 * head_dim * step(kv.keys, 1) / 2
     bound = 2 * moved * (1 + moved) * 2 + step(kv.values, 1) / 2 + 1e-3

@@ -85,7 +85,8 @@ class Blocks:
         return whole[:, :, : sequence.length - (len(sequence.tables[group]) - len(left)) * BLOCK]
 
     def _take(self, number: int) -> int:
-        group, free = self.store.groups[number], self._free[number]
+        group = self.store.groups[number]
+        free = self._free[number]
         if not free:
             free += range(group.blocks, group.blocks + self._slab)
             group.slabs.append(self.ops.slab(self._slab, group.block_shape, self.store.format.dtype))
@@ -164,7 +165,8 @@ def as_bytes(arrays: dict[int, list[mx.array]]) -> dict[int, list[bytes]]:
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    ours, theirs = ours.astype(mx.float32), theirs.astype(mx.float32)
+    ours = ours.astype(mx.float32)
+    theirs = theirs.astype(mx.float32)
     return float((mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item())
 
 
@@ -189,13 +191,12 @@ def test_sequences_alone_equal_sequences_in_a_batch_for_any_blocks(kv: KVFormat)
 @needs_kernels
 def test_blocks_equal_contiguous_buffers() -> None:
     """A pass over blocks has the bits of contiguous buffers."""
-    blocks, steps = (
-        Blocks(native, new_store(FLOAT16), 1),
-        [Step(300, "prefill"), Step(1, "decode"), Step(6, "decode")],
-    )
+    blocks = Blocks(native, new_store(FLOAT16), 1)
+    steps = [Step(300, "prefill"), Step(1, "decode"), Step(6, "decode")]
     found = run(blocks, {7: steps}, together=True)[7]
     keys, values = (mx.zeros((1, SPEC.kv_heads, 400, SPEC.head_dim), mx.float16) for _ in range(2))
-    outs, done = [], 0
+    outs = []
+    done = 0
     for step in steps:
         qkv = projections(7, 0, done, step.count)
         out, keys, values = native.attend(qkv, keys, values, done, SPEC, 0, step.phase)
@@ -229,7 +230,8 @@ def test_sequences_share_a_prefix_and_a_copied_block(ops: Ops) -> None:
         sequence.length += count
         return out
 
-    parent, alone = blocks.new(), blocks.new()
+    parent = blocks.new()
+    alone = blocks.new()
     for sequence in (parent, alone):
         appended(sequence, 1, 200, "prefill")
     child = blocks.new()
@@ -286,7 +288,8 @@ class Together:
     runs_fused = True
 
     def __init__(self, ops: Ops, the_pass: Pass) -> None:
-        self._ops, self._pass = ops, the_pass
+        self._ops = ops
+        self._pass = the_pass
 
     def attend(self, layer: int, qkv: Projections, spec: AttentionSpec) -> mx.array:
         return self._ops.attend_pass(qkv, self._pass, layer, spec)
@@ -301,7 +304,8 @@ def logits(network: Decoder, blocks: Blocks, work: list[tuple[Sequence, list[int
     fed = mx.array([[token for _, tokens, _ in work for token in tokens]])
     x = network.all_logits(network.layers(network.embed(fed), Together(network.ops, the_pass)))[0]
     mx.eval(x)
-    found, row = [], 0
+    found = []
+    row = 0
     for sequence, tokens, _ in work:
         sequence.length += len(tokens)
         found.append(x[row : row + len(tokens)])
@@ -323,7 +327,8 @@ def test_a_network_over_a_pass(variant: str, ops: Ops, tmp_path: Path) -> None:
     singles = [blocks.new() for _ in prompts]
     expected = []
     for prompt in prompts:
-        cache, alone = new_cache(network, 200), []
+        cache = new_cache(network, 200)
+        alone = []
         parts: list[tuple[list[int], Phase]] = [(prompt, "prefill"), ([6], "decode"), ([8, 2], "decode")]
         for part, phase in parts:
             cache.reserve(len(part), phase)

@@ -46,7 +46,8 @@ def test_products_are_within_two_to_the_minus_15(
 @pytest.mark.usefixtures("tiles")
 def test_a_row_has_the_same_bits_in_any_company() -> None:
     mx.random.seed(3)
-    weight, x = quantized(97, 1056), mx.random.normal((600, 1056))
+    weight = quantized(97, 1056)
+    x = mx.random.normal((600, 1056))
     every = product(x, weight, _HALVES)
     for begin, end in ((0, 1), (3, 5), (7, 23), (20, 37), (40, 149), (500, 600)):
         assert mx.array_equal(product(x[begin:end], weight, _HALVES), every[begin:end])
@@ -71,13 +72,15 @@ def test_only_rows_of_prompts_meet_tiles(tiles: str, phase: str) -> None:
         weights = LayerWeights(spec, mx.ones(64), [qkv], output, None, mx.ones(64), [gate_up], down, None)
         node = native.fuse([weights], 1e-5, "silu")
         assert node is not None
-        keys, values = mx.zeros((1, 1, 8, 32), mx.float16), mx.zeros((1, 1, 8, 32), mx.float16)
+        keys = mx.zeros((1, 1, 8, 32), mx.float16)
+        values = mx.zeros((1, 1, 8, 32), mx.float16)
         mx.eval(keys, values)
         out = node(x, [keys], [values], 0, [0], "prefill" if phase == "prefill" else "decode", -1)
         mx.eval(out)
         return out
 
-    theirs, ours = layer("avx512"), layer(tiles)
+    theirs = layer("avx512")
+    ours = layer(tiles)
     assert mx.array_equal(theirs, ours) == (phase == "decode")
     assert (mx.abs(theirs - ours).max() < 1e-3 * mx.abs(theirs).max()).item()
 

@@ -29,7 +29,8 @@ def both(ends: list[Any], call: str, *given: mx.array) -> list[mx.array]:
 
 @pytest.mark.parametrize("size", [1, 2048, 1 << 21])  # the last is longer than the buffers of a socket
 def test_sums_have_the_same_bits_on_both_ranks(ends: list[Any], size: int) -> None:
-    own, others = mx.random.normal((1, size)), mx.random.normal((1, size))
+    own = mx.random.normal((1, size))
+    others = mx.random.normal((1, size))
     first, second = both(ends, "all_sum", own, others)
     assert mx.array_equal(first, second)
     assert mx.array_equal(first, own + others)
@@ -52,7 +53,8 @@ def test_arrays_are_gathered_in_the_order_of_ranks(ends: list[Any]) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_columns_are_gathered_on_rank_0(ends: list[Any], rows: int) -> None:
-    own, others = mx.random.normal((rows, 1, 5)), mx.random.normal((rows, 1, 1 << 18))
+    own = mx.random.normal((rows, 1, 5))
+    others = mx.random.normal((rows, 1, 1 << 18))
     with mx.stream(mx.new_stream(mx.cpu)):
         first = ends[0].gather_columns(own, others.shape[-1])
     with mx.stream(mx.new_stream(mx.cpu)):

@@ -42,7 +42,8 @@ def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def penalised(logits: Sequence[float], params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
     """Return logits after bias and penalties."""
-    out, counts = list(logits), Counter(output)
+    out = list(logits)
+    counts = Counter(output)
     for token, bias in params.logit_bias.items():
         out[token] += bias
     for token in {*prompt, *output}:
@@ -61,7 +62,8 @@ def distribution(logits: list[float], params: SamplingParams) -> dict[int, float
     if params.top_k:
         kept = kept[: params.top_k]
     if params.top_p < 1:
-        mass, nucleus = 0.0, []
+        mass = 0.0
+        nucleus = []
         for token in kept:
             assume(abs(mass - params.top_p) > 1e-4)  # float32 may see the edge differently
             if mass >= params.top_p:
@@ -140,7 +142,8 @@ def test_greedy_answers_follow_the_penalties(
         frequency_penalty=params.frequency_penalty,
         logit_bias=params.logit_bias,
     )
-    chosen, output = sampler(greedy, prompt), []
+    chosen = sampler(greedy, prompt)
+    output = []
     for _ in range(steps):
         values = penalised(logits, greedy, prompt, output)
         best, second = sorted(values, reverse=True)[:2]
@@ -196,7 +199,8 @@ def test_frequency_grows_with_every_occurrence() -> None:
 
 def test_large_sample_is_the_softmax() -> None:
     """Chi-square with 11 degrees of freedom; 37.4 has a false alarm rate of 1e-4, and the seed is fixed."""
-    logits, draws = [0.31 * (i % 5) - 0.17 * i for i in range(VOCAB)], 40_000
+    logits = [0.31 * (i % 5) - 0.17 * i for i in range(VOCAB)]
+    draws = 40_000
     params = SamplingParams(temperature=0.8, seed=2024)
     drawn = draw(params, logits, draws)
     expected = normalised({token: value / 0.8 for token, value in enumerate(logits)}, list(range(VOCAB)))

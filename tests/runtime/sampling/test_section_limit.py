@@ -10,7 +10,8 @@ from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.section_limit import SectionLimit
 
-OPEN, CLOSE = (1, 2), (7, 8, 9)
+OPEN = (1, 2)
+CLOSE = (7, 8, 9)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,8 @@ def test_an_engine_forces_the_end_at_the_exact_token(network: Decoder, params: S
 
 def test_other_sequences_of_the_batch_are_not_changed(network: Decoder) -> None:
     engine = Engine(network, context_limit=200)
-    plain, limit = Request([5, 6, 7], 30), SectionLimit(6, (), CLOSE)
+    plain = Request([5, 6, 7], 30)
+    limit = SectionLimit(6, (), CLOSE)
     alone = output(engine, plain), output(engine, Request([9, 8], 30, section=limit))
     sequences = [engine.submit(plain), engine.submit(Request([9, 8], 30, section=limit))]
     together: dict[int, tuple[int, ...]] = {0: (), 1: ()}

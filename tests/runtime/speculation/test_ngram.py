@@ -56,13 +56,15 @@ def test_matches_equal_brute_force(tokens: list[int], first: int) -> None:
     for token in tokens[first:]:
         text.append(token)
         proposer.update(text)
-    best, found = longest(text), proposer._length
+    best = longest(text)
+    found = proposer._length
     if proposer._at and not found:  # it goes on behind a token that differs
         return
     assert bool(proposer.chances(1)) == (best >= 2)
     if best < 2:
         return
-    at, length = proposer._at, found
+    at = proposer._at
+    length = found
     differ = sum(a != b for a, b in zip(text[at - length : at], text[len(text) - length :], strict=True))
     assert differ <= 1
     assert length <= max(best, len(text))
@@ -72,7 +74,8 @@ def test_matches_equal_brute_force(tokens: list[int], first: int) -> None:
 
 def test_a_draft_resumes_behind_a_replaced_token() -> None:
     page = list(range(10, 40))
-    proposer, text = NGram(), [*page, 1, 2, *page[:12]]
+    proposer = NGram()
+    text = [*page, 1, 2, *page[:12]]
     proposer.update(text)
     text.append(7)  # in place of page[12]
     proposer.update(text)
@@ -97,7 +100,8 @@ def test_sampled_text_has_lower_chances() -> None:
 
 
 def test_accepted_drafts_raise_the_chances() -> None:
-    proposer, text = NGram(), [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
+    proposer = NGram()
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
     proposer.update(text)
     before = list(proposer.chances(4))
     for token in [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3:

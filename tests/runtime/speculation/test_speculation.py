@@ -133,11 +133,13 @@ def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[An
         (asked(SAMPLED, max_tokens=end), 256),
         (asked(SAMPLED), len(PROMPT) - 1 + end),
     ):
-        watched, plain = WatchedNetwork(network), WatchedNetwork(network)
+        watched = WatchedNetwork(network)
+        plain = WatchedNetwork(network)
         found = run(speculating(watched, context_limit=limit), [request], [oracle(PROMPT, tokens)])[0]
         without = list(Engine(plain, context_limit=limit).generate(replace(request, speculate="off")))
         same(network, said(found), said(without))
-        ours, theirs = split(list(found))[1], split(without)[1]
+        ours = split(list(found))[1]
+        theirs = split(without)[1]
         assert (ours.reason, ours.stop_id) == (theirs.reason, theirs.stop_id)
         assert ours.summary.completion_tokens == theirs.summary.completion_tokens
         assert ours.summary.steps + ours.summary.accepted == theirs.summary.steps
@@ -149,7 +151,8 @@ def test_an_answer_cancelled_within_a_step_counts_its_tokens_only(network: Decod
     """As for a stop string: the cancel flag has the number of tokens that count."""
     tokens = [token for token, _ in expected[0]]
     for after in range(1, 18):  # also right before the end-of-turn token
-        request, count = asked(stop_ids=frozenset({tokens[17]})), 0
+        request = asked(stop_ids=frozenset({tokens[17]}))
+        count = 0
         engine = speculating(network)
         sequence = engine.submit(request)
         sequence.proposers = [oracle(PROMPT, tokens)]
@@ -174,7 +177,8 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
     """After every step with rejected draft tokens, against decoding without speculation."""
     tokens = [token for token, _ in expected[2]]
     watched = WatchedNetwork(network)
-    engine, plain = speculating(watched), Engine(WatchedNetwork(network), context_limit=256)
+    engine = speculating(watched)
+    plain = Engine(WatchedNetwork(network), context_limit=256)
     ours = engine.submit(asked(EVERYTHING, logprobs=None))
     ours.proposers = [oracle(PROMPT, tokens, frozenset(range(2, SAYS, 5)))]
     theirs = plain.submit(asked(EVERYTHING, logprobs=None, speculate="off"))
@@ -184,7 +188,8 @@ def test_rollback_leaves_entries_keys_and_counts_as_they_were(network: Decoder, 
         if theirs.sampler is not None and theirs.output_count and not theirs.remaining:
             break
         if theirs.sampler is not None and theirs.cache.committed:  # the pass under way has chosen already
-            key, counts = theirs.sampler._key, theirs.sampler._counts
+            key = theirs.sampler._key
+            counts = theirs.sampler._counts
             states[theirs.output_count + theirs.pending] = key, None if counts is None else counts.tolist()
     compared = 0
     while ours.state != "finished":
@@ -265,7 +270,8 @@ def test_proposers_are_updated_only_where_drafts_may_pay(
     network: Decoder, monkeypatch: pytest.MonkeyPatch, pays: bool
 ) -> None:
     """Otherwise it takes no time."""
-    engine, proposer = speculating(network), Scripted(lambda _tokens, _most: [])
+    engine = speculating(network)
+    proposer = Scripted(lambda _tokens, _most: [])
     updates: list[int] = []
     monkeypatch.setattr(proposer, "update", lambda tokens: updates.append(len(tokens)))
     monkeypatch.setattr(engine._drafting.controller, "pays", lambda *_, **__: pays)

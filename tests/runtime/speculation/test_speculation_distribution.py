@@ -17,7 +17,9 @@ from headrace.runtime.engine.decode import accepted
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.sampling.sampler import Sampler, choose
 
-VOCAB, LENGTH, PROMPT = 5, 3, [1, 1, 4]
+VOCAB = 5
+LENGTH = 3
+PROMPT = [1, 1, 4]
 DRAWS = 500  # enough for the biased rule; more are a matter of time: tests/bench/speculation_draws.py
 _noise = np.random.default_rng(11).normal(0, 1.2, [VOCAB + 1, VOCAB + 1, VOCAB]).astype(np.float32)
 STAGES = {
@@ -85,7 +87,8 @@ def answers(params: SamplingParams, count: int, draft: Draft, rule: Rule) -> Cou
             for i in range(len(own) + 1)
         ]
         chosen: list[int] = choose([sampler for sampler, _ in open_], mx.array(np.stack(rows)), drafts).tolist()  # type: ignore[assignment]
-        row, still = 0, []
+        row = 0
+        still = []
         for (sampler, output), own in zip(open_, drafts, strict=True):
             tokens = chosen[row : row + 1 + len(own)]
             row += len(tokens)

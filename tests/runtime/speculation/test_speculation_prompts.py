@@ -14,7 +14,9 @@ from tests.speculating import oracle, run, speculating
 from tests.tiny import load_decoder, quantize_model, write_model
 from tests.watched import split
 
-PROMPTS, LENGTH, BESIDE = 50, 17, 8
+PROMPTS = 50
+LENGTH = 17
+BESIDE = 8
 BACKENDS: list[Ops] = [reference, *([native] if native.status().available else [])]
 
 Answers = list[tuple[list[int], str, int | None]]

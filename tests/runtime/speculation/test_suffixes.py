@@ -31,7 +31,8 @@ def proposer(recent: RecentAnswers, tokens: list[int]) -> NGram:
 
 
 def test_an_answer_of_another_sequence_is_drafted_up_to_its_end() -> None:
-    recent, answer = RecentAnswers(), list(range(100, 120))
+    recent = RecentAnswers()
+    answer = list(range(100, 120))
     recent.add(answer)
     assert list(proposer(recent, [1, 2, *answer[:7]]).propose(5)) == answer[7:12]
     assert list(proposer(recent, [1, 2, *answer[:17]]).propose(9)) == answer[17:]
@@ -40,7 +41,8 @@ def test_an_answer_of_another_sequence_is_drafted_up_to_its_end() -> None:
 
 
 def test_a_draft_beyond_an_answers_end_is_dropped() -> None:
-    recent, answer = RecentAnswers(), list(range(100, 120))
+    recent = RecentAnswers()
+    answer = list(range(100, 120))
     recent.add(answer)
     recent.add(list(range(30)))
     text = [1, 2, *answer[:17]]
@@ -52,7 +54,8 @@ def test_a_draft_beyond_an_answers_end_is_dropped() -> None:
 
 
 def test_the_most_frequent_continuation_is_drafted() -> None:
-    once, often = [1, 2, 3, 7], [1, 2, 3, 5]
+    once = [1, 2, 3, 7]
+    often = [1, 2, 3, 5]
     text = [*often, 20, *often, 21, *often, 22, *once, 23, 1, 2, 3]
     assert list(proposer(RecentAnswers(), text).propose(1)) == [5]
 

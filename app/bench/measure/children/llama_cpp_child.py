@@ -36,7 +36,8 @@ class Tuned:
 
     def setup(self) -> dict[str, Any]:
         """Return the contexts' own settings; memory mapping is llama.cpp's default."""
-        library, ctx = self._library, self._ways[0].ctx
+        library = self._library
+        ctx = self._ways[0].ctx
         return {
             "threads": min(library.llama_n_threads(way.ctx) for way in self._ways),
             "threads_batch": min(library.llama_n_threads_batch(way.ctx) for way in self._ways),
@@ -142,7 +143,8 @@ class LlamaCpp:
 
     def measure(self, prompt: int, generate: int, depth: int) -> dict[str, Any]:
         """Return times of `prompt` tokens (0: one) fed after `depth` others, then `generate` tokens (0: one) chosen."""
-        library, ctx = self._library, self.ctx
+        library = self._library
+        ctx = self.ctx
         self._fill(depth)
         fed = self._tokens(prompt or 1)
         library.llama_perf_context_reset(ctx)

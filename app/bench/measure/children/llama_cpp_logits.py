@@ -29,7 +29,8 @@ class Logits:
         self._length = 0
 
     def setup(self) -> dict[str, Any]:
-        library, ctx = self._library, self._ctx
+        library = self._library
+        ctx = self._ctx
         return {
             "threads": library.llama_n_threads(ctx),
             "threads_batch": library.llama_n_threads_batch(ctx),
@@ -47,7 +48,8 @@ class Logits:
         """Feed tokens in pieces of so many; write float32 logits (T, V) to `file`. Return the seconds of the passes."""
         import numpy
 
-        seconds, width = 0.0, self._llama.n_vocab()
+        seconds = 0.0
+        width = self._llama.n_vocab()
         with Path(file).open("wb") as out:
             for took, count in self._passes(tokens, pieces, every=True):
                 seconds += took
@@ -57,7 +59,8 @@ class Logits:
 
     def _passes(self, tokens: list[int], size: int, *, every: bool) -> Iterator[tuple[float, int]]:
         """Feed tokens in pieces; yield (seconds, rows) of each. every: logits of all rows, else of the last."""
-        library, batch = self._library, self._batch
+        library = self._library
+        batch = self._batch
         for at in range(0, len(tokens), size):
             piece = tokens[at : at + size]
             batch.n_tokens = len(piece)

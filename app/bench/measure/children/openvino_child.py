@@ -19,7 +19,9 @@ from typing import Any
 
 Way = dict[str, Any]
 """A value of each setting."""
-KV, ATTENTION, THREADS = "KV_CACHE_PRECISION", "ATTENTION_BACKEND", "INFERENCE_NUM_THREADS"
+KV = "KV_CACHE_PRECISION"
+ATTENTION = "ATTENTION_BACKEND"
+THREADS = "INFERENCE_NUM_THREADS"
 CHOICES: dict[str, tuple[Any, ...]] = {
     KV: ("u8", "f16"),
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": (32, 0),
@@ -40,7 +42,9 @@ class Converted:
 
         self.genai = openvino_genai
         self._openvino, self._numpy, self._core = openvino, numpy, openvino.Core()
-        self.folder, self.room, self._threads = folder, room, threads
+        self.folder = folder
+        self.room = room
+        self._threads = threads
         half = "BF16" in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         self.choices = {**CHOICES, KV: tuple(kinds), **({} if half else {"INFERENCE_PRECISION_HINT": ("f32",)})}
         link = Path(folder, "model.gguf")  # the converted files go beside it
@@ -78,7 +82,8 @@ class Paged:
         scheduler.enable_prefix_caching = True
         scheduler.max_num_batched_tokens = model.room  # whole prompts, as its simple pipeline has it
         scheduler.num_kv_blocks = -(-model.room // BLOCK)
-        self._model, self._number = model, 0
+        self._model = model
+        self._number = 0
         self._pipeline = model.genai.ContinuousBatchingPipeline(model.folder, scheduler, "CPU", model.properties(way))
 
     def keep(self, prefixes: list[list[int]]) -> None:
@@ -117,7 +122,8 @@ class Contiguous:
 
     def arrivals(self, prompts: list[list[int]], count: int) -> list[float]:
         """Generate `count` tokens for the only prompt; return the time after each."""
-        genai, arrivals = self._model.genai, list[float]()
+        genai = self._model.genai
+        arrivals = list[float]()
 
         class Clock(genai.StreamerBase):  # type: ignore[misc, name-defined]
             def write(self, _: Any) -> Any:
@@ -273,7 +279,8 @@ def main() -> None:
         gguf, folder, context, sequences, threads, kinds = sys.argv[1:]
         room = int(context) * (int(sequences) + 1)  # prefixes, and a request beside them
         model = Converted(gguf, folder, room, int(threads), kinds.split(","))
-        peer, logits = Tuned(model), dict[bool, Logits]()
+        peer = Tuned(model)
+        logits = dict[bool, Logits]()
         answer({"ready": version("openvino-genai"), **peer.setup()})
     except Exception as error:
         answer({"error": " ".join(str(error).split())[:300]})

@@ -167,7 +167,8 @@ def test_a_hostile_grammar_is_one_line_in_time(tmp_path_factory: pytest.TempPath
     """It is refused, or compiled and then as fast as others."""
     grammars = _shared(tmp_path_factory)
     kind, text = HOSTILE[name]
-    started, refused = time.process_time(), ""
+    started = time.process_time()
+    refused = ""
     try:
         source = GrammarSource(kind, schema_text(text) if kind == "schema" else text)  # type: ignore[arg-type]
         constraint = grammars.compile(source).start()
@@ -192,7 +193,8 @@ def test_without_a_process_for_trials_grammars_are_compiled(tmp_path: Path, monk
 
 
 def test_a_compilation_without_end_is_ended(tmp_path: Path) -> None:
-    grammars, before = _grammars(tmp_path), psutil.Process().children()
+    grammars = _grammars(tmp_path)
+    before = psutil.Process().children()
     with pytest.raises(UsageError, match="the schema is too complex: it takes more than 2 s or 2 GB to compile"):
         grammars.compile(GrammarSource("schema", schema_text(MULTIPLES)))
     assert psutil.Process().children() == before

@@ -63,12 +63,15 @@ def _expected(trie: TokenTrie, so_far: bytes, texts: Sequence[str]) -> set[int]:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
 def test_a_mask_allows_the_tokens_that_lead_to_a_text(grammars: Grammars, source: GrammarSource) -> None:
-    trie, chance = grammars.trie, random.Random(3)
+    trie = grammars.trie
+    chance = random.Random(3)
     ended = set()
     for _ in range(12):
-        constraint, so_far = grammars.compile(source).start(), b""
+        constraint = grammars.compile(source).start()
+        so_far = b""
         while True:
-            allowed, expected = _allowed(constraint), _expected(trie, so_far, _TEXTS)
+            allowed = _allowed(constraint)
+            expected = _expected(trie, so_far, _TEXTS)
             forced = list(constraint.forced())
             if allowed != expected:  # forced text has one token: the one that the tokenizer gives
                 assert allowed == set(forced[:1])
@@ -90,7 +93,8 @@ def test_masks_behind_draft_tokens_are_those_of_the_steps(grammars: Grammars, so
     tokens = grammars.trie(text)
     for wrong in (None, 0, len(tokens) // 2, len(tokens) - 1):
         draft = [grammars.trie("~")[0] if place == wrong else token for place, token in enumerate(tokens)]
-        constraint, stepped = grammars.compile(source).start(), grammars.compile(source).start()
+        constraint = grammars.compile(source).start()
+        stepped = grammars.compile(source).start()
         masks = constraint.masks(draft).tolist()
         assert len(masks) == len(draft) + 1
         right = len(tokens) if wrong is None else wrong
@@ -114,7 +118,8 @@ def test_a_token_that_is_not_allowed_is_an_error(grammars: Grammars) -> None:
 
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     assert grammars.compile(SOURCES[0]) is grammars.compile(GrammarSource("schema", _SCHEMA))
-    one, other = grammars.compile(SOURCES[0]).start(), grammars.compile(SOURCES[0]).start()
+    one = grammars.compile(SOURCES[0]).start()
+    other = grammars.compile(SOURCES[0]).start()
     one.accept(grammars.trie("{"))
     assert one.masks([]).tolist() != other.masks([]).tolist()
 
@@ -133,7 +138,8 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tmp_path: Path, kind: str) ->
 
 
 def _check_bytes(tokenizer: Tokenizer) -> None:
-    trie, chance = TokenTrie(tokenizer, tokenizer.vocab_size), random.Random(5)
+    trie = TokenTrie(tokenizer, tokenizer.vocab_size)
+    chance = random.Random(5)
     text_tokens = [index for index, data in enumerate(trie.tokens) if data and index not in trie.marks]
     for _ in range(200):
         ids = chance.choices(text_tokens, k=6)

@@ -24,7 +24,8 @@ from headrace.models.text.tokenizer import Tokenizer
 from headrace.runtime.errors import UsageError
 from tests.tiny_chat import write_byte_tokenizer
 
-INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
+INTEGER = {"type": "integer"}
+TEXT = {"type": "string"}
 NAMED = {"type": "object", "properties": {"a": INTEGER, "ab": INTEGER, "é\n": INTEGER}}
 
 

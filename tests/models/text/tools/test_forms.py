@@ -260,7 +260,8 @@ def _stream(name: str, special: bool) -> tuple[ToolStream, Marks]:
 
 def _read(name: str, pieces: Sequence[str], *, special: bool) -> tuple[str, list[ToolCall]]:
     stream, _ = _stream(name, special)
-    text, calls = "", list[ToolCall]()
+    text = ""
+    calls = list[ToolCall]()
     for piece in pieces:
         released, completed = stream.feed(piece)
         text += released
@@ -308,7 +309,8 @@ def test_arguments_come_before_a_call_is_complete(name: str, data: st.DataObject
     stream = ToolStream(plain._form, marks, certain=True)
     answer = marks(answer) if special else answer
     cuts = sorted({0, len(answer), *data.draw(st.lists(st.integers(0, len(answer)), max_size=30))})
-    texts, complete = dict[int, str](), 0
+    texts = dict[int, str]()
+    complete = 0
     for a, b in pairwise(cuts):
         _, done = stream.feed(answer[a:b])
         for delta in stream.take_deltas():
@@ -376,10 +378,12 @@ def test_a_cut_call_has_its_arguments_so_far(name: str, special: bool) -> None:
     answer = CUT[name]
     stream, marks = _stream(name, special)
     answer = marks(answer) if special else answer
-    released, calls = "", list[ToolCall]()
+    released = ""
+    calls = list[ToolCall]()
     for char in answer:
         text, completed = stream.feed(char)
-        released, calls = released + text, [*calls, *completed]
+        released = released + text
+        calls = [*calls, *completed]
     text, completed = stream.finish(cut=True)
     assert released + text == ""
     assert [(call.name, call.arguments) for call in [*calls, *completed]] == [("get_weather", CUT_ARGUMENTS)]
@@ -462,7 +466,8 @@ _ENDS = ("\n</parameter>\n", "</arg_value>\n", '<|"|>', "<escape>", "</ï½œDSMLï½
 
 def _walk(grammars: Grammars, rules: Any, chance: random.Random) -> list[int]:
     """Return a random answer of a grammar; quotes, brackets and markup are preferred, so that it ends."""
-    constraint, tokens = grammars.compile(None, "no", "", rules).start(), list[int]()
+    constraint = grammars.compile(None, "no", "", rules).start()
+    tokens = list[int]()
     tokenizer = grammars._tokenizer
     ends = [tokenizer.encode(text, special=True) for text in _ENDS]
     while True:
@@ -496,7 +501,8 @@ def test_forced_calls_fit_the_tool(
     source = "```json" if name == "deepseek" else ""
     texts = "".join(FORMS[name][0]) or "none"
     monkeypatch.setattr(tokenizer, "template_source", texts + source)
-    grammars, chance = Grammars(tokenizer, tokenizer.vocab_size), random.Random(7)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    chance = random.Random(7)
     schemas = {"get_weather": WEATHER["function"]["parameters"], "time": {"type": "object"}}  # type: ignore[index]
     for choice in ("required", "get_weather"):
         use = ToolUse([WEATHER, CLOCK], choice)
@@ -504,11 +510,14 @@ def test_forced_calls_fit_the_tool(
         rules, _ = calls_grammar(grammars, use, form.form)
         assert rules is not None
         for _ in range(4):
-            stream, detokenizer = ToolStream(form.form, form.marks), tokenizer.answer_stream(form.marks.character_of)
-            text, calls = "", list[ToolCall]()
+            stream = ToolStream(form.form, form.marks)
+            detokenizer = tokenizer.answer_stream(form.marks.character_of)
+            text = ""
+            calls = list[ToolCall]()
             for token in _walk(grammars, rules, chance):
                 released, completed = stream.feed(detokenizer.add(token))
-                text, calls = text + released, calls + list(completed)
+                text = text + released
+                calls = calls + list(completed)
             released, completed = stream.finish(detokenizer.finish())
             calls += completed
             assert text + released == ""

@@ -59,7 +59,8 @@ def tokenizer_of(directory: Path, template: str) -> Tokenizer:
 def read(tokenizer: Tokenizer, tokens: list[int]) -> list[tuple[str, Any]]:
     """Return the calls in a part of a prompt, read as those of an answer."""
     form = form_of(tokenizer, ToolUse([WEATHER]))
-    stream, detokenizer = ToolStream(form.form, form.marks), tokenizer.answer_stream(form.marks.character_of)
+    stream = ToolStream(form.form, form.marks)
+    detokenizer = tokenizer.answer_stream(form.marks.character_of)
     calls = []
     for token in tokens:
         calls += stream.feed(detokenizer.add(token))[1]
@@ -69,7 +70,8 @@ def read(tokenizer: Tokenizer, tokens: list[int]) -> list[tuple[str, Any]]:
 
 def parts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[list[int]]:
     """Return the messages of a prompt, each without its role."""
-    end, bracket = tokenizer.token_id("<|im_end|>"), tokenizer.encode("]")[0]
+    end = tokenizer.token_id("<|im_end|>")
+    bracket = tokenizer.encode("]")[0]
     parts: list[list[int]] = [[]]
     for token in tokens:
         parts[-1].append(token)

@@ -94,10 +94,12 @@ RULES = {name: rules_of(name) for name in TEMPLATES}
 
 def read(name: str, text: str, size: int) -> tuple[str, Calls]:
     stream = ToolStream(FORMS[name], Marks([], lambda _: None, frozenset()))
-    released, calls = "", list[ToolCall]()
+    released = ""
+    calls = list[ToolCall]()
     for start in range(0, len(text), size):
         more, found = stream.feed(text[start : start + size])
-        released, calls = released + more, calls + list(found)
+        released = released + more
+        calls = calls + list(found)
     more, found = stream.finish()
     return released + more, [(call.name, json.loads(call.arguments)) for call in [*calls, *found]]
 
