@@ -19,7 +19,7 @@ from headrace.models.network.decoder_costs import kv_layers, layer_matrices, sta
 from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
 from headrace.models.network.layers import kv_shape_of, read_layers
-from headrace.models.network.parameters import Parameters
+from headrace.models.network.parameters import Parameters, module_bytes
 from headrace.models.network.projections import (
     Ends,
     Residual,
@@ -52,7 +52,7 @@ class Decoder:
         self._ops = ops
         self._dtype = dtype
         self._layers = read_layers(config, parameters)
-        self._loaded = parameters.loaded
+        self._prepared = parameters.prepared
         self.kv_shape = kv_shape_of(config, self._layers, kv or ops.kv_format(dtype))
         attends = [layer.attention for layer in self._layers if layer.attention is not None]
         self.pages = all(ops.pages(spec) for spec in attends)
@@ -165,7 +165,8 @@ class Decoder:
         for array in looked_up if self._inputs is None else [*looked_up, *self._inputs.table.arrays]:
             del read[id(array)]
         nbytes = sum(array.nbytes for array in read.values())
-        matrices = layer_matrices(self.config, lambda module, _rows, _columns: self._loaded[module])
+        sizes = module_bytes(self._prepared)
+        matrices = layer_matrices(self.config, lambda module, _rows, _columns: sizes[module])
         head = self._head
         matrices.append(Matrix("head", 1, head.rows, head.columns, head.nbytes, output=True, part="head"))
         return step_cost(

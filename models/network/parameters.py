@@ -7,8 +7,8 @@ second copy.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -23,6 +23,32 @@ from headrace.models.network.stacks import with_stacks
 from headrace.models.network.tensors import Tensor
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import Ops, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModules:
+    """A weight as prepared for the operations, and the modules that it is made of.
+
+    rows: of each module.
+    count: experts in a stack, else 1.
+    """
+
+    weight: Weight
+    rows: Mapping[str, int]
+    count: int = 1
+
+
+def module_bytes(prepared: Iterable[PreparedModules]) -> Counter[str]:
+    """Return the bytes of each module; of a stack, those of one expert.
+
+    Weights that are read together (`runtime.ops.native.read_together`) have no bytes before that.
+    """
+    sizes = Counter[str]()
+    for part in prepared:
+        all_rows = sum(part.rows.values())
+        for module, rows in part.rows.items():
+            sizes[module] += part.weight.nbytes * rows // all_rows // part.count
+    return sizes
 
 
 class Parameters:
@@ -51,7 +77,7 @@ class Parameters:
         self._requantize = requantize
         self._arrays = with_stacks({name: arrays[stored] for name, stored in part.stored.items()})
         self._taken: dict[str, Weight] = {}  # by module: read, and not returned yet
-        self.loaded = Counter[str]()  # by module: bytes as prepared; of experts, of one
+        self.prepared: list[PreparedModules] = []  # all weights that were returned
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps) if part.whole_norms is None else part.whole_norms
@@ -166,9 +192,7 @@ class Parameters:
             stack = self._stored(module, tensor.rows, tensor.columns, (tensor.count,))
         else:
             stack = self._stacked(single, tensor)
-        prepared = self._prepared(stack, {module: tensor.rows})
-        self.loaded[module] //= tensor.count
-        return prepared
+        return self._prepared(stack, {module: tensor.rows}, count=tensor.count)
 
     def _stacked(self, single: str, tensor: Tensor) -> Weight:
         parts = [self._stored(single.format(i), tensor.rows, tensor.columns) for i in range(tensor.count)]
@@ -206,11 +230,10 @@ class Parameters:
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
-    def _prepared(self, weight: Weight, modules: Mapping[str, int], *, exact: bool = False) -> Weight:
-        """Prepare a weight for the operations. modules: those that it is made of, with the rows of each."""
+    def _prepared(self, weight: Weight, modules: Mapping[str, int], *, exact: bool = False, count: int = 1) -> Weight:
+        """Prepare a weight for the operations. modules, count: see `PreparedModules`."""
         prepared = self._ops.prepare(weight, self._dtype, exact=exact)
-        for module, rows in modules.items():
-            self.loaded[module] += prepared.nbytes * rows // sum(modules.values())
+        self.prepared.append(PreparedModules(prepared, modules, count))
         if self._at_once:
             mx.eval(prepared.arrays)  # releases what has been read
         return prepared

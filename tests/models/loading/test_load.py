@@ -28,7 +28,7 @@ from headrace.runtime.network import Network
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import FLOAT16, K8V4, Q4, Q8, KVFormat
 from tests.tiny import config_of, write_model
-from tests.tiny_chat import write_chat_model
+from tests.tiny_chat import write_byte_tokenizer, write_chat_model
 from tests.watched import WatchedNetwork, answer
 
 CONTEXT = 4096
@@ -106,6 +106,16 @@ def test_loading_leaves_nothing_but_the_model_in_memory(directory: Path, changes
     model = load_model(directory, name="tiny", requantize=Quantization(4, 32))
     assert mx.get_cache_memory() == 0
     assert model.context_limit == CONTEXT
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_the_parts_of_a_loaded_models_step_have_its_bytes(tmp_path: Path, name: str) -> None:
+    directory = write_model(tmp_path, name)
+    write_byte_tokenizer(directory)
+    cost = load_model(directory, name="tiny", context=64).network.cost
+    parts = dict(cost.weight_parts)
+    assert min(parts["attention"], parts["MLP"], parts["head"]) > 0
+    assert 0.9 < sum(parts.values()) / cost.weight_bytes <= 1  # the rest are norms
 
 
 def test_more_context_than_the_model_was_made_for_needs_force(directory: Path) -> None:
