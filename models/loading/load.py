@@ -275,8 +275,7 @@ def _fitting_kv(sized: Callable[[KVFormat], _Sized], wanted: int, working: int) 
         if _fitting_tokens(*found[1:], working, wanted, memory.budget()) >= wanted:
             break
         with suppress(UsageError):  # the network may not support this format
-            chosen = kind
-            found = sized(kind)
+            chosen, found = kind, sized(kind)  # both or neither
     return chosen, found
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "paths": ("paths",),
     "predict": ("predict", "-m", "MODEL"),
     "pull": ("pull", "--help"),
+    "quantize": ("quantize", "--help"),
     "rm": ("rm", "--help"),
     "run": ("run", "hi", "-m", "MODEL", "-n", "2"),
     "serve": ("serve", "--help"),

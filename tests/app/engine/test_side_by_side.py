@@ -148,6 +148,7 @@ class Silent:
     """An inbox without commands."""
 
     timed_every = 0
+    kv_bytes = None
 
     def __init__(self) -> None:
         self.forgotten: list[int] = []
