@@ -29,11 +29,13 @@ from headrace.runtime.ops import Ops, Weight
 class PreparedModules:
     """A weight as prepared for the operations, and the modules that it is made of.
 
+    size: bytes of the weight; the weight itself where they are not known yet, since it is read with others. The others
+    are not kept here: some are joined, and then freed.
     rows: of each module.
     count: experts in a stack, else 1.
     """
 
-    weight: Weight
+    size: int | Weight
     rows: Mapping[str, int]
     count: int = 1
 
@@ -45,9 +47,10 @@ def module_bytes(prepared: Iterable[PreparedModules]) -> Counter[str]:
     """
     sizes = Counter[str]()
     for part in prepared:
+        nbytes = part.size if isinstance(part.size, int) else part.size.nbytes
         all_rows = sum(part.rows.values())
         for module, rows in part.rows.items():
-            sizes[module] += part.weight.nbytes * rows // all_rows // part.count
+            sizes[module] += nbytes * rows // all_rows // part.count
     return sizes
 
 
@@ -233,7 +236,7 @@ class Parameters:
     def _prepared(self, weight: Weight, modules: Mapping[str, int], *, exact: bool = False, count: int = 1) -> Weight:
         """Prepare a weight for the operations. modules, count: see `PreparedModules`."""
         prepared = self._ops.prepare(weight, self._dtype, exact=exact)
-        self.prepared.append(PreparedModules(prepared, modules, count))
+        self.prepared.append(PreparedModules(prepared.nbytes or prepared, modules, count))
         if self._at_once:
             mx.eval(prepared.arrays)  # releases what has been read
         return prepared

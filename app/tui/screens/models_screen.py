@@ -211,6 +211,8 @@ class ModelsScreen(SingleDismissal, ModalScreen[str | None]):
         )
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        if event.option_index >= len(self._matching):  # chosen before the filter changed the list
+            return
         row = self._matching[event.option_index]
         if row.installed:
             self.dismiss(row.name)
