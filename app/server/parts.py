@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headrace.app.answer.token_reports import TokenReport
 from headrace.app.engine.events import Delta, Done
 from headrace.models.text.adapt_messages import object_of
+from headrace.models.text.half_mark import half_length
 from headrace.models.text.thinking import CLOSE, OPEN
 
 Kind = Literal["reasoning", "content"]
@@ -153,10 +154,6 @@ class PartSplitter:
 
 def _uncertain(text: str) -> int:
     """Return the number of characters at the end that may be dropped: line ends, and the beginning of the tag."""
-    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
-        if text.endswith(CLOSE[:length]):
-            break
-    else:
-        length = 0
+    length = half_length(text, CLOSE)
     rest = text[: len(text) - length]
     return length + len(rest) - len(rest.rstrip("\n"))

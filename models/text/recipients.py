@@ -10,6 +10,8 @@ The prompt ends with `>>>`, so an answer begins with the name alone:
 import re
 from typing import TYPE_CHECKING
 
+from headrace.models.text.half_mark import half_length
+
 if TYPE_CHECKING:
     from headrace.models.text.detokenizer import Detokenizer
 
@@ -47,7 +49,7 @@ class RecipientStream:
         if not self._has_begun and not self._begin(final=final):
             return ""
         whole = self._held.replace(_TO_USER, "")
-        half = 0 if final else _length_of_half(whole)
+        half = 0 if final else half_length(whole, _TO_USER)
         self._held = whole[len(whole) - half :]
         return whole[: len(whole) - half]
 
@@ -65,8 +67,3 @@ class RecipientStream:
             return False
         self._has_begun = True
         return True
-
-
-def _length_of_half(text: str) -> int:
-    """Return the number of characters at the end of a text that may begin the user as a recipient."""
-    return next((length for length in range(len(_TO_USER) - 1, 0, -1) if text.endswith(_TO_USER[:length])), 0)

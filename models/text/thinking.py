@@ -6,6 +6,8 @@ whole text so far.
 
 from dataclasses import dataclass
 
+from headrace.models.text.half_mark import half_length
+
 OPEN = "<think>"
 CLOSE = "</think>"
 LEVELS = ("low", "medium", "high")
@@ -34,7 +36,7 @@ def split_thinking(text: str, *, growing: bool = False) -> Parts:
     if tag:
         return Parts(thinking.strip("\n"), answer.lstrip("\n"))
     if growing:
-        thinking = thinking[: len(thinking) - _half_tag(thinking)]
+        thinking = thinking[: len(thinking) - half_length(thinking, CLOSE)]
     return Parts(thinking.strip("\n"), "", is_open=True)
 
 
@@ -59,7 +61,7 @@ class ThinkingGate:
             return "", self.flush()
         self._thinks = True
         place = self._held.find(CLOSE)
-        end = place + len(CLOSE) if place >= 0 else len(self._held) - _half_tag(self._held)
+        end = place + len(CLOSE) if place >= 0 else len(self._held) - half_length(self._held, CLOSE)
         section = self._held[:end]
         self._held = self._held[end:]
         return section, self.flush() if place >= 0 else ""
@@ -70,8 +72,3 @@ class ThinkingGate:
         self._held = ""
         self._is_over = True
         return held
-
-
-def _half_tag(text: str) -> int:
-    """Return the number of characters at the end that may begin the closing tag."""
-    return next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)

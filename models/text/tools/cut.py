@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+from headrace.models.text.half_mark import half_length
 from headrace.models.text.tools.call import Reading, Tool, ToolCall
 from headrace.models.text.tools.json_value import Brackets
 from headrace.models.text.tools.markup import Markup
@@ -77,5 +78,4 @@ def _open(arguments: str, tool: Tool) -> str:
 
 def without_half(text: str, mark: str) -> str:
     """Return a text without a beginning of `mark` at its end."""
-    length = next((length for length in range(len(mark) - 1, 0, -1) if text.endswith(mark[:length])), 0)
-    return text[: len(text) - length]
+    return text[: len(text) - half_length(text, mark)]

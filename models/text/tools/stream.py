@@ -7,6 +7,7 @@ is: calls begin behind it, or end it, where a model goes straight from its think
 import re
 from collections.abc import Mapping, Sequence
 
+from headrace.models.text.half_mark import half_length
 from headrace.models.text.thinking import CLOSE, OPEN
 from headrace.models.text.tools.call import CallDelta, ToolCall
 from headrace.models.text.tools.form import Marks, ToolForm
@@ -196,13 +197,9 @@ class ToolStream:
                 return True
             if not final:
                 return False
-        half = max(map(self._half, (CLOSE, *self._begins)), default=0)
+        half = max(half_length(self._held, mark) for mark in (CLOSE, *self._begins))
         self._release(released, len(self._held) - (0 if final else half))
         return False
-
-    def _half(self, mark: str) -> int:
-        """Return the number of characters at the end of the held text that may begin a mark."""
-        return next((n for n in range(len(mark) - 1, 0, -1) if self._held.endswith(mark[:n])), 0)
 
     def _drop(self, length: int) -> str:
         """Remove the first characters of the held text, and return them."""
