@@ -41,12 +41,10 @@ def find_endpoint(url: str, model: str | None, key: str | None) -> Endpoint | No
 
 
 def _loaded(address: HTTPAddress, name: str, key: str | None) -> Endpoint:
-    """Have a server load a model, by the shortest request that needs it, and return it with its context."""
-    connection = address.connection(_LOAD_S)
-    body = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+    """Have a server load a model, and return it with its context."""
     try:
         with suppress(ServerError):  # the request itself: a model without a chat template, say
-            address.ask(connection, "/v1/messages/count_tokens", body).read()
+            address.load_model(name, _LOAD_S)
         found = address.get(f"/v1/models/{quote(name)}", _LOAD_S)
         if found.get("status", {}).get("value") not in ("loaded", None):
             raise HeadraceError(f"{address.url}: {name} cannot be loaded", "the server's log says why")
@@ -54,8 +52,6 @@ def _loaded(address: HTTPAddress, name: str, key: str | None) -> Endpoint:
         return Endpoint(address.url, name, context if isinstance(context, int) else None, key)
     except (OSError, HTTPException, ValueError, AttributeError) as error:
         raise HeadraceError(f"{address.url}: {error}") from error
-    finally:
-        connection.close()
 
 
 @contextmanager

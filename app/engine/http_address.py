@@ -52,6 +52,15 @@ class HTTPAddress:
             raise _error(response.status, response.read(_LONGEST_BODY))
         return response
 
+    def load_model(self, model: str, timeout_s: float) -> None:
+        """Have a server of headrace load a model, by the shortest request that needs it. Raises as `ask`."""
+        connection = self.connection(timeout_s)
+        body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+        try:
+            self.ask(connection, "/v1/messages/count_tokens", body).read()
+        finally:
+            connection.close()
+
     def get(self, path: str, timeout_s: float) -> Any:
         """Return a JSON document. Raises OSError, HTTPException and ValueError."""
         connection = self.connection(timeout_s)

@@ -132,20 +132,11 @@ class RemoteEngine:
                 raise ServerError(f"the server has no model {self._model!r}")
             self._model, self._own = str(model["id"]), model.get("owned_by") == _OWN
             if self._own and model.get("status", {}).get("value") == "unloaded":
-                self._load_model()
+                self._address.load_model(self._model, _SILENCE_S)
             card = self._own_card() if self._own else unknown_card(self._model, model)
             self._events.put((number, Ready(card)))
         except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
             self._events.put((number, Failed(None, f"{self._address.url}: {_reason(error)}", None)))
-
-    def _load_model(self) -> None:
-        """Have headrace's own server load the model, by the shortest request that needs it."""
-        connection = self._address.connection(_SILENCE_S)
-        body = {"model": self._model, "messages": [{"role": "user", "content": "hello"}]}
-        try:
-            self._address.ask(connection, "/v1/messages/count_tokens", body).read()
-        finally:
-            connection.close()
 
     def _own_card(self) -> ModelCard:
         """Return the model's card on headrace's own server."""

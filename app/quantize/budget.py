@@ -11,6 +11,7 @@ from headrace.app.predict.published import ENGINE, assumptions
 from headrace.models.cost.costs import working_memory
 from headrace.models.cost.step_shape import StepShape
 from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.limit import step_limit
 from headrace.runtime.metrics.units import format_bytes
 
 _UNITS = {"": 10**9, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
@@ -67,9 +68,7 @@ def predicted_speed(shape: StepShape, target: Target, weight_bytes: int) -> tupl
     cost = shape.cost
     context = min(DEFAULT_CONTEXT, shape.context_length - 1)
     nbytes = weight_bytes + cost.kv_bytes_read(context) + cost.kv_bytes_written()
-    least = nbytes / target.bandwidth
-    if target.flops:
-        least = max(least, cost.step_flops(context) / target.flops)
+    least = step_limit(nbytes, cost.step_flops(context), target.bandwidth, target.flops).seconds
     seconds = step_seconds(shape, target, assumptions(ENGINE), nbytes)
     return (1 / least, False) if seconds is None else (1 / max(seconds, least), True)
 

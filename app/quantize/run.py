@@ -126,7 +126,7 @@ def quantize(options: QuantizeOptions) -> Document:
         "path": str(path),
         "name": name if options.output is None else None,
         **facts,
-        "modules": {module: _entry(groups) for part, groups in formats for module in part.shapes},
+        "modules": {module: groups._asdict() for part, groups in formats for module in part.shapes},
     }
 
 
@@ -300,11 +300,7 @@ def _counted(formats: Sequence[tuple[Part, Groups]]) -> list[Document]:
     for part, groups in formats:
         parts[groups] += 1
         weights[groups] += part.weights
-    return [{**_entry(groups), "parts": parts[groups], "weights": weights[groups]} for groups in sorted(parts)]
-
-
-def _entry(groups: Groups) -> Document:
-    return {"bits": groups.bits, "group_size": groups.group_size, "mode": groups.mode}
+    return [{**groups._asdict(), "parts": parts[groups], "weights": weights[groups]} for groups in sorted(parts)]
 
 
 def _install(output: Path, build: Any) -> dict[str, Any]:

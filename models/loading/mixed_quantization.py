@@ -179,8 +179,5 @@ def _tensors(module: str, weight: Any) -> dict[str, mx.array]:
 
 def _section(formats: Mapping[str, Groups]) -> dict[str, Any]:
     """Return config.json's `quantization`: an entry for each module, and general settings that none of them needs."""
-    entries: dict[str, Any] = {
-        module: {"bits": groups.bits, "group_size": groups.group_size, "mode": groups.mode}
-        for module, groups in formats.items()
-    }
+    entries = {module: groups._asdict() for module, groups in formats.items()}
     return {"bits": 4, "group_size": 64, "mode": "affine", **entries}

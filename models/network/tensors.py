@@ -16,8 +16,8 @@ from headrace.models.network.layer_config import LayerConfig
 from headrace.models.network.mixer_config import MixerConfig
 
 Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer"]
-"""What ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its first
-axis), heads of K/V, heads or channels of a mixer."""
+"""Units that ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its
+first axis), heads of K/V, heads or channels of a mixer."""
 
 
 _EXPERTS = "experts used"
