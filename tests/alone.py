@@ -4,8 +4,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.network.mlx_lm_backend import MlxLmPass
-from headrace.models.network.mlx_lm_cache import MlxLmCache
+from headrace.models.mlx_lm.backend import MlxLmPass
+from headrace.models.mlx_lm.cache import MlxLmCache
 from headrace.runtime.engine.prefill import ChunkSizer
 from headrace.runtime.engine.prefill import prefill as prefill_chunks
 from headrace.runtime.kv.backend import KVOptions

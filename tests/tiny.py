@@ -10,9 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.models.architectures.config import decoder_config
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
-from headrace.models.network.config import decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope_decoder import make_decoder
 from headrace.models.network.parameters import Parameters

@@ -15,7 +15,7 @@ from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.decoder_choice import own_decoder
-from headrace.models.network.ranked import check_division
+from headrace.models.loading.rank_part import check_division
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import native
 from headrace.runtime.ranks.split import Split

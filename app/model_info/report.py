@@ -29,7 +29,7 @@ from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 
 if TYPE_CHECKING:
-    from headrace.models.network.mlx_lm import MlxLmNetwork
+    from headrace.models.mlx_lm.network import MlxLmNetwork
 
 MEMORY_CONTEXT = 4096
 
@@ -313,7 +313,7 @@ def _mlx_lm_network(checkpoint: Checkpoint) -> "MlxLmNetwork | None":
     """Return the network without reading arrays; None if mlx-lm does not support the model."""
     import mlx.core as mx
 
-    from headrace.models.network.mlx_lm import MlxLmNetwork  # half a second of imports, not needed by lists
+    from headrace.models.mlx_lm.network import MlxLmNetwork  # half a second of imports, not needed by lists
 
     try:
         return MlxLmNetwork(checkpoint, device=mx.DeviceType.gpu)

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.models.checkpoint.layer_pairs import named_by_layer
+from headrace.models.architectures.layer_pairs import named_by_layer
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.tensor_info import TensorInfo
 

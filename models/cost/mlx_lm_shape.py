@@ -16,10 +16,10 @@ from mlx.utils import tree_flatten
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.network.mlx_lm_costs import Measured, is_matrix, measure, weights_per_element
-from headrace.models.network.mlx_lm_kv import quantized
-from headrace.models.network.mlx_lm_load import load, of_config, refused
-from headrace.models.network.mlx_lm_ranked import ways
+from headrace.models.mlx_lm.costs import Measured, is_matrix, measure, weights_per_element
+from headrace.models.mlx_lm.kv import quantized
+from headrace.models.mlx_lm.load import load, of_config, refused
+from headrace.models.mlx_lm.ranked import ways
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
 

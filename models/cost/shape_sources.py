@@ -16,15 +16,15 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.architectures.config import DecoderConfig, decoder_config
+from headrace.models.architectures.experts import ExpertsConfig
+from headrace.models.architectures.layers import joint_norms
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder_costs import SizeOf, kv_layers, layer_matrices, state_bytes
-from headrace.models.network.experts_config import ExpertsConfig
-from headrace.models.network.layer_config import joint_norms
 from headrace.models.network.stacks import stacks_of
 from headrace.models.network.tensors import latent_heads
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
+from headrace.models.architectures.config import DecoderConfig, decoder_config
 from headrace.models.checkpoint.quantization import is_known
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part
-from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.long_rope_decoder import long_rope
 from headrace.runtime.ops import native, select
 
 if TYPE_CHECKING:
-    from headrace.models.network.mlx_lm import MlxLmNetwork
+    from headrace.models.mlx_lm.network import MlxLmNetwork
 
 NetworkKind = Literal["headrace", "mlx-lm"]
 
@@ -52,7 +52,7 @@ def verifies_drafts(checkpoint: Checkpoint) -> bool:
     """
     config = own_decoder(checkpoint)
     if config is None:
-        from headrace.models.network.mlx_lm import MlxLmNetwork
+        from headrace.models.mlx_lm.network import MlxLmNetwork
 
         return MlxLmNetwork(checkpoint, device=mx.default_device().type).rolls_back
     return long_rope(config) is None

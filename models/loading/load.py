@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import mlx.core as mx
 
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.families import WITH_HEADS
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
@@ -23,10 +25,8 @@ from headrace.models.cost.step_shape import StepShape
 from headrace.models.loading.decoder_choice import NetworkKind, context_length, own_decoder
 from headrace.models.loading.recommended import generation_defaults, recommended_sampling
 from headrace.models.network.activations import ActivationsChoice, with_activations
-from headrace.models.network.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers
 from headrace.models.network.dtypes import compute_dtype
-from headrace.models.network.families import WITH_HEADS
 from headrace.models.network.stored_kv import stored_kv
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.models.text.tokenizer import Tokenizer
@@ -41,9 +41,9 @@ from headrace.runtime.network import Network
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat
 
 if TYPE_CHECKING:
+    from headrace.models.loading.rank_part import Place
     from headrace.models.network.decoder import Decoder
     from headrace.models.network.mtp import HeadTensors
-    from headrace.models.network.ranked import Place
 
 KVChoice = KVFormat | Literal["auto"] | None
 """K/V storage format. "auto": unquantized if the context fits, otherwise the best format in which it fits.
@@ -214,8 +214,8 @@ def sized_network(
     if place is not None:
         return place.sized(checkpoint, config, chosen, dtype, requantize, wanted)
     if config is None:
-        from headrace.models.network.mlx_lm import MlxLmNetwork
-        from headrace.models.network.mtp_network import add_head
+        from headrace.models.mlx_lm.mtp_network import add_head
+        from headrace.models.mlx_lm.network import MlxLmNetwork
 
         network = MlxLmNetwork(checkpoint, device=device, requantize=requantize, kv=wanted, kernels=kernels)
         weights = sum(array.nbytes for array in network.arrays)

@@ -22,8 +22,8 @@ from headrace.models.loading.load import (
     sized_network,
     stored_network,
 )
+from headrace.models.loading.rank_part import Place, check_division
 from headrace.models.network.activations import with_activations
-from headrace.models.network.ranked import Place, check_division
 from headrace.models.network.tensor_decoder import TensorDecoder
 from headrace.models.registry.resolve import ResolvedModel
 from headrace.runtime.errors import UsageError, expected

@@ -1,1 +1,1 @@
-"""Networks: headrace's decoder with its configuration and parameters, and mlx-lm's classes."""
+"""headrace's decoder: layers, their weights and costs, prediction heads, parts of several ranks."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.decoder_costs import kv_layers, layer_matrices, state_bytes
 from headrace.models.network.latent import absorbed, values_of
 from headrace.models.network.layer_inputs import LayerInputs
@@ -39,7 +39,7 @@ from headrace.runtime.ops.kv_format import KVFormat
 
 
 class Decoder:
-    """The network (see `runtime.network`) of all architectures in `models.network.config`."""
+    """The network (see `runtime.network`) of all architectures in `models.architectures.config`."""
 
     draft_head: DraftHead | None = None
     activations = 16

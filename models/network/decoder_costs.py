@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.tensors import Tensor, layer_tensors
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops.kv_format import KVFormat

@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import mlx.core as mx
 
+from headrace.models.architectures.config import DecoderConfig, decoder_config
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section
 from headrace.models.checkpoint.text_part import TextPart, called_here, text_config
-from headrace.models.network.config import DecoderConfig, decoder_config
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.mtp import INPUT, HeadTensors
 from headrace.models.network.parameters import Parameters

@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
-from headrace.models.network.latent_config import LatentConfig
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.latent import LatentConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import latent as tensors_of
 from headrace.models.network.tensors import latent_heads

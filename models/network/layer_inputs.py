@@ -5,7 +5,7 @@ P = size of a layer's input, L = layers.
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import layer_input
 from headrace.runtime.ops import LayerInput, Ops

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
-from headrace.models.network.experts_config import ExpertsConfig
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.experts import ExpertsConfig
+from headrace.models.architectures.layers import LayerConfig
 from headrace.models.network.latent import read_latent
-from headrace.models.network.layer_config import LayerConfig
 from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.mixers import read_gates, read_mixer
 from headrace.models.network.parameters import Parameters

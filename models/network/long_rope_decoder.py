@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.layers import RopeConfig
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.layer_config import RopeConfig
 from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope

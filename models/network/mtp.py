@@ -1,27 +1,26 @@
-"""Multi-token prediction heads of checkpoints: their tensors, and their layer as a model of mlx-lm's class.
+"""Multi-token prediction heads of checkpoints: their tensors.
 
 At position t, with the last hidden state of t and token t + 1, a head predicts token t + 2:
 
     x = projection [norm(embedding of t + 1), norm(hidden state of t)]    (B, T, 2E) -> (B, T, E)
     hidden = norm(layer(x)), logits = output projection(hidden)           the model's table and output projection
 
-mlx-lm's classes drop the head's tensors. Its layer becomes the only one of a model of the same class, so that caches,
-quantization and kernels are those of every other model; of our decoder, see `models.network.head_decoder`. The hidden
-states are the input of the output projection, after the last norm, as in vLLM and SGLang; draft tokens behind the first
-take the head's own ones.
+The head's layer becomes the only one of a decoder (`models.network.head_decoder`), or of a model of mlx-lm's class
+(`models.mlx_lm.mtp`). The hidden states are the input of the output projection, after the last norm, as in vLLM and
+SGLang; draft tokens behind the first take the head's own ones.
 
 Source: DeepSeek-AI, DeepSeek-V3 Technical Report, section 2.2, arXiv:2412.19437.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import mlx.core as mx
-import mlx.nn as nn
+from typing import TYPE_CHECKING, Any
 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 _OUTER = ("", "language_model.", "model.")  # prefixes of conversions
 
@@ -63,52 +62,6 @@ _ONE_LAYER = {
 }  # fmt: skip
 
 
-class HeadInput(nn.Module):  # type: ignore[misc]
-    """The head's input, in place of the table of the model of one layer."""
-
-    def __init__(self, table: Any, norm: nn.RMSNorm, *, hidden_first: bool) -> None:
-        super().__init__()
-        width = int(norm.weight.shape[0])
-        self.embedding_norm, self.hidden_norm = nn.RMSNorm(width, norm.eps), nn.RMSNorm(width, norm.eps)
-        self.projection = nn.Linear(2 * width, width, bias=False)
-        object.__setattr__(self, "_shared", (table, hidden_first))  # no parameters of the head
-        self._hidden: mx.array | None = None
-
-    def use(self, hidden: mx.array) -> None:
-        """Set the hidden states (1, T, E) of the next call."""
-        object.__setattr__(self, "_hidden", hidden)
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        """Join the embeddings of tokens (1, T) with the hidden states before them -> (1, T, E)."""
-        table, hidden_first = self._shared
-        embedded = table(tokens)
-        hidden = self._hidden
-        self._hidden = None
-        parts = [
-            self.embedding_norm(embedded),
-            self.hidden_norm(mx.zeros_like(embedded) if hidden is None else hidden.astype(embedded.dtype)),
-        ]
-        x: mx.array = self.projection(mx.concatenate(parts[::-1] if hidden_first else parts, axis=-1))
-        return x
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        """Return logits by the network's table."""
-        logits: mx.array = self._shared[0].as_linear(x)
-        return logits
-
-
-class _Shared(nn.Module):  # type: ignore[misc]
-    """The network's output projection, without parameters of the head."""
-
-    def __init__(self, projection: Any) -> None:
-        super().__init__()
-        object.__setattr__(self, "_projection", projection)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        logits: mx.array = self._projection(x)
-        return logits
-
-
 @dataclass(frozen=True, slots=True)
 class HeadTensors:
     """A head's tensors in a checkpoint. renamed: stored names -> names in the model of one layer.
@@ -130,50 +83,6 @@ class HeadTensors:
     def nbytes(self) -> int:
         """Bytes of the tensors, as stored."""
         return sum(info.nbytes for info in self.infos.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A head's tensors and the network that it belongs to."""
-
-    tensors: HeadTensors
-    network: Any
-
-    def adapt(self, model: Any) -> None:
-        """Give a new model of one layer the head's input, and the network's output projection."""
-        outer = text_model(self.network)
-        inner = text_model(model)
-        inner.model.embed_tokens = HeadInput(
-            outer.model.embed_tokens, inner.model.norm, hidden_first=self.tensors.hidden_first
-        )
-        if hasattr(inner.model, "ssm_idx"):
-            inner.model.ssm_idx = None  # of a layer with recurrent state, for its mask: there is none
-        if "lm_head" in inner:
-            inner.lm_head = _Shared(outer.lm_head)
-
-    def arrays(self, stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Return the head's arrays under the names of the model of one layer."""
-        return {self.tensors.renamed[name]: array for name, array in stored.items() if name in self.tensors.renamed}
-
-    def shifted(self, arrays: Mapping[str, mx.array], before: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Add the one that norms are stored without, unless the class did. before: what the class got."""
-        given = {id(array) for array in before.values()} if self.tensors.shifts else set[int]()
-        return {
-            name: array + 1.0 if id(array) in given and array.ndim == 1 and "norm" in name else array
-            for name, array in arrays.items()
-        }
-
-
-def text_model(model: Any) -> Any:
-    """Return the part with the layers (`model`) and the output projection, of a multimodal class or a text-only one."""
-    return model.language_model if "language_model" in model else model
-
-
-def project(model: Any, hidden: mx.array) -> mx.array:
-    """Return logits (B, T, V) of hidden states (B, T, E) by a model's output projection."""
-    text = text_model(model)
-    logits: mx.array = text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)
-    return logits
 
 
 def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
@@ -208,7 +117,7 @@ def head_tensors(checkpoint: Checkpoint) -> HeadTensors | None:
     return HeadTensors(replace(checkpoint, config=changed), renamed, names.hidden_first, names.centred and raw)
 
 
-def without_head(arrays: Mapping[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
+def without_head(arrays: "Mapping[str, mx.array]", config: Mapping[str, Any]) -> "dict[str, mx.array]":
     """Return the arrays without those of a head, which some classes refuse."""
     found = _prefix(config, arrays)
     return {name: array for name, array in arrays.items() if found is None or not name.startswith(found[1])}

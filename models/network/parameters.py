@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from headrace.models.architectures.falcon import multiplied
+from headrace.models.architectures.fields import Fields
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import TextPart, text_part
-from headrace.models.network.config_fields import Fields
-from headrace.models.network.falcon import multiplied
 from headrace.models.network.stacks import with_stacks
 from headrace.models.network.tensors import Tensor
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
 from headrace.runtime.ops import LayerWeights, Ops, Projections, Weight
 
 

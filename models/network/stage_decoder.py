@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
 from headrace.runtime.errors import UsageError

@@ -1,11 +1,11 @@
-"""Storage format of our decoder's K/V: the one asked for, or the reason against it. `mlx_lm_kv`: mlx-lm's classes.
+"""Storage format of our decoder's K/V: the requested one, or the reason against it. mlx-lm: `models.mlx_lm.kv`.
 
 Unquantized formats are the operations' choice (`Ops.kv_format`): asking for f16 asks for that.
 """
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.network.long_rope_decoder import long_rope
 from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.network.config import DecoderConfig
-from headrace.models.network.layer_config import LayerConfig
-from headrace.models.network.mixer_config import MixerConfig
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.layers import LayerConfig
+from headrace.models.architectures.mixers import MixerConfig
 from headrace.models.network.tensors import Tensor, Unit, latent_heads, layer_tensors
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import MixerSizes

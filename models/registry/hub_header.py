@@ -80,7 +80,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         pass
     if not has_shape(config):
         from headrace.models.checkpoint.normalize import normalized
-        from headrace.models.network.mlx_lm_load import of_config  # half a second of imports
+        from headrace.models.mlx_lm.load import of_config  # half a second of imports
 
         plain = {key: value for key, value in config.items() if not key.startswith("quantization")}
         of_config(normalized(plain))

@@ -1,7 +1,7 @@
 """KV cache allocation and prefix reuse, behind one interface: acquire, release, make_passes.
 
 `runtime.kv.paged` keeps K/V in blocks, for the native kernels. `runtime.kv.buffers` keeps them in contiguous buffers,
-for stock MLX. `models.network.mlx_lm_backend` wraps mlx-lm's caches. The network chooses one per engine.
+for stock MLX. `models.mlx_lm.backend` wraps mlx-lm's caches. The network chooses one per engine.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
-from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.models.network.mlx_lm_load import load
+from headrace.models.mlx_lm.load import load
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.ops import reference

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
-from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.metrics.cost import FLOAT_MODES

@@ -10,11 +10,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from headrace.models.architectures.config import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.text_part import text_config
-from headrace.models.network.config import decoder_config
-from headrace.models.network.mlx_lm_load import load
+from headrace.models.mlx_lm.load import load
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request, Step
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
-from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.ops import native
 from tests.alone import new_cache
 from tests.foreign import write_tensors

@@ -11,8 +11,8 @@ from headrace.app.bench.measure.ratios import paired_ratio
 from headrace.app.bench.measure.result import Result
 from headrace.app.config.load_options import kv_choice
 from headrace.models.cost.costs import shape_to_run, working_memory
+from headrace.models.loading.kv_twin import with_kv
 from headrace.models.loading.load import LoadedModel
-from headrace.models.network.kv_twin import with_kv
 from headrace.runtime.errors import UsageError
 from headrace.runtime.machine import memory
 from headrace.runtime.ops.kv_format import kv_format

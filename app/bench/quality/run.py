@@ -20,9 +20,9 @@ from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
 from headrace.app.output.document import Document
 from headrace.app.output.progress import NumberedStages, drawn_progress
+from headrace.models.loading.kv_twin import with_kv
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.activations import with_activations
-from headrace.models.network.kv_twin import with_kv
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
 from headrace.runtime.config import environment

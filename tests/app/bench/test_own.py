@@ -9,8 +9,8 @@ import pytest
 from headrace.app.bench.measure.own import OwnEngine
 from headrace.app.bench.measure.plan import Test
 from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
-from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime.errors import EngineError
 from headrace.runtime.kv.cache import CacheLengths
 from headrace.runtime.machine.sensors import Readings

@@ -17,8 +17,8 @@ from headrace.runtime.config.paths import kept_chats_dir
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.ops import BLOCK, native
 from tests.hosted import begin
-from tests.models.network.test_mlx_lm_forgetting import FORGETFUL
-from tests.models.network.test_mlx_lm_network import write
+from tests.models.mlx_lm.test_forgetting import FORGETFUL
+from tests.models.mlx_lm.test_network import write
 from tests.patience import PATIENCE_S
 from tests.tiny_chat import CONTROL, write_byte_tokenizer, write_chat_model
 

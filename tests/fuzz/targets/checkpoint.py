@@ -102,7 +102,7 @@ class Config:
     def run(self, given: tuple[int, bytes]) -> None:
         import mlx.core as mx
 
-        from headrace.models.network.mlx_lm import MlxLmNetwork
+        from headrace.models.mlx_lm.network import MlxLmNetwork
         from tests.tiny import load_decoder
 
         directory, _ = self._bases[given[0]]

@@ -13,7 +13,7 @@ from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import network_kind
 from headrace.models.loading.load import load_model
-from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.network import Network
 from tests.alone import new_cache

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.models.architectures.config import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import context_length
-from headrace.models.network.config import decoder_config
-from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.errors import CheckpointError
 from tests.alone import new_cache
 from tests.checkpoints import header, shard, tensor, write

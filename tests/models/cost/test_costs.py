@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import checkpoint_cost
-from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.metrics.cost import LayerKV, StepCost
 from headrace.runtime.ops import native, reference
 from tests import mlx_lm_models

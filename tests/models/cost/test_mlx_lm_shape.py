@@ -9,11 +9,11 @@ import pytest
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.mlx_lm_shape import shape_of_mlx_lm_checkpoint, shape_of_mlx_lm_config
 from headrace.models.cost.step_shape import total
-from headrace.models.network.mlx_lm import MlxLmNetwork
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.registry.find_shape import find_shape
 from headrace.runtime.errors import UnsupportedModelError
-from tests.models.network.test_mlx_lm_costs import DEEPSEEK, GPT2, TALKIE
-from tests.models.network.test_mlx_lm_network import CONFIGS, write
+from tests.models.mlx_lm.test_costs import DEEPSEEK, GPT2, TALKIE
+from tests.models.mlx_lm.test_network import CONFIGS, write
 
 pytestmark = pytest.mark.peer
 EVERY = {**CONFIGS, "gpt2": GPT2, "talkie": TALKIE, "deepseek_v41": DEEPSEEK}

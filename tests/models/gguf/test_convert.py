@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from headrace.models.architectures.config import decoder_config
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import load_model
-from headrace.models.network.config import decoder_config
 from headrace.models.text.tokenizer import Tokenizer as ModelTokenizer
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request

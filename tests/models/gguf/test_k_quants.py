@@ -128,7 +128,7 @@ def test_a_note_reports_requantized_groups_of_16(
 
 @pytest.mark.peer
 def test_mlx_lms_classes_get_8_bits(directories: tuple[Path, Path, Path]) -> None:
-    from headrace.models.network.mlx_lm import MlxLmNetwork
+    from headrace.models.mlx_lm.network import MlxLmNetwork
 
     network = MlxLmNetwork(open_checkpoint(directories[0]), device=mx.DeviceType.cpu)
     cache = new_cache(network, 64).reserve(len(PROMPT))

@@ -17,8 +17,8 @@ from headrace.models.gguf.container import open_container
 from headrace.models.gguf.layered import LAYERED as KNOWN
 from headrace.models.gguf.rope import llama3_factor
 from headrace.models.loading.load import load_model
-from headrace.models.network.mlx_lm import MlxLmNetwork
-from headrace.models.network.mlx_lm_load import load
+from headrace.models.mlx_lm.load import load
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.runtime.engine.engine import Engine
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from headrace.models.architectures.config import decoder_config
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost import shape_sources
@@ -15,10 +16,9 @@ from headrace.models.loading import decoder_choice
 from headrace.models.loading.decoder_choice import context_length, network_kind
 from headrace.models.loading.load import LEAST_CONTEXT, load_model, stored_network
 from headrace.models.loading.recommended import generation_defaults
-from headrace.models.network.config import decoder_config
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.dtypes import compute_dtype
-from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.runtime import ops
 from headrace.runtime.engine.request import Request
 from headrace.runtime.errors import CheckpointError, NotEnoughMemoryError, UsageError

@@ -8,18 +8,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from headrace.models.architectures.families import WITH_HEADS
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run
 from headrace.models.loading.decoder_choice import own_decoder
 from headrace.models.loading.keep_quantized import keep_quantized
 from headrace.models.loading.load import sized_network
-from headrace.models.network.families import WITH_HEADS
+from headrace.models.mlx_lm.mtp_network import MtpNetwork, add_head
+from headrace.models.mlx_lm.network import MlxLmNetwork
 from headrace.models.network.head_decoder import HeadDecoder, add_own_head
 from headrace.models.network.long_rope_decoder import make_decoder
-from headrace.models.network.mlx_lm import MlxLmNetwork
 from headrace.models.network.mtp import head_tensors
-from headrace.models.network.mtp_network import MtpNetwork, add_head
 from headrace.models.network.parameters import Parameters
 from headrace.models.registry.resolve import resolve
 from headrace.runtime.engine.engine import Engine

@@ -14,7 +14,7 @@ from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.file_parts import FilePart
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.loading.decoder_choice import own_decoder
-from headrace.models.network.ranked import Place
+from headrace.models.loading.rank_part import Place
 from headrace.models.network.stacks import with_stacks
 from headrace.runtime import ops
 from headrace.runtime.ranks.group import Group

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
+from headrace.models.architectures.families import WITH_HEADS
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading import load
 from headrace.models.loading.load import load_model
-from headrace.models.network.families import WITH_HEADS
 from headrace.runtime.ops import native
 from headrace.runtime.ops.kv_format import kv_format
 from tests import every_module, mlx_lm_models, mtp_models, tiny

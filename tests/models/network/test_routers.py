@@ -7,8 +7,8 @@ import mlx.nn as nn
 import pytest
 
 from headrace.models.checkpoint.quantization import Quantization
-from headrace.models.network.mlx_lm_kernels import _Projection, exchange, stored_arrays
-from headrace.models.network.mlx_lm_load import of_config, quantize
+from headrace.models.mlx_lm.kernels import _Projection, exchange, stored_arrays
+from headrace.models.mlx_lm.load import of_config, quantize
 from headrace.runtime.ops import native
 from tests.every_module import EXPERTS, config_of, names
 

@@ -1,0 +1,84 @@
+"""Multipliers of Falcon-H1, applied to its weights (maximal update parametrization, arXiv:2203.03466).
+
+MLX's conversions have most of them folded in, and files of llama.cpp all. The keys' one is a factor of all scores.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.models.architectures.fields import Fields
+from headrace.runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+_EMBEDDING, _HEAD = 5.656854249492381, 0.0390625  # defaults of the family's classes
+
+
+def logit_factor(fields: Fields) -> float:
+    """Return the factor of logits from a tied table, which has the embedding's multiplier folded in."""
+    table = fields.positive("embedding_multiplier", default=_EMBEDDING)
+    return fields.positive("lm_head_multiplier", default=_HEAD) / table
+
+
+def multiplied(arrays: "dict[str, mx.array]", fields: Fields, *, folded: bool) -> "dict[str, mx.array]":
+    """Return the arrays, lazily, with the multipliers of their projections. folded: as MLX's conversions are."""
+    factors = {"self_attn.v_proj": fields.positive("attention_in_multiplier", default=1.0)}
+    if not folded:
+        factors |= _unfolded(fields)
+    return {name: _scaled(name, array, factors, fields, folded) for name, array in arrays.items()}
+
+
+def _unfolded(fields: Fields) -> dict[str, float]:
+    attention = fields.positive("attention_in_multiplier", default=1.0)
+    gate, down = _list(fields, "mlp_multipliers", [0.8838834764831844, 0.5859375])
+    return {
+        "embed_tokens": fields.positive("embedding_multiplier", default=_EMBEDDING),
+        "lm_head": fields.positive("lm_head_multiplier", default=_HEAD),
+        "self_attn.q_proj": attention,
+        "self_attn.k_proj": attention,
+        "self_attn.o_proj": fields.positive("attention_out_multiplier", default=0.9375),
+        "mixer.out_proj": fields.positive("ssm_out_multiplier", default=0.23570226039551587),
+        "mixer.in_proj": fields.positive("ssm_in_multiplier", default=1.25),
+        "mlp.gate_proj": gate,
+        "mlp.down_proj": down,
+    }
+
+
+def _scaled(name: str, array: "mx.array", factors: Mapping[str, float], fields: Fields, folded: bool) -> "mx.array":
+    """Scale a weight, or scales and offsets of a quantized one; a bias if it belongs to a product that is scaled."""
+    module, _, part = name.rpartition(".")
+    key = next((key for key in factors if module.endswith(key)), "")
+    quantized = str(array.dtype).endswith("uint32")
+    inputs = (key.startswith("self_attn.") and not key.endswith("o_proj")) or key == "mixer.in_proj"
+    scales = (
+        key and part in ("weight", "scales", "biases", "bias") and not quantized and not (inputs and part == "bias")
+    )
+    result = array * factors[key] if scales else array
+    if not folded and key == "mixer.in_proj" and not quantized:
+        rows = _row_factors(fields, array.shape[0])
+        result = result * rows.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype)
+    return result
+
+
+def _row_factors(fields: Fields, rows: int) -> "mx.array":
+    """Return the factor of each row of a mixer's projection: z, x, B, C and dt (rows,)."""
+    import mlx.core as mx
+
+    heads = fields.count("mamba_n_heads")
+    groups = fields.count("mamba_n_groups", default=1)
+    keys = groups * fields.count("mamba_d_state")
+    inner = (rows - 2 * keys - heads) // 2
+    multipliers = _list(
+        fields, "ssm_multipliers", [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]
+    )
+    sizes = (inner, inner, keys, keys, heads)
+    return mx.concatenate([mx.full((size,), factor) for size, factor in zip(sizes, multipliers, strict=True)])
+
+
+def _list(fields: Fields, key: str, default: list[float]) -> list[float]:
+    stated = fields.values.get(key)
+    stated = default if stated is None else stated
+    if not isinstance(stated, list) or len(stated) != len(default):
+        raise CheckpointError(f"config.json: {key} must list {len(default)} numbers, not {stated!r:.60}")
+    return [Fields({key: value}).positive(key) for value in stated]

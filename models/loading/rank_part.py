@@ -1,0 +1,191 @@
+"""The decoder of one rank among several: sizes from headers, then the network. Refusals name the architecture."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.families import WITH_HEADS
+from headrace.models.checkpoint.arrays import read_arrays
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.text_part import text_part
+from headrace.models.network.decoder import Decoder
+from headrace.models.network.decoder_costs import kv_layers
+from headrace.models.network.head_decoder import HeadDecoder, TensorHead, head_config, head_parameters
+from headrace.models.network.long_rope_decoder import long_rope
+from headrace.models.network.mtp import HeadTensors, head_tensors
+from headrace.models.network.parameters import Parameters
+from headrace.models.network.stage_decoder import Stage, StageDecoder, stage
+from headrace.models.network.stored_kv import stored_kv
+from headrace.models.network.tensor_decoder import TensorDecoder
+from headrace.models.network.tensor_part import TensorPart, tensor_part
+from headrace.runtime.errors import UsageError
+from headrace.runtime.metrics.cost import LayerKV
+from headrace.runtime.network import Network
+from headrace.runtime.ops import Ops, reference
+from headrace.runtime.ops.kv_format import KVFormat
+from headrace.runtime.ranks.group import Group
+from headrace.runtime.ranks.split import Split
+
+_PLAIN_UNIT = 16  # columns that kernels read together
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This rank of a group, and the division of the model."""
+
+    group: Group
+    split: Split
+
+    def largest(self, number: int) -> int:
+        """Return the largest of all ranks' numbers; every rank calls it."""
+        return max(cast(list[int], self.group.all_gather(mx.array([number])).tolist()))
+
+    def sized(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig | None,
+        ops: Ops,
+        dtype: mx.Dtype,
+        requantize: Quantization | None,
+        wanted: KVFormat | None,
+    ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
+        """Return (factory of the network, bytes of its weights, K/V of its layers) without reading weights.
+
+        Raises UsageError for models that cannot be divided.
+        """
+        if config is None:
+            return self._classes(checkpoint, ops, wanted)
+        part = _divided(checkpoint, config, self.split, self.group.rank, requantize)
+        parameters = Parameters(checkpoint, ops, dtype, requantize, part.take, _reading(part, checkpoint))
+        kv = stored_kv(part.whole, ops, dtype, wanted)
+        head = _Head.of(checkpoint, config, part, ops, dtype, requantize)
+        weights = parameters.nbytes + (0 if head is None else head.parameters.nbytes)
+
+        def make() -> Decoder:
+            made: Decoder
+            if isinstance(part, Stage):
+                made = StageDecoder(part, parameters, ops, dtype, kv, self.group)
+            else:
+                made = TensorDecoder(part, parameters, ops, dtype, kv, self.group)
+            if head is not None and made.rolls_back:
+                made.draft_head = head.made(made, self.group)
+            for array in made.arrays:  # one after the other, for tensors that are read whole before a part is kept
+                mx.eval(array)
+            return made
+
+        return make, weights, kv_layers(part.config, kv)
+
+    def _classes(
+        self, checkpoint: Checkpoint, ops: Ops, kv: KVFormat | None
+    ) -> tuple[Callable[[], Network], int, Sequence[LayerKV]]:
+        """Do the same for mlx-lm's classes."""
+        from headrace.models.mlx_lm.mtp_network import add_head
+        from headrace.models.mlx_lm.ranked import RankedMlxLm  # late: imports mlx-lm
+
+        kernels = None if ops is reference else ops
+        device = mx.default_device().type
+        network = RankedMlxLm(checkpoint, self.split, self.group, device=device, kv=kv, kernels=kernels)
+        alone = self.split.kind == "pipeline" and self.group.rank == 0  # has all hidden states, table and logits
+        head = head_tensors(checkpoint) if alone else None
+
+        def make() -> Network:
+            made = network.use_kernels()
+            if head is not None:
+                made = add_head(made, head, device, kernels, None)
+            for array in made.arrays:  # one after the other: each is read whole before a part is kept
+                mx.eval(array)
+            return made
+
+        weights = sum(array.nbytes for array in network.arrays)
+        return make, weights + (0 if head is None else head.nbytes), network.cost.kv
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A rank's part of a multi-token prediction head. part: None for all of it."""
+
+    tensors: HeadTensors
+    parameters: Parameters
+    part: TensorPart | None
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        part: TensorPart | Stage,
+        ops: Ops,
+        dtype: mx.Dtype,
+        requantize: Quantization | None,
+    ) -> "_Head | None":
+        """Return a rank's part: with `tensor` as of each layer, else rank 0 has all, beside embedding and head."""
+        if config.architecture not in WITH_HEADS or (isinstance(part, Stage) and part.rank):
+            return None
+        if (tensors := head_tensors(checkpoint)) is None:
+            return None
+        if isinstance(part, Stage):
+            return cls(tensors, head_parameters(tensors, ops, dtype, requantize), None)
+        own = tensor_part(head_config(tensors), part.split, part.rank, part.unit)
+        read = _reading(part, checkpoint)
+        return cls(tensors, head_parameters(tensors, ops, dtype, requantize, own.take, read), own)
+
+    def made(self, network: Decoder, group: Group) -> HeadDecoder:
+        """Return the head of a rank's network."""
+        ops = network.ops
+        dtype = network.dtype
+        hidden_first = self.tensors.hidden_first
+        if self.part is None:
+            config = head_config(self.tensors)
+            return HeadDecoder(config, self.parameters, ops, dtype).of(network, hidden_first=hidden_first)
+        head = TensorHead(self.part, self.parameters, ops, dtype, None, group)
+        return head.of(network, hidden_first=hidden_first)
+
+
+def check_division(
+    checkpoint: Checkpoint, config: DecoderConfig | None, split: Split, requantize: Quantization | None = None
+) -> None:
+    """Raise UsageError, or UnsupportedModelError for a cut group, if the model cannot be divided so. Reads headers."""
+    if config is None:
+        from headrace.models.mlx_lm.ranked import check_classes  # late: imports mlx-lm
+
+        if requantize is not None:
+            raise UsageError("several ranks: mlx-lm's classes run a model as it is stored", "leave out --quantize")
+        check_classes(checkpoint, split)
+        return
+    for rank in range(len(split.shares)):
+        part = _divided(checkpoint, config, split, rank, requantize)
+        Parameters(checkpoint, reference, mx.float32, None, part.take, _reading(part, checkpoint))
+        _Head.of(checkpoint, config, part, reference, mx.float32, None)
+
+
+def _divided(
+    checkpoint: Checkpoint, config: DecoderConfig, split: Split, rank: int, requantize: Quantization | None
+) -> TensorPart | Stage:
+    if long_rope(config) is not None:
+        named = checkpoint.config.get("model_type")
+        raise UsageError(f"several ranks: a {named} of this variant runs on one machine only")
+    if split.kind == "pipeline":
+        return stage(config, split, rank)
+    return tensor_part(config, split, rank, _unit(text_part(checkpoint).quantization, requantize))
+
+
+def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Checkpoint], dict[str, Any]]:
+    """Return the way to read tensors: as parts of files for tensor parallel, unless multipliers apply to them first."""
+    if isinstance(part, Stage) or text_part(checkpoint).config.get("model_type") == "falcon_h1":
+        return read_arrays
+    from headrace.models.checkpoint.file_parts import file_parts  # late: imports numpy
+
+    return file_parts
+
+
+def _unit(quantization: dict[str, Any] | None, requantize: Quantization | None) -> int:
+    """Return the columns of the largest quantized groups."""
+    sections = [quantization, *(quantization or {}).values()]
+    sizes = [
+        int(section["group_size"]) for section in sections if isinstance(section, dict) and "group_size" in section
+    ]
+    return max([*sizes, requantize.group_size if requantize else _PLAIN_UNIT])

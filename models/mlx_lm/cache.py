@@ -1,0 +1,197 @@
+"""mlx-lm's per-layer caches as one cache of a sequence.
+
+Some parts drop entries: recurrent state has none, a rotating or chunked cache drops its front. Their state is saved
+with every mark; other parts are trimmed. A part's attributes and content tell them apart, not its class.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from headrace.models.mlx_lm.touched import leaves
+from headrace.runtime.errors import EngineError
+from headrace.runtime.kv.cache import CacheLengths
+from headrace.runtime.metrics.cost import LayerKV
+
+_ROOM = ("max_size", "chunk_size")  # attributes of parts with a bound on entries
+MOST = 6
+MOST_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """State of a cache at `length` entries that later entries overwrite."""
+
+    length: int
+    state: Any
+    nbytes: int
+
+
+class Marks:
+    """At most MOST marks and MOST_BYTES, in order of length.
+
+    They are the closer together the nearer they are to the end: most changes of a conversation are in its last turn,
+    and a mark saves reading the tokens from the one before it.
+    """
+
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+        self._marks = list(marks)
+
+    def __iter__(self) -> Iterator[Mark]:
+        return iter(self._marks)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(mark.nbytes for mark in self._marks)
+
+    def add(self, mark: Mark) -> None:
+        """Add the longest there is. Others go where there are too many; it goes itself where it is too large alone."""
+        self._marks.append(mark)
+        while len(self._marks) > MOST or self.nbytes > MOST_BYTES:
+            self._marks.remove(self._least_wanted())
+
+    def at_most(self, length: int) -> Mark | None:
+        """The longest mark of no more than `length` entries."""
+        return next((mark for mark in reversed(self._marks) if mark.length <= length), None)
+
+    def drop_beyond(self, length: int) -> None:
+        """Forget the marks of more than `length` entries."""
+        self._marks = [mark for mark in self._marks if mark.length <= length]
+
+    def _least_wanted(self) -> Mark:
+        """The one whose loss makes the least to read again, for how far it is from the end; the newest goes last."""
+        newest = self._marks[-1]
+        before = [0, *(mark.length for mark in self._marks)]
+        candidates = list(zip(before, self._marks[:-1], strict=False))
+        if not candidates:
+            return newest
+        return min(candidates, key=lambda pair: (pair[1].length - pair[0]) / (newest.length - pair[1].length))[1]
+
+
+class MlxLmCache(CacheLengths):
+    """The caches of `make_prompt_cache`, with marks if a part drops entries."""
+
+    def __init__(self, parts: list[Any], limit: int, kv: Sequence[LayerKV]) -> None:
+        super().__init__(limit)
+        self.parts = parts
+        self.needs_marks = any(_drops(part) for part in leaves(parts))
+        self._before: tuple[int, list[Any]] | None = None  # length and recurrent state before the newest pass
+        self._marks = Marks()
+        self._kv = kv
+
+    @property
+    def rolls_back(self) -> bool:
+        """True if draft tokens can be verified: parts that drop entries have recurrent state, and no window."""
+        return not any(hasattr(part, name) for part in leaves(self.parts) for name in _ROOM)
+
+    def hold(self) -> None:
+        """Keep the recurrent state, which is replaced and never written to, for a rollback of the next pass."""
+        states = [tree_map(lambda leaf: leaf, vars(part)) if _drops(part) else None for part in leaves(self.parts)]
+        self._before = (self.length, states)
+
+    def rollback(self) -> None:
+        if self.length > self.committed and self._before is not None and self.needs_marks:
+            length, states = self._before
+            for part, state in zip(leaves(self.parts), states, strict=True):
+                if state is None:
+                    part.trim(self.length - length)
+                else:
+                    vars(part).update(state)
+            self.length = self.committed = length
+            self._before = None
+            return
+        self._go_back(self.committed)
+        super().rollback()
+
+    def trim(self, length: int) -> None:
+        if 0 <= length <= self.committed:
+            self._go_back(length)
+        super().trim(length)
+
+    def mark(self) -> None:
+        newest = self._marks.at_most(self.committed)
+        if not self.needs_marks or (newest and newest.length == self.committed):
+            return
+        self.add_mark(self.committed, [_copy(vars(part)) if _drops(part) else None for part in leaves(self.parts)])
+
+    def add_mark(self, length: int, state: list[Any]) -> None:
+        """Make `length` reachable by the state of the parts that drop entries, None for others."""
+        arrays = _arrays(state)
+        mx.eval(arrays)  # a saved state must not keep its inputs alive
+        self._marks.add(Mark(length, state, sum(array.nbytes for array in arrays)))
+
+    def mark_before(self, length: int) -> Mark | None:
+        """Return the longest mark of less than `length` entries."""
+        return self._marks.at_most(length - 1)
+
+    def reachable(self, length: int) -> int:
+        if length == self.length or all(_can_trim(part) for part in leaves(self.parts)):
+            return length
+        mark = self._marks.at_most(length)
+        return 0 if mark is None else mark.length
+
+    def duplicate(self) -> "MlxLmCache":
+        """Return a cache with the same entries and marks. Arrays are shared until one of the two writes to them."""
+        twin = copy(self)
+        twin.parts = deepcopy(self.parts)  # of an array, another handle of the same memory
+        twin._marks = Marks(self._marks)
+        return twin
+
+    def restart(self, parts: list[Any]) -> None:
+        """Replace all parts by empty ones, at the same length; the network appends the entries anew."""
+        self.parts = parts
+        self._marks = Marks()
+
+    @property
+    def committed_bytes(self) -> int:
+        return sum(layer.nbytes(self.committed) for layer in self._kv)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(int(part.nbytes) for part in self.parts if not part.empty()) + self._marks.nbytes
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return _arrays([part.state for part in self.parts if not part.empty()])
+
+    def _go_back(self, length: int) -> None:
+        """Restore the first `length` entries. Raises EngineError, and changes nothing, if they are not reachable."""
+        surplus = self.length - length
+        if not surplus:
+            return
+        if self.reachable(length) != length:
+            raise EngineError("the cache has dropped what it would need to go back")
+        mark = self._marks.at_most(length)
+        saved = mark.state if mark and mark.length == length else [None] * len(leaves(self.parts))
+        for part, state in zip(leaves(self.parts), saved, strict=True):
+            if _can_trim(part):
+                part.trim(surplus)
+            else:
+                vars(part).update(_copy(state))
+        self._marks.drop_beyond(length)
+
+
+def _drops(part: Any) -> bool:
+    """Return whether a part drops entries sooner or later: recurrent state, or a bound on entries."""
+    return not part.is_trimmable() or any(hasattr(part, name) for name in _ROOM)
+
+
+def _can_trim(part: Any) -> bool:
+    """Return whether a part still has every entry, and can drop the last ones."""
+    keys = getattr(part, "keys", None)
+    held = part.offset - int(keys.shape[2]) if isinstance(keys, mx.array) else 0
+    return bool(part.is_trimmable()) and max(int(getattr(part, "start_position", 0)), held) <= 0
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a deep copy, since caches write in place; views do not keep larger buffers alive."""
+    copied: dict[str, Any] = tree_map(lambda leaf: mx.contiguous(leaf) if isinstance(leaf, mx.array) else leaf, state)
+    return copied
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]

@@ -1,0 +1,235 @@
+"""Functions that mlx-lm's classes call, on our CPU kernels: attention, recurrent state, activations, RMSNorm.
+
+Classes import them by name, so a model's modules get subclasses whose methods see ours. Other models in the process
+keep mlx-lm's. Calls that the kernels do not support (padding masks, quantized caches) go to mlx-lm's functions.
+"""
+
+from copy import copy
+from functools import cache
+from inspect import Signature, signature
+from types import FunctionType, ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from headrace.models.mlx_lm.batch import BatchedPart
+from headrace.runtime.ops import Ops, Phase, Rope
+
+_MOST_ROPES = 64  # of a model
+
+
+class KernelFunctions:
+    """Replacements on `ops`. phase: of the rows of the pass that is built; None: one token is a decode step."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self.phase: Phase | None = None
+        self._ropes: dict[Any, Rope] = {}  # by settings, or by the id of periods, which they hold
+
+    def bind(self, model: Any) -> None:
+        """Give every module of an mlx-lm model a class whose methods call these functions."""
+        ours = self._replacements()
+        namespaces: dict[str, dict[str, Any]] = {}
+        classes: dict[type, type] = {}
+        for _, module in model.named_modules():
+            if isinstance(shared := module.get("activation"), nn.Module):  # a default argument: all models have one
+                module.activation = copy(shared)
+        for _, module in model.named_modules():
+            stock = type(module)
+            if stock not in classes:
+                classes[stock] = _bound_class(stock, ours, namespaces)
+            if classes[stock] is not stock:
+                module.__class__ = classes[stock]
+
+    def _replacements(self) -> dict[int, Any]:
+        """Return replacements of functions and modules by the id of the original."""
+        from mlx_lm.models import activations, base, gated_delta, ssm
+
+        fast = _module(mx.fast, rms_norm=self.rms_norm, rope=self.rope)
+        return {
+            id(base.scaled_dot_product_attention): self.attention,
+            id(gated_delta.gated_delta_update): self.gated_delta_update,
+            id(gated_delta.normalize_qk): self.normalize_qk,
+            id(ssm.ssm_update): self.ssm_update,
+            id(activations.swiglu): self.swiglu,
+            id(activations.precise_swiglu): self.precise_swiglu,
+            id(nn): _module(nn, silu=self.silu, gelu_approx=self.gelu_approx),
+            id(mx): _module(mx, fast=fast),
+        }
+
+    def attention(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attend over a cache's keys and values; in a pass of several sequences, over those of each by itself."""
+        from mlx_lm.models.base import scaled_dot_product_attention
+
+        if hasattr(cache, "bits") or not isinstance(keys, mx.array):
+            stock: mx.array = scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+            return stock
+        if isinstance(cache, BatchedPart) and (own := cache.own_entries()) is not None:
+            rows = [
+                self._ops.attend_heads(queries[i : i + 1], *pair, scale, None, sinks, "decode")
+                for i, pair in enumerate(own)
+            ]
+            return mx.concatenate(rows)
+        return self._ops.attend_heads(queries, keys, values, scale, mask, sinks, self.phase)
+
+    def gated_delta_update(self, *args: Any, **options: Any) -> tuple[mx.array, mx.array]:
+        """Apply the gated delta rule as `mlx_lm.models.gated_delta.gated_delta_update` does."""
+        from mlx_lm.models import gated_delta
+
+        given = _arguments(gated_delta.gated_delta_update, args, options)
+        if given["mask"] is not None:
+            updated: tuple[mx.array, mx.array] = gated_delta.gated_delta_update(*args, **options)
+            return updated
+        q = given["q"]
+        v = given["v"]
+        state = given["state"]
+        bound = given["lower_bound"]
+        beta = mx.sigmoid(given["b"])
+        if given["allow_neg_eigval"]:
+            beta = beta * 2.0
+        gates = (given["A_log"], given["a"], given["dt_bias"])
+        decay = gated_delta.compute_g(*gates) if bound is None else gated_delta.compute_lower_bound_g(*gates, bound)
+        if state is None:
+            state = mx.zeros((q.shape[0], *v.shape[-2:], q.shape[-1]), mx.float32)
+        return self._ops.recurrence(q, given["k"], v, decay, beta, state)
+
+    def ssm_update(self, *args: Any, **options: Any) -> tuple[mx.array, mx.array]:
+        """Apply Mamba-2's recurrence as `mlx_lm.models.ssm.ssm_update` does."""
+        from mlx_lm.models import ssm
+
+        given = _arguments(ssm.ssm_update, args, options)
+        if given["mask"] is not None or given["lengths"] is not None:
+            updated: tuple[mx.array, mx.array] = ssm.ssm_update(*args, **options)
+            return updated
+        x, state = given["hidden_states"], given["state"]  # x (B, T, H, Dv)
+        dt = ssm.compute_dt(given["dt"], given["dt_bias"], given["time_step_limit"])  # (B, T, H)
+        decay = mx.exp(dt * -mx.exp(given["A_log"]).astype(dt.dtype))
+        if state is None:
+            state = mx.zeros((x.shape[0], *x.shape[2:], given["B"].shape[-1]), mx.float32)
+        y, state = self._ops.recurrence(given["C"], given["B"], x * dt[..., None], decay, None, state)
+        return (y + x * given["D"][:, None]).astype(x.dtype), state
+
+    def normalize_qk(self, q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
+        """Normalize queries and keys as `mlx_lm.models.gated_delta.normalize_qk` does."""
+        own = eps * inv_scale**2
+        scaled = ((q, inv_scale**2), (k, inv_scale))
+        q, k = (self._ops.rms_norm(x, _filled(x.shape[-1], factor), own) for x, factor in scaled)
+        return q, k
+
+    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, **options: Any) -> mx.array:
+        if weight is None or options:
+            return mx.fast.rms_norm(x, weight, eps, **options)
+        return self._ops.rms_norm(x, weight, eps)
+
+    def rope(
+        self,
+        x: mx.array,
+        dims: int,
+        *,
+        base: float | None = None,
+        scale: float = 1.0,
+        offset: int | mx.array = 0,
+        freqs: mx.array | None = None,
+        **options: Any,
+    ) -> mx.array:
+        """Rotate heads as `mx.fast.rope` does."""
+        supported = x.ndim == 4 and not any(options.values()) and (freqs is None or scale == 1.0)
+        if isinstance(offset, int) and supported and (rope := self._rope(dims, base, scale, freqs)) is not None:
+            return self._ops.rotate_heads(x, rope, offset)
+        return mx.fast.rope(x, dims, base=base, scale=scale, offset=offset, freqs=freqs, **options)
+
+    def _rope(self, dims: int, base: float | None, scale: float, freqs: mx.array | None) -> Rope | None:
+        """Return the rotation, shared by the layers; None if a class makes new ones all the time."""
+        key = (dims, base, scale) if freqs is None else id(freqs)
+        if key not in self._ropes:
+            if len(self._ropes) >= _MOST_ROPES:
+                return None
+            if freqs is None:
+                assert base is not None
+                freqs = mx.array([base ** (2 * i / dims) / scale for i in range(dims // 2)], mx.float32)
+            self._ropes[key] = Rope(dims, freqs)
+        return self._ropes[key]
+
+    def swiglu(self, gate: mx.array, x: mx.array) -> mx.array:
+        return self._ops.glu(gate, x, "silu")
+
+    def precise_swiglu(self, h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+        return self._ops.glu(gate.astype(mx.float32), x.astype(mx.float32), "silu").astype(h.dtype)
+
+    def silu(self, x: mx.array) -> mx.array:
+        return self._ops.activate(x, "silu")
+
+    def gelu_approx(self, x: mx.array) -> mx.array:
+        return self._ops.activate(x, "gelu")
+
+
+@cache
+def _signature(function: Any) -> Signature:
+    return signature(function)
+
+
+def _arguments(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, defaults included."""
+    bound = _signature(function).bind(*args, **options)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@cache
+def _filled(size: int, value: float) -> mx.array:
+    filled = mx.full((size,), value, mx.float32)
+    mx.eval(filled)
+    return filled
+
+
+def _module(stock: Any, **replaced: Any) -> ModuleType:
+    """Return a copy of a module with some of its members replaced."""
+    copied = ModuleType(stock.__name__)
+    copied.__dict__.update(vars(stock), **replaced)
+    return copied
+
+
+def _bound_class(stock: type, ours: dict[int, Any], namespaces: dict[str, dict[str, Any]]) -> type:
+    """Return a subclass whose methods see `ours`; the class itself if it has no methods of mlx-lm's model files."""
+    members: dict[str, Any] = {}
+    for base in reversed(stock.__mro__):
+        for name, member in vars(base).items():
+            members.pop(name, None)
+            if isinstance(member, FunctionType) and _of_models(member) and name != "__init__":
+                members[name] = _with_globals(member, _namespace(member, ours, namespaces))
+    return type(stock.__name__, (stock,), {**members, "__module__": stock.__module__}) if members else stock
+
+
+def _namespace(function: FunctionType, ours: dict[int, Any], namespaces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the globals of a function's module with `ours` in place of the originals, its own functions included."""
+    name = function.__module__
+    if name not in namespaces:
+        namespaces[name] = own = dict(function.__globals__)
+        for key, value in function.__globals__.items():
+            if id(value) in ours:
+                own[key] = ours[id(value)]
+            elif isinstance(value, FunctionType) and value.__module__ == name:
+                own[key] = _with_globals(value, own)
+    return namespaces[name]
+
+
+def _of_models(function: FunctionType) -> bool:
+    return function.__module__.startswith("mlx_lm.models.")
+
+
+def _with_globals(function: FunctionType, own: dict[str, Any]) -> FunctionType:
+    """Return the function with other globals."""
+    bound = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    bound.__module__ = function.__module__
+    return bound

@@ -1,0 +1,236 @@
+"""Exchange of the layers of an mlx-lm model for our CPU kernels, by module type.
+
+Projections, stacks of experts and embedding tables become modules that call `runtime.ops` with the weights in the types
+they are stored in; RMSNorm and convolutions run there, too, and so do functions that classes call for attention,
+recurrent state and activations (`functions`). Everything else of a class stays stock MLX, and so does a layer of
+which the class reads the weights itself.
+"""
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from headrace.models.mlx_lm.functions import KernelFunctions
+from headrace.runtime.ops import Ops, Weight
+
+Stored = dict[str, dict[str, mx.array]]
+"""Arrays of each layer in the types of its checkpoint, by path and parameter."""
+
+_PARTS = ("weight", "scales", "biases", "bias")
+_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
+_ROUTERS = {"gate", "router"}  # they choose whole experts
+
+
+def stored_arrays(model: Any) -> Stored:
+    """Return the arrays of all layers that can be exchanged; call it before they are converted."""
+    return {
+        path: {part: module[part] for part in _PARTS if part in module and isinstance(module[part], mx.array)}
+        for path, module in model.named_modules()
+        if _kernel_class(module) is not None
+    }
+
+
+def _kernel_class(module: Any) -> "type[_OnKernels] | None":
+    """Return the class that a layer is exchanged for; None if it stays."""
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    if type(module) in (SwitchLinear, QuantizedSwitchLinear):
+        return _Experts if module.get("global_scale") is None else None
+    if type(module) in _TABLES:
+        return _Table
+    return _Projection if type(module) in (nn.Linear, nn.QuantizedLinear) else None
+
+
+def exchange(model: Any, stored: Stored, ops: Ops, make_parts: Callable[[], list[Any]]) -> "Exchanged":
+    """Exchange layers in place and free their arrays, those in `stored` too. Weights are read and converted now."""
+    candidates = {path: module for path, module in model.named_modules() if _kernel_class(module) and path in stored}
+    read = _read_by_class(model, candidates, make_parts)
+    made: dict[int, nn.Module] = {}  # by id of the module: classes may share one
+    arrays: list[mx.array] = []
+    nbytes: dict[str, int] = {}
+    for path, module in candidates.items():
+        name = path.rpartition(".")[2]
+        own = stored.pop(path)
+        if name in read:
+            continue
+        if id(module) not in made:
+            weight = ops.prepare(_weight(module, own), mx.float32, exact=not _ROUTERS.isdisjoint(path.split(".")[-2:]))
+            made[id(module)] = (_kernel_class(module) or _Projection)(ops, weight, int(own["weight"].shape[0]))
+            arrays += weight.arrays
+            for part, array in zip(_PARTS, (weight.data, weight.scales, weight.biases, weight.bias), strict=True):
+                if part in own:  # symmetric weights lose their biases
+                    nbytes[f"{path}.{part}"] = 0 if array is None else array.nbytes
+        _put(model, path, made[id(module)])
+    functions = KernelFunctions(ops)
+    for path, module in model.named_modules():
+        if type(module) is nn.RMSNorm:
+            _put(model, path, _Norm(ops, module))
+        elif type(module) is nn.RoPE:
+            _put(model, path, _Rotation(functions, module))
+        elif type(module) is nn.Conv1d and _by_channel(module):
+            _put(model, path, _Convolution(ops, module))
+    functions.bind(model)
+    return Exchanged(arrays, nbytes, functions)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Arrays of the exchanged layers, their bytes by the name of the parameter they were, and functions."""
+
+    arrays: list[mx.array]
+    nbytes: Mapping[str, int]
+    functions: KernelFunctions
+
+
+class _OnKernels(nn.Module):  # type: ignore[misc]
+    """A layer with its weight on the kernels. count: first size of the weight, N or the size of a stack."""
+
+    def __init__(self, ops: Ops, weight: Weight, count: int) -> None:
+        super().__init__()
+        self._ops = ops
+        self._weight = weight
+        self._count = count
+
+
+class _Projection(_OnKernels):
+    """A projection (..., K) -> (..., N) on the kernels."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        rows = x.astype(mx.float32)
+        rows = rows if x.ndim == 3 else rows.reshape(1, -1, x.shape[-1])
+        return self._ops.linear(rows, self._weight).reshape(*x.shape[:-1], -1).astype(x.dtype)
+
+
+class _Table(_Projection):
+    """An embedding table on the kernels, tokens (B, T) -> (B, T, E), that may be the output projection, too."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        tokens = x if x.ndim == 2 else x.reshape(1, -1)
+        return self._ops.embed(tokens, self._weight, mx.float32).reshape(*x.shape, -1)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Return logits (..., V)."""
+        return _Projection.__call__(self, x)
+
+
+class _Experts(_OnKernels):
+    """A stack of X projections on the kernels."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:  # noqa: ARG002
+        """Multiply x (..., M, K) by the matrices at `indices` (...), broadcast together -> (..., M, N)."""
+        *batch, count, width = x.shape
+        if count != 1 or tuple(batch) not in (indices.shape, (*indices.shape[:-1], 1)):
+            shape = mx.broadcast_shapes(tuple(batch), indices.shape)
+            x = mx.broadcast_to(x, (*shape, count, width))
+            indices = mx.broadcast_to(mx.broadcast_to(indices, shape)[..., None], (*shape, count))
+            return self._multiply(x, indices)
+        return self._multiply(x, indices)[..., None, :]
+
+    def _multiply(self, x: mx.array, indices: mx.array) -> mx.array:
+        rows = x.astype(mx.float32).reshape(-1, x.shape[-1])
+        return self._ops.expert_linear(rows, indices, self._weight, self._count).astype(x.dtype)
+
+
+class _Norm(nn.RMSNorm):  # type: ignore[misc]
+    """RMSNorm on the kernels. Its weight stays readable."""
+
+    def __init__(self, ops: Ops, norm: nn.RMSNorm) -> None:
+        nn.Module.__init__(self)
+        self._ops, self.weight, self.eps = ops, norm.weight, norm.eps
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._ops.rms_norm(x, self.weight, self.eps)
+
+
+class _Rotation(nn.RoPE):  # type: ignore[misc]
+    """Rotary position embedding on the kernels."""
+
+    def __init__(self, functions: KernelFunctions, rope: nn.RoPE) -> None:
+        super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
+        self._functions = functions
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        settings = {"traditional": self.traditional, "base": self.base, "scale": self.scale}
+        return self._functions.rope(x, self.dims, **settings, offset=offset)
+
+
+def _by_channel(conv: nn.Conv1d) -> bool:
+    """Return whether each channel is convolved by itself, without padding."""
+    channels, _, of_group = conv.weight.shape
+    settings = (conv.groups, of_group, conv.stride, conv.padding, conv.dilation)
+    return settings == (channels, 1, 1, 0, 1)
+
+
+class _Convolution(nn.Conv1d):  # type: ignore[misc]
+    """A convolution of each channel by itself on the kernels. Its weight stays readable."""
+
+    def __init__(self, ops: Ops, conv: nn.Conv1d) -> None:
+        nn.Module.__init__(self)
+        self.weight = conv.weight
+        if "bias" in conv:
+            self.bias = conv.bias
+        self.groups = conv.groups
+        self.stride = 1
+        self.padding = 0
+        self.dilation = 1
+        self._ops, self._turned = ops, mx.contiguous(conv.weight[..., 0].T)  # (width, C)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self._ops.convolve(x, self._turned, self.get("bias"))
+
+
+class _Probe(nn.Module):  # type: ignore[misc]
+    """A layer that notes the names of layers of which a class reads more than their output."""
+
+    def __init__(self, inner: nn.Module, name: str, read: set[str]) -> None:
+        super().__init__()
+        object.__setattr__(self, "_probed", (inner, name, read))
+
+    def __call__(self, *args: Any, **options: Any) -> mx.array:
+        result: mx.array = self._probed[0](*args, **options)
+        return result
+
+    def __contains__(self, key: object) -> bool:
+        inner, name, read = self._probed
+        read.add(name)
+        return key in inner
+
+    def __getattr__(self, key: str) -> Any:
+        inner, name, read = object.__getattribute__(self, "_probed")
+        if key != "as_linear":
+            read.add(name)
+        return getattr(inner, key)
+
+
+def _read_by_class(
+    model: Any, candidates: Mapping[str, nn.Module], make_parts: Callable[[], list[Any]]
+) -> Container[str]:
+    """Return the last names of the layers of which the class reads weights or settings. Evaluates nothing."""
+    read: set[str] = set()
+    probes = {id(module): _Probe(module, path.rpartition(".")[2], read) for path, module in candidates.items()}
+    for path, module in candidates.items():
+        _put(model, path, probes[id(module)])
+    try:
+        parts = make_parts()
+        for tokens in (3, 1, 1):
+            model(mx.zeros((1, tokens), mx.int32), cache=parts)
+    finally:
+        for path, module in candidates.items():
+            _put(model, path, module)
+    return read
+
+
+def _put(model: Any, path: str, module: nn.Module) -> None:
+    model.update_modules(tree_unflatten([(path, module)]))
+
+
+def _weight(module: Any, stored: Mapping[str, mx.array]) -> Weight:
+    data, scales, biases, bias = (stored.get(part) for part in _PARTS)
+    assert data is not None
+    if scales is None:
+        return Weight(data, bias=bias)
+    return Weight(data, scales, biases, module.bits, module.group_size, bias, module.mode)

@@ -1,0 +1,269 @@
+"""Construction of mlx-lm models from a checkpoint, without reading weights.
+
+mlx-lm's own loader reads plain and MLX-quantized checkpoints. Foreign matrices are dequantized to float32 first, since
+a class's `sanitize` may split, join and transpose them, and quantized to 8 bits afterwards. Matrices that affine groups
+represent exactly stay packed, except experts, which classes stack. Groups of 16 become 8 bits too.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map, tree_map_with_path
+
+from headrace.models.checkpoint.arrays import read_arrays
+from headrace.models.checkpoint.foreign.matrices import REQUANTIZED_BITS, REQUANTIZED_GROUPS
+from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, has_groups_of_16, layer_quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.checkpoint.tensor_info import stored_dtype
+from headrace.models.mlx_lm.classes import classes, known_config
+from headrace.models.mlx_lm.fixes import attend_in_window, fix
+from headrace.models.mlx_lm.kernels import Stored, stored_arrays
+from headrace.models.mlx_lm.mtp import Head
+from headrace.models.network.dtypes import compute_dtype
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from headrace.runtime.ops import groups_of_16
+
+_FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
+_MASKED_BY_CACHES = ("mixtral", "starcoder2")  # classes that take their masks from the caches
+_UNSCALED = "qwen3_moe mixtral glm4 glm4_moe ernie4_5 cohere2 minimax lfm2 lfm2_moe llama4_text granitemoehybrid"
+# Rope scaling of classes that would ignore any other.
+_SCALINGS: dict[str, tuple[str, ...]] = dict.fromkeys([*_UNSCALED.split(), "olmo_hybrid"], ("default",))
+_SCALINGS |= {"phi3": ("longrope", "su", "linear", "default"), "deepseek_v2": ("yarn",)}
+
+
+def load(
+    checkpoint: Checkpoint,
+    device: mx.DeviceType,
+    head: Head | None = None,
+    divide: Callable[[Any], None] | None = None,
+) -> tuple[Any, Stored]:
+    """Return the model in the compute dtype of `device`, and its layers' arrays as they are stored.
+
+    head: make the model of one layer of this multi-token prediction head. divide: leaves a model a rank's part. Raises
+    UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
+    """
+    _refuse_what_classes_ignore(checkpoint.config)
+    try:
+        checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
+        stock = head is None and checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
+        model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
+        fix(model, checkpoint)
+        _apply_ignored_windows(model, checkpoint.config)
+        if divide is not None:
+            divide(model)
+        stored = stored_arrays(model)
+        if device == mx.DeviceType.cpu:
+            model.set_dtype(mx.float32)  # see models/network/dtypes.py
+        else:
+            half = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
+            model.update(tree_map(lambda array: _in_half(array, half), model.parameters()))
+            _drop_float32(model, half, checkpoint)
+        return model, stored
+    except (Exception, SystemExit) as error:  # classes raise anything, and exit, on unexpected input
+        raise refused(checkpoint.config, checkpoint.path.name, error) from error
+
+
+def of_config(config: Mapping[str, Any]) -> Any:
+    """Return the model of a config.json, with parameters of the right shapes and types that are never evaluated.
+
+    Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
+    """
+    _refuse_what_classes_ignore(config)
+    section = config.get("quantization") or config.get("quantization_config")
+    section = section if isinstance(section, Mapping) and section.get("bits") else None
+    dtype = mx.float32 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else mx.bfloat16
+    try:
+        config = known_config(config)
+        model_class, arguments = classes(config)
+        model = model_class(arguments.from_dict(dict(config)))
+        _apply_ignored_windows(model, config)
+        model.set_dtype(dtype)
+        if section is not None:
+            _quantize_as_stated(model, section)
+        return model
+    except (Exception, SystemExit) as error:
+        raise refused(config, "it", error) from error
+
+
+def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
+    general = {key: section[key] for key in ("group_size", "bits", "mode") if key in section}
+
+    def wanted(path: str, module: Any) -> bool | dict[str, Any]:
+        stated = section.get(path, general)
+        if not isinstance(stated, Mapping):
+            return False
+        settings = {**general, **stated}
+        return settings if _fits(module, settings.get("group_size", 64)) else False
+
+    nn.quantize(model, class_predicate=wanted)
+
+
+def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for settings that a class would ignore silently."""
+    kind = config.get("model_type")
+    scaling = config.get("rope_scaling")
+    if kind == "olmo" and find_spec("hf_olmo") is None:  # its class prints to stdout and exits
+        raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
+    if isinstance(kind, str) and kind in _SCALINGS and isinstance(scaling, Mapping):
+        stated = scaling.get("rope_type") or scaling.get("type") or "default"
+        if stated not in _SCALINGS[kind]:
+            raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
+    if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        factor = scaling.get("factor")
+        amplitude = scaling.get("attention_factor")
+        usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
+        if isinstance(amplitude, int | float) and abs(amplitude - usual) > 1e-3:
+            raise UnsupportedModelError(f"config.json: {kind} with a YaRN attention_factor of {amplitude:g}")
+    if kind == "falcon_h1" and config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
+        raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")
+    text = config.get("text_config")
+    if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
+        raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
+
+
+def _apply_ignored_windows(model: Any, config: Mapping[str, Any]) -> None:
+    """Apply a window that all layers attend through, if the class keeps every entry for all.
+
+    Raises UnsupportedModelError where the class makes its masks itself.
+    """
+    from mlx_lm.models.cache import KVCache
+
+    text = config.get("text_config", config)
+    window, longest, kinds = (text.get(key) for key in ("sliding_window", "max_position_embeddings", "layer_types"))
+    slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
+    if not slides or not isinstance(window, int) or window >= (longest or window + 1):
+        return
+    if not all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
+        return
+    if config.get("model_type") not in _MASKED_BY_CACHES or (kinds is not None and set(kinds) != {"sliding_attention"}):
+        raise UnsupportedModelError(
+            f"config.json: {config.get('model_type')} with a sliding window of {window} tokens is not supported"
+        )
+    attend_in_window(model, window)
+
+
+def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:
+    """Return the error for the exception of an mlx-lm class on the checkpoint `name`."""
+    if isinstance(error, CheckpointError):
+        return error
+    message = " ".join(str(error).split())
+    if isinstance(error, ValueError) and message.startswith("Model type"):
+        kind = config.get("model_type")
+        return UnsupportedModelError(f"neither headrace nor mlx-lm has a network for model_type {kind!r:.60}")
+    if "No Metal back-end" in message:
+        return UnsupportedModelError(
+            f"mlx-lm's class of {config.get('model_type')} needs the GPU of a Mac", "run it on Apple Silicon"
+        )
+    what = message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
+    return CheckpointError(f"mlx-lm cannot load {name}: {what[:200]}")
+
+
+def quantize(model: Any, kind: Quantization) -> None:
+    """Quantize all layers that divide into groups, as mlx-lm's converter does, with the class's exceptions."""
+    predicate = getattr(model, "quant_predicate", None)
+
+    def wanted(path: str, module: Any) -> bool | dict[str, Any]:
+        if not _fits(module, kind.group_size):
+            return False
+        answer = True if predicate is None else predicate(path, module)
+        if not isinstance(answer, dict):
+            return bool(answer)
+        return answer if _fits(module, answer.get("group_size", kind.group_size)) else False
+
+    nn.quantize(model, group_size=kind.group_size, bits=kind.bits, class_predicate=wanted)
+
+
+def _from_files(checkpoint: Checkpoint) -> Any:
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(
+        checkpoint.path,
+        lazy=True,
+        strict=True,
+        model_config=checkpoint.config,
+        get_model_classes=classes,
+        trust_remote_code=False,
+    )
+    return model
+
+
+def _from_arrays(checkpoint: Checkpoint, device: mx.DeviceType, head: Head | None) -> Any:
+    from mlx_lm.utils import infer_quant_config
+
+    config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
+    if isinstance(text := config.get("text_config"), Mapping):
+        config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
+    model_class, arguments = classes(config)
+    model = model_class(arguments.from_dict(config))
+    if head is not None:
+        head.adapt(model)
+    arrays = read_arrays(checkpoint, as_float=lambda name, matrix: not matrix.exact or ".experts." in name)
+    genuine = {id(array) for name, array in arrays.items() if checkpoint.tensors[name].dtype == "F32"}
+    if checkpoint.foreign is not None:
+        genuine -= {id(arrays[name]) for name in checkpoint.foreign.matrices}
+    for module in [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]:
+        parts = [f"{module}.weight", f"{module}.scales", f"{module}.biases"]
+        if parts[2] in arrays and layer_quantization(checkpoint.quantization, module) == GROUPS_OF_16:
+            arrays |= zip(parts, groups_of_16.requantized(*(arrays[part] for part in parts)), strict=True)
+    arrays = arrays if head is None else head.arrays(arrays)
+    weights = model.sanitize(dict(arrays)) if hasattr(model, "sanitize") else arrays
+    weights = weights if head is None else head.shifted(weights, arrays)
+
+    def packed(path: str, module: Any) -> bool | dict[str, Any]:
+        if not (hasattr(module, "to_quantized") and f"{path}.scales" in weights):
+            return False
+        settings: dict[str, Any] = infer_quant_config(path, module, weights)
+        return settings
+
+    def dequantized(path: str, module: Any) -> bool | dict[str, Any]:
+        array = weights.get(f"{path}.weight")
+        if array is None or array.dtype != mx.float32 or id(array) in genuine:
+            return False
+        group = next((size for size in REQUANTIZED_GROUPS if _fits(module, size)), None)
+        return {"group_size": group, "bits": REQUANTIZED_BITS} if group else False
+
+    nn.quantize(model, class_predicate=packed)
+    model.eval()
+    model.load_weights(list(weights.items()), strict=True)
+    nn.quantize(model, class_predicate=dequantized)
+    if device != mx.DeviceType.cpu:  # float32 scales would promote all activations
+        dtype = compute_dtype(device, stored_dtype(checkpoint.tensors), checkpoint.config)
+        for path, module in model.named_modules():
+            array = weights.get(f"{path}.weight")
+            if f"{path}.scales" in weights or (
+                array is not None and array.dtype == mx.float32 and id(array) not in genuine
+            ):
+                module.set_dtype(dtype)
+    return model
+
+
+def _in_half(array: mx.array, half: mx.Dtype) -> mx.array:
+    """Convert the other half precision to this one; float32 arrays stay."""
+    return array.astype(half) if array.dtype in (mx.float16, mx.bfloat16) and array.dtype != half else array
+
+
+def _drop_float32(model: Any, half: mx.Dtype, checkpoint: Checkpoint) -> None:
+    """Convert float32 arrays that would promote all activations: a GGUF's vectors, and scales of K-quants.
+
+    Classes name the arrays that they want in float32; mlx-lm's own conversion asks them, too.
+    """
+    converted = (checkpoint.path / "headrace.json").exists()
+    wanted = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        narrow = converted and wanted(path) and not path.endswith(_FLOAT32)
+        return array.astype(half) if narrow and array.dtype == mx.float32 else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+    for _, module in model.named_modules():
+        if "scales" in module and module.scales.dtype == mx.float32:
+            module.set_dtype(half)
+
+
+def _fits(module: Any, group_size: int) -> bool:
+    return hasattr(module, "to_quantized") and int(module.weight.shape[-1]) % group_size == 0

@@ -1,0 +1,184 @@
+"""Networks of mlx-lm's model classes, for every architecture without a decoder of our own.
+
+mlx-lm has one call for a whole forward pass, so `layers` does stages 1 to 4 of a step; in prefill its logits are never
+evaluated. mlx-lm is imported only here, since that is slow.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from headrace.models.checkpoint.quantization import Quantization
+from headrace.models.checkpoint.safetensors import Checkpoint
+from headrace.models.mlx_lm.backend import MlxLmBackend, MlxLmPass
+from headrace.models.mlx_lm.batch import agrees, can_batch
+from headrace.models.mlx_lm.cache import MlxLmCache
+from headrace.models.mlx_lm.costs import layers_kv, measure
+from headrace.models.mlx_lm.functions import KernelFunctions
+from headrace.models.mlx_lm.kernels import exchange, stored_arrays
+from headrace.models.mlx_lm.kv import make_parts, quantized
+from headrace.models.mlx_lm.load import load, quantize, refused
+from headrace.models.mlx_lm.long_rope import LongRope
+from headrace.models.mlx_lm.mtp import Head, project, text_model
+from headrace.models.network.long_rope import TokenHistory
+from headrace.models.network.stored_kv import refused as refused_kv
+from headrace.runtime.kv.backend import KVBackend, KVOptions
+from headrace.runtime.kv.cache import KVPass
+from headrace.runtime.network import DraftHead
+from headrace.runtime.ops import Ops
+from headrace.runtime.ops.kv_format import KVFormat
+
+
+class MlxLmNetwork:
+    """A `runtime.network.Network` around an mlx-lm model. No weight is read until `arrays` are evaluated.
+
+    kv: storage format of K/V, None for the class's own; raises UsageError if the class does not support it.
+    kernels: operations for `use_kernels`; None: the class stays stock MLX. head, divide: see `models.mlx_lm.load.load`.
+    """
+
+    activations = 16
+    division = None  # `LeaderNetwork` has one
+    _whole_shares: Mapping[str, float] | None = None  # read shares of parameters before the model was divided
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: mx.DeviceType,
+        requantize: Quantization | None = None,
+        kv: KVFormat | None = None,
+        kernels: Ops | None = None,
+        head: Head | None = None,
+        divide: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._model, stored = load(checkpoint, device, head, divide)
+        if requantize is not None:
+            quantize(self._model, requantize)
+            stored = stored_arrays(self._model)
+        self._kernels = None if kernels is None else (kernels, stored)  # held until the layers are exchanged
+        self._functions: KernelFunctions | None = None
+        self.draft_head: DraftHead | None = None
+        self.arrays = list(self._parameters().values())
+        self.kv_format: KVFormat | None = None  # None: the class's own
+        try:
+            measured = measure(self._model, checkpoint.config, self._whole_shares)
+        except Exception as error:
+            raise refused(checkpoint.config, checkpoint.path.name, error) from error
+        self._long_rope = LongRope.of(self._model, checkpoint.config)
+        self._history = TokenHistory(self._long_rope.original if self._long_rope else 0)
+        self.vocab_size, self.cost, self._shares = measured.vocab_size, measured.cost, measured.shares
+        self._can_batch: bool | None = None  # None: not tested yet
+        self._agrees: bool | None = None  # whether shared steps give the same logits; None: not tested yet
+        if kv is not None and kv.packed:
+            self._store(kv)
+        self.rolls_back = self._long_rope is None and MlxLmCache(self._fresh_parts(), 1, ()).rolls_back
+
+    @property
+    def model(self) -> Any:
+        """mlx-lm's model."""
+        return self._model
+
+    def use_kernels(self) -> "MlxLmNetwork":
+        """Run projections, tables and norms on the kernels, if there are any; return self.
+
+        Reads the weights of projections and tables, in the types they are stored in.
+        """
+        if self._kernels is None:
+            return self
+        (ops, stored), self._kernels = self._kernels, None
+        before = self._parameters()
+        exchanged = exchange(self._model, stored, ops, self._fresh_parts)
+        self.arrays = [*self._parameters().values(), *exchanged.arrays]
+        self._functions = exchanged.functions
+        saved = sum(self._shares[name] * (before[name].nbytes - new) for name, new in exchanged.nbytes.items())
+        self.cost = replace(self.cost, weight_bytes=self.cost.weight_bytes - round(saved))
+        return self
+
+    def _parameters(self) -> dict[str, mx.array]:
+        found = dict(tree_flatten(self._model.parameters()))
+        return {name: array for name, array in found.items() if isinstance(array, mx.array)}
+
+    def with_kv(self, kv: KVFormat) -> "MlxLmNetwork":
+        """Return a network with the same weights and K/V stored as `kv`. Raises UsageError if not supported."""
+        twin = copy(self)
+        twin._store(kv)
+        return twin
+
+    def _store(self, kv: KVFormat) -> None:
+        stored = None
+        if kv.packed:
+            if self._long_rope is not None:
+                raise refused_kv(kv, "LongRoPE rotates keys anew as a sequence grows")
+            found = quantized(self._model, kv)
+            if isinstance(found, str):
+                raise refused_kv(kv, found)
+            stored = found
+        self.kv_format = stored
+        self._can_batch = self._agrees = None
+        self.cost = replace(self.cost, kv=layers_kv(self._model, self._fresh_parts))
+
+    @property
+    def wide_chunks(self) -> bool:
+        """True for mixtures, of which a step reads less than half; an untied table is no larger than the head."""
+        return sum(array.nbytes for array in self.arrays) > 2 * self.cost.weight_bytes
+
+    def kv_backend(self, options: KVOptions) -> KVBackend:
+        return MlxLmBackend(
+            options, self._fresh_parts, self.cost, self._shares_steps,
+            rolls_back=self.rolls_back, can_copy=self._long_rope is None,
+        )  # fmt: skip
+
+    @property
+    def can_batch(self) -> bool:
+        """True if shapes allow steps of several sequences in one pass. Reads no weight."""
+        if self._can_batch is None:
+            self._can_batch = self._long_rope is None and can_batch(self._model, self._fresh_parts)
+        return self._can_batch
+
+    def _shares_steps(self) -> bool:
+        """Return whether steps can share a pass: `can_batch`, and equal logits, tested at the first call."""
+        if not self.can_batch:
+            return False
+        if self._agrees is None:
+            self._agrees = agrees(self._model, self._fresh_parts)
+        return self._agrees
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """tokens (B, T), unchanged: the model embeds them."""
+        return tokens
+
+    def layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """x: tokens (B, T) -> logits (B, T, V), or with a head hidden states (B, T, E)."""
+        parts = cast(MlxLmPass, kv).parts
+        if self._functions is not None:
+            self._functions.phase = kv.rows[0].phase
+        model = self._model if self.draft_head is None else text_model(self._model).model
+        if len(kv.rows) > 1:
+            together: mx.array = model(x.T, cache=parts)  # (N, 1) -> (N, 1, V)
+            return together.swapaxes(0, 1)
+        if self._long_rope is not None:
+            parts = self._rotated(self._long_rope, x, cast(MlxLmCache, kv.rows[0].cache))
+        out: mx.array = model(x, cache=parts)
+        return out
+
+    def _rotated(self, rope: LongRope, tokens: mx.array, cache: MlxLmCache) -> list[Any]:
+        """Set the factors for the sequence's new length, and return its parts with all keys rotated by them."""
+        long, again = self._history.append(cache, tokens)
+        rope.use(long)
+        if again:
+            cache.restart(self._fresh_parts())
+            for piece in again:
+                self._model(piece, cache=cache.parts)
+                mx.eval(cache.arrays)
+        return cache.parts
+
+    def logits(self, x: mx.array) -> mx.array:
+        """Return the logits (B, V) of the last position of the output of `layers`."""
+        return x[:, -1] if self.draft_head is None else project(self._model, x[:, -1:])[:, 0]
+
+    def _fresh_parts(self) -> list[Any]:
+        return make_parts(self._model, self.kv_format)

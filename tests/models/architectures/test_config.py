@@ -1,0 +1,212 @@
+"""Reading of config.json: each architecture's keys, and one error for wrong values."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.architectures.config import DecoderConfig, decoder_config
+from headrace.models.checkpoint.normalize import normalized
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+from tests import mlx_lm_models
+from tests.mlx_lm_models import MODELS
+from tests.tiny import EVERY, LAYERS, config_of
+
+
+def read(variant: str, **changes: Any) -> DecoderConfig:
+    config = decoder_config({**config_of(variant), **changes})
+    assert config is not None
+    return config
+
+
+def windows(config: DecoderConfig) -> list[int | None]:
+    return [layer.window for layer in config.layers]
+
+
+@pytest.mark.parametrize("variant", EVERY)
+def test_every_variant_is_ours(variant: str) -> None:
+    config = read(variant)
+    assert config.architecture == config_of(variant)["model_type"]
+    assert len(config.layers) == config_of(variant)["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": "mamba"},
+        {"model_type": ["llama"]},
+        config_of("llama") | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        config_of("llama") | {"rope_traditional": True},
+        config_of("llama") | {"partial_rotary_factor": 0.5},
+        config_of("llama") | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ],
+)
+def test_other_architectures_are_left_to_mlx_lm(config: dict[str, Any]) -> None:
+    assert decoder_config(config) is None
+
+
+def test_an_unsupported_activation_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="relu"):
+        read("llama", hidden_act="relu")
+    assert read("llama", hidden_act="silu").family.activation == "silu"
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "rms_norm_eps"]
+)
+def test_a_missing_key_is_named(key: str) -> None:
+    config = config_of("llama")
+    del config[key]
+    with pytest.raises(CheckpointError, match=key):
+        decoder_config(config)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size"])
+@pytest.mark.parametrize("value", [0, -1, 2**31, 1.5, "64", True, [64], {}])
+def test_a_count_must_be_a_positive_integer(key: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=key):
+        read("llama", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "complaint"),
+    [
+        ("deepseek-v3", {"n_group": 3}, "groups"),
+        ("deepseek-v3", {"topk_group": 5}, "groups"),
+        ("deepseek-v3", {"first_k_dense_replace": [1]}, "first_k_dense_replace"),
+        ("granite-hybrid", {"time_step_limit": [0.0, 10**400]}, "time_step_limit"),
+        ("granite-hybrid", {"time_step_limit": [float("nan"), 1.0]}, "time_step_limit"),
+        ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope"),
+        ("apertus", {"post_norm": True}, "post_norm"),
+        ("apertus", {"qk_norm": "no"}, "qk_norm"),
+    ],
+)
+def test_wrong_values_of_newer_families_are_named(name: str, changes: dict[str, Any], complaint: str) -> None:
+    config = mlx_lm_models.config_of(name)
+    assert decoder_config(config) is not None
+    with pytest.raises(CheckpointError, match=complaint):
+        decoder_config({**config, **changes})
+
+
+def test_wrong_types_of_newer_keys_are_named() -> None:
+    wrong = {"moe_layers": {}, "attn_temperature_tuning": "on", "attention_chunk_size": {}, "moe_renormalize": "no"}
+    for key, value in wrong.items():
+        with pytest.raises(CheckpointError, match=key):
+            normalized({"model_type": "llama4_text", key: value})
+
+
+def test_flags_that_are_null_or_numbers() -> None:
+    config = mlx_lm_models.config_of("llama4-dense")
+    decoders = [decoder_config({**config, "use_qk_norm": value}) for value in (None, 0, 1)]
+    assert [bool(decoder and decoder.family.qk_norm) for decoder in decoders] == [False, False, True]
+
+
+@pytest.mark.parametrize("value", [0, -1e-5, float("inf"), float("nan"), "1e-5", True, [1e-5]])
+def test_a_number_must_be_positive(value: object) -> None:
+    with pytest.raises(CheckpointError, match="rms_norm_eps"):
+        read("llama", rms_norm_eps=value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 attention heads cannot share 3"),
+        ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+        ({"rope_parameters": {"full_attention": 3}}, "full_attention must be an object"),
+        ({"layer_types": ["full_attention"]}, "layer_types does not list 3 layers"),
+        ({"layer_types": "full_attention"}, "layer_types does not list 3 layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": 7}, "no_rope_layers"),
+        ({"model_type": "mistral", "sliding_window": -4}, "sliding_window"),
+        ({"model_type": "mistral", "sliding_window": "4"}, "sliding_window"),
+    ],
+)
+def test_contradictions_are_one_error(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        read("llama", **changes)
+
+
+def test_windows_by_architecture() -> None:
+    assert windows(read("llama", sliding_window=8)) == [None] * LAYERS
+    assert windows(read("mistral", sliding_window=8)) == [8, 8]
+    assert windows(read("mistral", sliding_window=None)) == [None, None]
+    assert windows(read("gemma2", sliding_window=8)) == [8, None, 8]
+    assert windows(read("gemma3", num_hidden_layers=6, sliding_window_pattern=3)) == [16, 16, None, 16, 16, None]
+    assert windows(read("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=2)) == [None, None, 8]
+    assert windows(read("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=0)) == [8, 8, 8]
+    assert windows(read("qwen2", use_sliding_window=False, sliding_window=8, max_window_layers=0)) == [None] * LAYERS
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows(read("llama", sliding_window=8, layer_types=kinds)) == [8, None, 8]
+    assert windows(read("qwen3", use_sliding_window=False, sliding_window=8, layer_types=kinds)) == [None] * LAYERS
+
+
+def test_layers_without_position_information() -> None:
+    assert [layer.rope is None for layer in read("smollm3", num_hidden_layers=4).layers] == [False, True, False, True]
+    listed = read("smollm3", no_rope_layers=[1, 0, 1])
+    assert [layer.rope is None for layer in listed.layers] == [False, True, False]
+
+
+def test_gemma3_turns_sliding_layers_at_their_own_frequency() -> None:
+    older = read("gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    newer = config_of("gemma3")
+    del newer["rope_theta"]
+    newer["rope_parameters"] = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    for config in (older, decoder_config(newer)):
+        assert config is not None
+        ropes = [(layer.window, layer.rope.theta, layer.rope.kind) for layer in config.layers if layer.rope]
+        assert ropes == [(16, 1e4, "default"), (None, 1e6, "linear")] * 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}},
+    ],
+)
+def test_rope_settings_old_and_new(changes: dict[str, Any]) -> None:
+    rope = read("llama", **changes).layers[0].rope
+    assert rope is not None
+    assert (rope.theta, rope.kind) == (5e5, "linear")
+    assert rope.scaling is not None
+    assert rope.scaling["factor"] == 2.0
+
+
+def test_defaults_of_optional_keys() -> None:
+    config = config_of("llama")
+    for key in ("num_key_value_heads", "head_dim", "max_position_embeddings", "rope_theta", "tie_word_embeddings"):
+        del config[key]
+    found = decoder_config(config)
+    assert found is not None
+    assert (found.kv_heads, found.head_dim, found.context_length) == (4, 16, 2048)
+
+
+def test_gemma2_softcaps_can_be_switched_off() -> None:
+    config = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (config.attention_softcap, config.logit_softcap) == (None, None)
+    assert (read("gemma2").attention_softcap, read("gemma2").logit_softcap) == (50.0, 30.0)
+
+
+anything = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=5,
+)
+CONFIGS = {**{name: config_of(name) for name in EVERY}, **{name: mlx_lm_models.config_of(name) for name in MODELS}}
+KEYS = sorted({key for config in CONFIGS.values() for key in config} | {"rope_parameters", "no_rope_layers"})
+
+
+@given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(KEYS), anything, min_size=1, max_size=3))
+def test_no_value_escapes_as_another_error(variant: str, changes: dict[str, Any]) -> None:
+    try:
+        config = decoder_config({**CONFIGS[variant], **changes})
+    except CheckpointError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    assert config is None or len(config.layers) >= 1

@@ -1,0 +1,138 @@
+"""In both decoders LongRoPE turns by its short factors up to the original context, wherever a sequence comes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from headrace.models.checkpoint.safetensors import open_checkpoint
+from headrace.models.mlx_lm.network import MlxLmNetwork
+from headrace.runtime.engine.request import Request
+from headrace.runtime.errors import UnsupportedModelError
+from headrace.runtime.ops import reference
+from tests.alone import new_cache
+from tests.tiny import load_decoder
+from tests.watched import WatchedNetwork, answer
+
+pytestmark = pytest.mark.peer
+ORIGINAL = 16
+PAIRS = 8
+TOKENS = [(7 * i * i + 3 * i + 5) % 96 for i in range(40)]
+SHORT = [1.0 + 0.05 * i for i in range(PAIRS)]
+LONG = [1.5 + 0.5 * i for i in range(PAIRS)]
+CONFIG: dict[str, Any] = {
+    "model_type": "phi3", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 128,
+    "original_max_position_embeddings": ORIGINAL,
+    "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from mlx_lm.models.phi3 import Model, ModelArgs
+
+    mx.random.seed(5)
+    target = tmp_path_factory.mktemp("phi3")
+    older = {**CONFIG, "rope_scaling": None}
+    weights = dict(tree_flatten(Model(ModelArgs.from_dict(older)).parameters()))
+    mx.save_safetensors(str(target / "model.safetensors"), {k: 2 * v for k, v in weights.items()})
+    (target / "config.json").write_text(json.dumps(CONFIG))
+    return target
+
+
+def with_factors(directory: Path, target: Path, factors: list[float]) -> Path:
+    """The same model with one list of factors for any length."""
+    target.mkdir()
+    rope = {**CONFIG["rope_parameters"], "short_factor": factors, "long_factor": factors}
+    (target / "config.json").write_text(json.dumps({**CONFIG, "rope_parameters": rope}))
+    (target / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
+    return target
+
+
+def peer(directory: Path) -> Any:
+    return MlxLmNetwork(open_checkpoint(directory), device=mx.DeviceType.cpu)
+
+
+def own(directory: Path) -> Any:
+    return load_decoder(directory)
+
+
+def feed(network: Any, cache: Any, tokens: list[int], size: int) -> mx.array:
+    """Logits of the last position after feeding `tokens`, `size` at a time."""
+    out = mx.zeros(1)
+    for start in range(0, len(tokens), size):
+        piece = mx.array([tokens[start : start + size]])
+        cache.reserve(piece.shape[1])
+        out = network.logits(network.layers(network.embed(piece), cache))
+        cache.advance(piece.shape[1])
+        cache.commit(piece.shape[1])
+    return out
+
+
+both = pytest.mark.parametrize("load", [own, peer])
+
+
+@both
+@pytest.mark.parametrize("size", [1, 7, 40])
+@pytest.mark.parametrize("count", [5, ORIGINAL, ORIGINAL + 1, 40])
+def test_the_length_decides(load: Any, directory: Path, tmp_path: Path, count: int, size: int) -> None:
+    plain = load(with_factors(directory, tmp_path / "one", SHORT if count <= ORIGINAL else LONG))
+    other = load(with_factors(directory, tmp_path / "other", LONG if count <= ORIGINAL else SHORT))
+    wanted = feed(plain, new_cache(plain, 64), TOKENS[:count], 40)
+    network = load(directory)
+    found = feed(network, new_cache(network, 64), TOKENS[:count], size)
+    assert mx.allclose(found, wanted, atol=1e-4)
+    assert not mx.allclose(found, feed(other, new_cache(other, 64), TOKENS[:count], 40), atol=1e-2)
+
+
+@both
+def test_going_back_below_the_original_context_turns_everything_again(load: Any, directory: Path) -> None:
+    network = load(directory)
+    cache = new_cache(network, 64)
+    feed(network, cache, TOKENS, 40)
+    cache.trim(6)
+    found = feed(network, cache, TOKENS[6:9], 1)
+    assert mx.allclose(found, feed(network, new_cache(network, 64), TOKENS[:9], 9), atol=1e-4)
+
+
+def test_scaling_that_the_class_would_ignore_is_refused(directory: Path, tmp_path: Path) -> None:
+    target = with_factors(directory, tmp_path / "yarn", SHORT)
+    (target / "config.json").write_text(
+        json.dumps({**CONFIG, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}})
+    )
+    with pytest.raises(UnsupportedModelError, match="phi3 with 'yarn' rope scaling"):
+        peer(target)
+
+
+def test_both_decoders_say_the_same(directory: Path) -> None:
+    mine = WatchedNetwork(own(directory))
+    theirs = WatchedNetwork(peer(directory))
+    request = Request(TOKENS[:10], max_tokens=20)  # across the original context, with a step built ahead
+    assert answer(mine, request)[0] == answer(theirs, request)[0]
+    found = mx.concatenate(mine.logits_seen)
+    wanted = mx.concatenate(theirs.logits_seen)
+    assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 1e-4
+
+
+def test_a_profilers_twin_turns_alike(directory: Path) -> None:
+    network = own(directory)
+    twin = network.with_ops(reference)
+    assert type(twin) is type(network)
+    for count in (9, 30):
+        wanted = feed(network, new_cache(network, 64), TOKENS[:count], 40)
+        assert mx.allclose(feed(twin, new_cache(twin, 64), TOKENS[:count], 40), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_half_precision_stays_half(directory: Path, dtype: mx.Dtype) -> None:
+    network = load_decoder(directory, reference, dtype)
+    cache = new_cache(network, 64)
+    logits = feed(network, cache, TOKENS, 9)
+    assert {logits.dtype, *(array.dtype for array in cache.arrays)} == {dtype}
+    exact = feed(own(directory), new_cache(own(directory), 64), TOKENS, 40)
+    bound = 2**-6 if dtype == mx.float16 else 2**-3
+    assert (mx.abs(logits.astype(mx.float32) - exact).max() / mx.abs(exact).max()).item() < bound
