@@ -22,7 +22,6 @@ from headrace.app.answer.generation import Generation, generation, plain_schema
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.answer.tools import read_tools
-from headrace.app.answer.value_types import Flag, Whole, read_value, shown
 from headrace.app.config.load_options import activations_choice, kv_choice
 from headrace.app.predict import DEFAULT_CONTEXT
 from headrace.app.predict.prediction import Prediction
@@ -36,6 +35,7 @@ from headrace.models.registry.progress import Progress, silent
 from headrace.models.registry.resolve import resolve
 from headrace.runtime import ops
 from headrace.runtime.config import environment
+from headrace.runtime.config.value_types import Flag, Whole, read_value, shown
 from headrace.runtime.engine.request import CancelFlag
 from headrace.runtime.errors import EngineError, HeadraceError, UsageError
 from headrace.runtime.sampling.params import SamplingParams

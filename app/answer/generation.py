@@ -9,9 +9,9 @@ from typing import Any
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.messages import tool_call
 from headrace.app.answer.token_reports import TokenReport, token_reports
-from headrace.app.answer.value_types import shown
 from headrace.models.text.answer import EndedBy
 from headrace.models.text.tools.call import ToolCall
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.engine.request import FinishReason, TokenLogprobs
 from headrace.runtime.metrics.telemetry import Summary
 from headrace.runtime.sampling.params import SamplingParams

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.app.answer.value_types import shown
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
 MAX_MESSAGES = 10_000

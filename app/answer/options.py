@@ -7,9 +7,13 @@ chat's parameters. An option has the same name everywhere; its flag has dashes i
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral
 from typing import Any, Literal
 
-from headrace.app.answer.value_types import (
+from headrace.models.text.structured.schema_check import schema_text
+from headrace.models.text.structured.source import GrammarSource
+from headrace.models.text.thinking import LEVELS, Thinking
+from headrace.runtime.config.value_types import (
     JSONObject,
     JSONSchema,
     LogitBias,
@@ -18,14 +22,11 @@ from headrace.app.answer.value_types import (
     Text,
     TextFile,
     Texts,
-    ThinkingValue,
     TokenLimit,
     ValueType,
     Whole,
     read_value,
 )
-from headrace.models.text.structured.schema_check import schema_text
-from headrace.models.text.structured.source import GrammarSource
 from headrace.runtime.errors import UsageError
 from headrace.runtime.sampling.params import MAX_MAGNITUDE, MIN_TEMPERATURE, SEEDS, SamplingParams
 
@@ -37,6 +38,25 @@ GRAMMARS = ("schema", "regex", "grammar")
 """Options that constrain an answer; at most one is set."""
 _SAMPLING = frozenset(row.name for row in fields(SamplingParams))
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingValue:
+    """On, off, a level, or a budget in tokens. `on` and `off` are read as true and false."""
+
+    def read(self, value: object) -> Thinking:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            if value in (*LEVELS, "on", "off"):
+                return value if value in LEVELS else value == "on"
+            value = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
+        if isinstance(value, Integral) and (tokens := int(value)) > 0:
+            return tokens
+        raise ValueError(str(self))
+
+    def __str__(self) -> str:
+        return f"on, off, {', '.join(LEVELS)} or a number of tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.app.answer.value_types import shown
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
 _TYPES = "text, json_object or json_schema"

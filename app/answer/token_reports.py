@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.answer.value_types import Flag, Whole, read_value
+from headrace.runtime.config.value_types import Flag, Whole, read_value
 from headrace.runtime.engine.request import Step
 from headrace.runtime.errors import UsageError
 

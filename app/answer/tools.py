@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.app.answer.value_types import shown
 from headrace.models.text.tools.use import ToolUse
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
 _CHOICES = ("auto", "none", "required")

@@ -6,8 +6,8 @@ from typing import Any
 from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.tools import read_tools
-from headrace.app.answer.value_types import Flag, Text, read_value, shown
 from headrace.models.text.tools.use import ToolUse
+from headrace.runtime.config.value_types import Flag, Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
 TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})

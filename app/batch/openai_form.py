@@ -13,9 +13,9 @@ from typing import Any
 from headrace.app.answer.options import GRAMMARS, OPTIONS
 from headrace.app.answer.response_format import read_response_format
 from headrace.app.answer.token_reports import read_logprobs
-from headrace.app.answer.value_types import shown
 from headrace.app.batch.fields import TOOLS, conversation, line_tools, prompt_text, read_options, refuse_unknown, text
 from headrace.app.batch.line import Asked, Defaults, Form
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import UsageError
 
 PREFIX = "batch_req_"

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.app.answer.options import OPTIONS
-from headrace.app.answer.value_types import shown
 from headrace.app.batch.fields import (
     TOOLS,
     conversation,
@@ -32,6 +31,7 @@ from headrace.app.batch.line import Asked, BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
 from headrace.models.checkpoint.json_object import repeated_key
+from headrace.runtime.config.value_types import shown
 from headrace.runtime.errors import HeadraceError, UsageError
 
 STDIN = "-"

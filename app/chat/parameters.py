@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import OneOf, Texts, ThinkingValue, parse_value
+from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions, ThinkingValue
+from headrace.runtime.config.value_types import OneOf, Texts, parse_value
 from headrace.runtime.errors import UsageError
 
 _OTHERS = ("logit_bias", "chat_template_kwargs", *GRAMMARS)  # set by a flag, or by a command of their own

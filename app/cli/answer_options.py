@@ -6,8 +6,11 @@ from typing import Any, TypeVar
 
 import click
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import (
+from headrace.app.answer.options import OPTIONS, AnswerOptions, ThinkingValue
+from headrace.app.config.grammar_file import is_schema, read_grammar_file
+from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
+from headrace.models.text.thinking import LEVELS
+from headrace.runtime.config.value_types import (
     JSONObject,
     JSONSchema,
     LogitBias,
@@ -15,13 +18,9 @@ from headrace.app.answer.value_types import (
     Text,
     TextFile,
     Texts,
-    ThinkingValue,
     Whole,
     read_value,
 )
-from headrace.app.config.grammar_file import is_schema, read_grammar_file
-from headrace.app.config.load_options import ACTIVATION_NAMES, KV_NAMES
-from headrace.models.text.thinking import LEVELS
 from headrace.runtime.errors import UsageError
 
 Command = Callable[..., Any]

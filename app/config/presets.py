@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions, Option
-from headrace.app.answer.value_types import Text
 from headrace.app.config.file_lock import alone_with
 from headrace.app.config.settings import SAMPLING_ROWS, read_table, read_toml, shown, write_whole
 from headrace.runtime.config.paths import config_dir
+from headrace.runtime.config.value_types import Text
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from secrets import token_hex
 from typing import Any
 
 from headrace.app.answer.messages import MAX_MESSAGES, name_results, newest_user, not_shown, tool_call
-from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event, Prefill
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
@@ -19,6 +18,7 @@ from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
 from headrace.app.server.tools import message_tools
 from headrace.app.server.usage import timings
+from headrace.runtime.config.value_types import shown
 
 REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing

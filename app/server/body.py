@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from headrace.app.answer.value_types import shown
 from headrace.app.server.errors import ApiError, refused
+from headrace.runtime.config.value_types import shown
 
 MAX_BODY = 32 << 20  # bytes
 _MOST_READ = 8 * MAX_BODY

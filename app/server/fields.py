@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
-from headrace.app.answer.value_types import Flag, OneOf, Text, ValueType, Whole, read_value, shown
 from headrace.app.server.errors import refused
+from headrace.runtime.config.value_types import Flag, OneOf, Text, ValueType, Whole, read_value, shown
 
 Body = Mapping[str, Any]
 MAX_STOPS = 64

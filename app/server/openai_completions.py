@@ -8,7 +8,6 @@ from secrets import token_hex
 from typing import Any
 
 from headrace.app.answer.token_reports import TokenReport
-from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, refused
@@ -18,6 +17,7 @@ from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
 from headrace.app.server.structure import format_options
 from headrace.app.server.usage import request_usage
+from headrace.runtime.config.value_types import shown
 
 MAX_LOGPROBS = 5
 

@@ -16,7 +16,6 @@ from headrace.app.answer.messages import (
     text_content,
     tool_call,
 )
-from headrace.app.answer.value_types import shown
 from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
@@ -34,6 +33,7 @@ from headrace.app.server.tools import (
     response_tools,
 )
 from headrace.app.server.usage import request_usage
+from headrace.runtime.config.value_types import shown
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
 _ECHOED: dict[str, Any] = {

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.app.answer.response_format import read_response_format
-from headrace.app.answer.value_types import shown
 from headrace.app.server.errors import refused
 from headrace.app.server.fields import Body, mapping
+from headrace.runtime.config.value_types import shown
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
 _OPTIONS = {"json": "schema", "regex": "regex"}

@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 from headrace.app.answer.tools import read_tools
-from headrace.app.answer.value_types import shown
 from headrace.app.server.errors import refused
 from headrace.app.server.fields import Body, items, mapping
 from headrace.models.text.tools.use import ToolUse
+from headrace.runtime.config.value_types import shown
 
 MAX_TOOLS = 512
 _INPUT = "input"  # the parameter of a custom tool

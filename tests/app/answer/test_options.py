@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options, sampling_source
-from headrace.app.answer.value_types import parse_value
+from headrace.runtime.config.value_types import parse_value
 from headrace.runtime.errors import UsageError
 
 

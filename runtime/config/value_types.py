@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol
 
-from headrace.models.text.thinking import LEVELS, Thinking
 from headrace.runtime.errors import UsageError
 
 _BIAS = "an object of token ids and numbers"
@@ -115,25 +114,6 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingValue:
-    """On, off, a level, or a budget in tokens. `on` and `off` are read as true and false."""
-
-    def read(self, value: object) -> Thinking:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str):
-            if value in (*LEVELS, "on", "off"):
-                return value if value in LEVELS else value == "on"
-            value = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
-        if isinstance(value, Integral) and (tokens := int(value)) > 0:
-            return tokens
-        raise ValueError(str(self))
-
-    def __str__(self) -> str:
-        return f"on, off, {', '.join(LEVELS)} or a number of tokens"
-
-
-@dataclass(frozen=True, slots=True)
 class Text:
     """Any text."""
 
@@ -228,7 +208,10 @@ class LogitBias:
             raise ValueError(_BIAS) from None
 
 
-ValueType = Number | Whole | OneOf | Flag | ThinkingValue | Text | JSONSchema | JSONObject | Texts | LogitBias
+class ValueType(Protocol):
+    """A type of values. Its text describes the range."""
+
+    def read(self, value: object) -> Any: ...
 
 
 def read_value(kind: ValueType, name: str, value: object) -> Any:
