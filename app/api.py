@@ -254,7 +254,7 @@ class Model:
         given = {name: value for name, value in keywords.items() if name in OPTIONS}
         if (unknown := next((name for name in keywords if name not in Keywords.__annotations__), None)) is not None:
             given[unknown] = None  # refused by name
-        options = AnswerOptions.of({**given, "schema": plain_schema(keywords.get("schema"))})
+        options = AnswerOptions.read({**given, "schema": plain_schema(keywords.get("schema"))})
         tools = read_tools(keywords.get("tools"), keywords.get("tool_choice"), keywords.get("parallel_tool_calls"))
         if isinstance(prompt, str) and (options.thinking is not None or tools is not None):
             raise UsageError(f"{'tools' if tools else 'thinking'} needs a conversation, not a text to continue")

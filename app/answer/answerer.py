@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.app.answer.answer import Answer, Prompt, TextEvent
-from headrace.app.answer.options import AnswerOptions
+from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.models.loading.load import LoadedModel
 from headrace.models.text.answer import Completed, Part
 from headrace.models.text.chat_prompt import ChatPrompt
@@ -109,7 +109,7 @@ class Answerer:
         logprobs: number of best tokens reported with their log probabilities; None: off. cancel: ends the answer.
         Raises UsageError for a schema or grammar that is wrong, or cannot be honoured wholly.
         """
-        options = options.resolved(self.model.generation_defaults)
+        options = options.resolved(self._recommended)
         tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
         form = self._form_of(tools) if tools is not None else None
         grammar, unchecked = self._grammar(prompt, options, form)
@@ -185,6 +185,10 @@ class Answerer:
         """Prepare the vocabulary for grammars, which takes up to a second, before the first of them."""
         with suppress(UsageError):  # raised again by an answer that needs it
             _ = self._grammars.trie.built
+
+    @cached_property
+    def _recommended(self) -> AnswerOptions:
+        return recommended_options(self.model.generation_defaults)
 
     @cached_property
     def _grammars(self) -> "Grammars":

@@ -5,7 +5,7 @@ chat's parameters. An option has the same name everywhere; its flag has dashes i
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any, Literal
@@ -16,19 +16,16 @@ from headrace.models.text.thinking import LEVELS, Thinking
 from headrace.runtime.config.value_types import (
     JSONObject,
     JSONSchema,
-    LogitBias,
-    Number,
     OneOf,
     Text,
     TextFile,
     Texts,
     TokenLimit,
     ValueType,
-    Whole,
     read_value,
 )
 from headrace.runtime.errors import UsageError
-from headrace.runtime.sampling.params import MAX_MAGNITUDE, MIN_TEMPERATURE, SEEDS, SamplingParams
+from headrace.runtime.sampling.params import MIN_TEMPERATURE, RANGES, SamplingParams
 
 SPECULATE = ("auto", "ngram", "mtp", "off")
 """Choices of draft tokens, where no draft model is named."""
@@ -80,28 +77,26 @@ def _option(kind: ValueType, help: str, *, short: str = "", default: str = "", e
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """Options of an answer. None: not set. Raises UsageError for a value out of range."""
+    """Options of an answer. None: not set. `read` checks values; the constructor takes checked ones."""
 
     temperature: float | None = _option(
-        Number(0, MAX_MAGNITUDE), "Sampling temperature; 0 is greedy", short="-t", default="the model's, else 0",
+        RANGES["temperature"], "Sampling temperature; 0 is greedy", short="-t", default="the model's, else 0",
         example=0.7,
     )  # fmt: skip
-    top_k: int | None = _option(Whole(), "Number of most likely tokens kept; 0 is off", example=40)
-    top_p: float | None = _option(
-        Number(0, 1, above=True), "Probability mass of the tokens kept; 1 is off", example=0.95
-    )
-    min_p: float | None = _option(Number(0, 1), "Least probability kept, relative to the best token's", example=0.05)
+    top_k: int | None = _option(RANGES["top_k"], "Number of most likely tokens kept; 0 is off", example=40)
+    top_p: float | None = _option(RANGES["top_p"], "Probability mass of the tokens kept; 1 is off", example=0.95)
+    min_p: float | None = _option(RANGES["min_p"], "Least probability kept, relative to the best token's", example=0.05)
     repetition_penalty: float | None = _option(
-        Number(1 / MAX_MAGNITUDE, MAX_MAGNITUDE), "Penalty on tokens seen before; 1 is off", example=1.1
+        RANGES["repetition_penalty"], "Penalty on tokens seen before; 1 is off", example=1.1
     )
     presence_penalty: float | None = _option(
-        Number(-MAX_MAGNITUDE, MAX_MAGNITUDE), "Amount subtracted once from tokens generated before", example=0.0
+        RANGES["presence_penalty"], "Amount subtracted once from tokens generated before", example=0.0
     )
     frequency_penalty: float | None = _option(
-        Number(-MAX_MAGNITUDE, MAX_MAGNITUDE), "Amount subtracted per occurrence of a token", example=0.0
+        RANGES["frequency_penalty"], "Amount subtracted per occurrence of a token", example=0.0
     )
-    logit_bias: Mapping[int, float] | None = _option(LogitBias(), "Amount added to one token's logit")
-    seed: int | None = _option(Whole(0, SEEDS - 1), "Random seed; same seed, same machine, same answer", example=1)
+    logit_bias: Mapping[int, float] | None = _option(RANGES["logit_bias"], "Amount added to one token's logit")
+    seed: int | None = _option(RANGES["seed"], "Random seed; same seed, same machine, same answer", example=1)
     max_tokens: int | None = _option(
         TokenLimit(),
         "Longest answer in tokens; -1: any",
@@ -125,19 +120,38 @@ class AnswerOptions:
     regex: str | None = _option(Text(), "Regular expression that the whole answer matches")
     grammar: str | None = _option(TextFile(), "Lark grammar that the answer follows")
 
-    def __post_init__(self) -> None:
-        for name, value in self.given().items():
-            object.__setattr__(self, name, read_value(OPTIONS[name].kind, name, value))
-        if len(given := [name for name in GRAMMARS if getattr(self, name) is not None]) > 1:
-            raise UsageError(f"{' and '.join(given)} exclude each other")
-
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "AnswerOptions":
-        """Return options from stored values; None is not set. Raises UsageError, also for an unknown name."""
-        unknown = next((name for name in values if name not in OPTIONS), None)
-        if unknown is not None:
-            raise UsageError(f"unknown option {unknown!r}; known options: {', '.join(OPTIONS)}")
-        return cls(**values)
+    def read(
+        cls,
+        values: Mapping[str, Any],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        shown_as: Callable[[str], str] = str,
+    ) -> "AnswerOptions":
+        """Return options from values by name; None is not set. Nothing checks them again later.
+
+        aliases: further names of options; of two names of the longest answer the smaller value counts.
+        shown_as: returns a name's form in errors, such as a flag.
+        Raises UsageError for an unknown name, for a value out of range, and for two grammars.
+        """
+        aliases = aliases or {}
+        given: dict[str, Any] = {}
+        for key, value in values.items():
+            name = aliases.get(key, key)
+            if name not in OPTIONS:
+                raise UsageError(f"unknown option {key!r}; known options: {', '.join(OPTIONS)}")
+            if value is None:
+                continue
+            read = read_value(OPTIONS[name].kind, shown_as(key), value)
+            if name in given and name == "max_tokens":
+                read = min(read, given[name])
+            elif name in given and read != given[name]:
+                raise UsageError(f"{shown_as(key)} and {shown_as(name)} mean the same: give one of them")
+            given[name] = read
+        grammars = [name for name in GRAMMARS if name in given]
+        if len(grammars) > 1:
+            raise UsageError(f"{' and '.join(grammars)} exclude each other")
+        return cls(**given)
 
     def given(self) -> dict[str, Any]:
         """Return the options that are set, by name."""
@@ -170,15 +184,15 @@ class AnswerOptions:
             return GrammarSource("regex", self.regex)
         return None if self.grammar is None else GrammarSource("grammar", self.grammar)
 
-    def resolved(self, recommended: Mapping[str, Any]) -> "AnswerOptions":
+    def resolved(self, recommended: "AnswerOptions") -> "AnswerOptions":
         """Return these options over those that the model recommends, over greedy decoding.
 
         A recommended repetition penalty applies to sampled answers only.
         """
-        base = recommended_options(recommended)
+        base = recommended
         if self.temperature is not None and self.temperature < MIN_TEMPERATURE:
             base = replace(base, repetition_penalty=None)  # `-t 0` takes the model's most likely tokens
-        return self.over(base.over(AnswerOptions(temperature=0.0)))
+        return self.over(base).over(AnswerOptions(temperature=0.0))
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""
@@ -211,10 +225,10 @@ def recommended_options(recommended: Mapping[str, Any]) -> AnswerOptions:
         if name in _RECOMMENDED and isinstance(value, int | float) and not isinstance(value, bool)
     }
     usual = AnswerOptions(temperature=1.0) if recommended.get("do_sample") is True else AnswerOptions()
-    return AnswerOptions(**numbers).over(usual)
+    return AnswerOptions.read(numbers).over(usual)
 
 
-def sampling_source(layers: Mapping[SamplingSource, AnswerOptions], recommended: Mapping[str, Any]) -> SamplingSource:
+def sampling_source(layers: Mapping[SamplingSource, AnswerOptions], recommended: AnswerOptions) -> SamplingSource:
     """Return the first of `layers` that sets the temperature, else the model if it recommends one."""
-    layers = {**layers, "model": recommended_options(recommended)}
+    layers = {**layers, "model": recommended}
     return next((source for source, options in layers.items() if options.temperature is not None), "default")

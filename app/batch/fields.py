@@ -14,9 +14,13 @@ TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 Conversation = list[dict[str, Any]]
 
 
+_ALIASES = {"max_completion_tokens": "max_tokens"}
+
+
 def read_options(given: Mapping[str, Any]) -> AnswerOptions:
     """Return the answer options among `given`; null is not set. Raises UsageError."""
-    return AnswerOptions(**{key: value for key, value in given.items() if key in OPTIONS})
+    known = OPTIONS.keys() | _ALIASES.keys()
+    return AnswerOptions.read({key: value for key, value in given.items() if key in known}, aliases=_ALIASES)
 
 
 def line_tools(given: Mapping[str, Any]) -> ToolUse | None:

@@ -64,8 +64,6 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked
     refuse_unknown(body, frozenset(known), " in body")
     _check_fixed(body)
     _check_model(body, defaults)
-    if "max_completion_tokens" in body:
-        body["max_tokens"] = _smaller(body["max_completion_tokens"], body.get("max_tokens"))
     if "response_format" in body:
         wanted = read_response_format(body["response_format"])
         if wanted and body.keys() & GRAMMARS:
@@ -82,10 +80,6 @@ def read_body(given: Mapping[str, Any], form: Form, defaults: Defaults) -> Asked
     if options.thinking is not None:
         raise UsageError("thinking needs a conversation, not a text to continue")
     return Asked(prompt_text(body["prompt"]), options)
-
-
-def _smaller(limit: Any, other: Any) -> Any:
-    return min(limit, other) if isinstance(limit, int) and isinstance(other, int) else limit
 
 
 def _set_effort(body: dict[str, Any]) -> None:

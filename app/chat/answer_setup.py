@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.app.answer.options import OPTIONS, AnswerOptions
+from headrace.app.answer.options import OPTIONS, AnswerOptions, recommended_options
 from headrace.app.chat.prompt import prompt_messages
 from headrace.app.engine.commands import Generate
 from headrace.app.engine.model_card import ModelCard
@@ -40,7 +40,7 @@ def stored_options(sampling: Mapping[str, Any]) -> AnswerOptions:
     values = {name: value for name, value in sampling.items() if name in OPTIONS}
     if isinstance(values.get("logit_bias"), list):
         values["logit_bias"] = _parsed_biases(values["logit_bias"])
-    return AnswerOptions(**values)
+    return AnswerOptions.read(values)
 
 
 def _parsed_biases(texts: list[object]) -> dict[str, float]:
@@ -55,7 +55,7 @@ def _parsed_biases(texts: list[object]) -> dict[str, float]:
 def settings_used(sampling: Mapping[str, Any], card: ModelCard | None) -> dict[str, Any]:
     """Return the settings in effect: a session's, else the model's once it is loaded, as they are stored."""
     try:
-        return stored_options(sampling).resolved(card.generation_defaults if card else {}).stored()
+        return stored_options(sampling).resolved(recommended_options(card.generation_defaults if card else {})).stored()
     except UsageError:  # reported when a message is sent
         return dict(sampling)
 

@@ -41,7 +41,7 @@ def set_schema(conversation: Conversation, argument: str) -> str:
     if argument == "off":
         conversation.branch.set_sampling(dict.fromkeys(GRAMMARS))
         return f"no schema, {_LATER}"
-    options = AnswerOptions.of({"schema": argument if is_schema(argument) else read_grammar_file(argument)})
+    options = AnswerOptions.read({"schema": argument if is_schema(argument) else read_grammar_file(argument)})
     options.grammar_source()  # refused now, not at the next message
     conversation.branch.set_sampling(dict.fromkeys(GRAMMARS) | options.stored())
     return f"schema set, {_LATER}"

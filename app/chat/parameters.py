@@ -54,7 +54,7 @@ def read_parameter(name: str, text: str) -> Any:
         value = parse_value(kind, text)
     except ValueError:
         raise UsageError(f"{parameter.name} must be {parameter.range}, not {text!r:.80}") from None
-    return AnswerOptions(**{parameter.name: value}).stored()[parameter.name]
+    return AnswerOptions.read({parameter.name: value}).stored()[parameter.name]
 
 
 def write_parameter(name: str, values: Mapping[str, Any]) -> str:

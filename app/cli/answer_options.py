@@ -19,7 +19,6 @@ from headrace.runtime.config.value_types import (
     TextFile,
     Texts,
     Whole,
-    read_value,
 )
 from headrace.runtime.errors import UsageError
 
@@ -104,7 +103,7 @@ def read_options(given: Mapping[str, Any]) -> AnswerOptions:
         kind = OPTIONS[name].kind
         if isinstance(kind, TextFile) or (isinstance(kind, JSONSchema) and not is_schema(value)):
             values[name] = read_grammar_file(value)
-    return AnswerOptions(**{name: read_value(OPTIONS[name].kind, _flag(name), value) for name, value in values.items()})
+    return AnswerOptions.read(values, shown_as=_flag)
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.app.answer.options import AnswerOptions, sampling_source
+from headrace.app.answer.options import AnswerOptions, recommended_options, sampling_source
 from headrace.app.cli.answer_options import activations_option, answer_options, as_object, kv_option
 from headrace.app.cli.awake import keep_awake
 from headrace.app.cli.completion import files, model_names
@@ -217,7 +217,7 @@ def _report(
     from headrace.models.loading.recommended import recommended_sampling
     from headrace.runtime import ops
 
-    recommended = recommended_sampling(resolved)
+    recommended = recommended_options(recommended_sampling(resolved))
     return BatchReport(
         model=resolved.name,
         parallel=arguments.parallel,

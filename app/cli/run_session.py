@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answer_steps import StepText
-from headrace.app.answer.options import AnswerOptions, SamplingSource, sampling_source
+from headrace.app.answer.options import AnswerOptions, SamplingSource, recommended_options, sampling_source
 from headrace.app.chat.prompt import ChatMessages, draft_messages
 from headrace.app.cli.run_arguments import RunArguments
 from headrace.app.config.settings import Settings, chosen_model
@@ -69,7 +69,7 @@ class RunSession:
 
     def sampling_source(self, model: LoadedModel) -> SamplingSource:
         """Return the origin of the answer's temperature."""
-        return sampling_source(self._layers, model.generation_defaults)
+        return sampling_source(self._layers, recommended_options(model.generation_defaults))
 
     @property
     def model(self) -> str | None:
@@ -108,7 +108,8 @@ class RunSession:
                     system = self._session.system
                     turn = Turn(store, self._question, model=model.name, system=system)
                     turn.steps.start = len(opening)
-                    turn.sampling = self.options.resolved(model.generation_defaults).stored()
+                    recommended = recommended_options(model.generation_defaults)
+                    turn.sampling = self.options.resolved(recommended).stored()
                 yield part
                 if isinstance(part, TextChunk):
                     text += part.text

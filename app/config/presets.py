@@ -13,22 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.app.answer.options import GRAMMARS, OPTIONS, AnswerOptions, Option
+from headrace.app.answer.options import GRAMMARS, AnswerOptions
 from headrace.app.config.file_lock import alone_with
-from headrace.app.config.settings import SAMPLING_ROWS, read_table, read_toml, shown, write_whole
+from headrace.app.config.settings import SAMPLING_ROWS, name_in, read_toml, refuse_unknown, shown, write_whole
 from headrace.runtime.config.paths import config_dir
-from headrace.runtime.config.value_types import Text
+from headrace.runtime.config.value_types import Text, read_value
 from headrace.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 _LONGEST_NAME = 40
-_ROWS = {
-    "system": Option(Text(), "System prompt"),
-    **SAMPLING_ROWS,
-    **{name: OPTIONS[name] for name in ("stop", *GRAMMARS)},
-}
+_KEYS = ("system", *SAMPLING_ROWS, "stop", *GRAMMARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ def save_preset(name: str, preset: Preset, path: Path | None = None) -> None:
     if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
         raise UsageError(f"a preset's name must have 1 to {_LONGEST_NAME} printable characters")
     table = {"system": preset.system} if preset.system else {}
-    table |= AnswerOptions.of(preset.sampling).stored()
+    table |= AnswerOptions.read(preset.sampling).stored()
     _change(path or presets_path(), lambda document: document.update({name: table}))
 
 
@@ -83,5 +79,8 @@ def _change(path: Path, change: "Callable[[TOMLDocument], object]") -> None:
 def _preset(path: Path, name: str, table: Any) -> Preset:
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {shown(name)} is a preset, a table, not a setting")
-    values = read_table(path, name, table, _ROWS)
-    return Preset(values.pop("system", ""), AnswerOptions.of(values).stored())
+    refuse_unknown(path, name, table, _KEYS)
+    named = name_in(path, name)
+    system = read_value(Text(), named("system"), table.get("system", ""))
+    options = {key: value for key, value in table.items() if key != "system"}
+    return Preset(system, AnswerOptions.read(options, shown_as=named).stored())

@@ -6,7 +6,7 @@ rest of the file as it is.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -169,14 +169,18 @@ def save_setting(section: str, name: str, value: Any, path: Path | None = None) 
         return load_settings(path)
 
 
-def read_table(path: Path, name: str, table: Mapping[str, Any], rows: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of the table `name` of a file. Raises UsageError for an unknown key or a wrong value."""
+def refuse_unknown(path: Path, section: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise UsageError that names the first key of a section that is not known."""
     for key in table:
-        if key not in rows:
+        if key not in known:
             raise UsageError(
-                f"{path}: unknown setting {shown(key)} in [{shown(name)}]", f"known settings: {', '.join(rows)}"
+                f"{path}: unknown setting {shown(key)} in [{shown(section)}]", f"known settings: {', '.join(known)}"
             )
-    return {key: read_value(rows[key].kind, f"{path}: {key} in [{shown(name)}]", value) for key, value in table.items()}
+
+
+def name_in(path: Path, section: str) -> Callable[[str], str]:
+    """Return a function that names a key of a section of a file in errors."""
+    return lambda key: f"{path}: {key} in [{shown(section)}]"
 
 
 def shown(name: str) -> str:
@@ -195,8 +199,14 @@ def _rows(section: type[Any]) -> Mapping[str, Option]:
 
 
 def _section(path: Path, name: str, table: Mapping[str, Any]) -> Any:
+    """Return the typed section of a table. Raises UsageError for an unknown key or a wrong value."""
     section = _SECTIONS[name]
-    return section(**read_table(path, name, table, _rows(section)))
+    rows = _rows(section)
+    refuse_unknown(path, name, table, rows)
+    named = name_in(path, name)
+    if section is AnswerOptions:
+        return AnswerOptions.read(table, shown_as=named)
+    return section(**{key: read_value(rows[key].kind, named(key), value) for key, value in table.items()})
 
 
 def _toml(value: Any) -> str:

@@ -92,25 +92,17 @@ def _meant(option: str, value: Any) -> Any:
 
 
 def answer_options(
-    body: Body, renamed: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
+    body: Body, aliases: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None
 ) -> AnswerOptions:
-    """Return the answer options among the fields. renamed: other names of options. more: options from other fields.
+    """Return the answer options among the fields. aliases: other names of options. more: options from other fields.
 
-    Values of other servers' clients mean here the same as there (`_meant`); of two names of one limit the smaller value
-    counts. Raises UsageError for a value out of range.
+    Values of other servers' clients mean here the same as there (`_meant`). Raises UsageError for a value out of range.
     """
-    names = {name: name for name in OPTIONS} | dict(renamed or {})
-    values: dict[str, Any] = {}
-    for field, option in names.items():
-        value = _meant(option, body.get(field))
-        if value is None:
-            continue
-        read = read_value(OPTIONS[option].kind, field, value)
-        if option in values and option != "max_tokens" and values[option] != read:
-            raise refused(f"{field} and {option} mean the same: give one of them", field)
-        values[option] = min(values[option], read) if option in values and option == "max_tokens" else read
-    if len(values.get("stop", ())) > MAX_STOPS:
-        raise refused(f"stop has {len(values['stop'])} texts, at most {MAX_STOPS} are allowed", "stop")
-    if len(values.get("logit_bias", ())) > MAX_BIASES:
+    aliases = aliases or {}
+    given = {name: _meant(aliases.get(name, name), body.get(name)) for name in (*OPTIONS, *aliases)}
+    options = AnswerOptions.read(given | dict(more or {}), aliases=aliases)
+    if len(options.stop or ()) > MAX_STOPS:
+        raise refused(f"stop has {len(options.stop or ())} texts, at most {MAX_STOPS} are allowed", "stop")
+    if len(options.logit_bias or ()) > MAX_BIASES:
         raise refused(f"logit_bias has more than {MAX_BIASES} tokens", "logit_bias")
-    return AnswerOptions(**(values | dict(more or {})))
+    return options

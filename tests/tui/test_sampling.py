@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.app.answer.options import AnswerOptions
+from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.app.answer.phrases import sampling_text
 from headrace.app.chat.resampling import WARM
 from tests.app.scripted_engine import CARD, ScriptedEngine
@@ -24,7 +24,7 @@ from tests.tui.conftest import Driver
     ],
 )
 def test_what_holds(given: dict[str, Any], recommended: dict[str, Any], effective: str) -> None:
-    options = AnswerOptions.of(given).resolved(recommended)
+    options = AnswerOptions.read(given).resolved(recommended_options(recommended))
     assert sampling_text(options.given()) == effective
 
 

@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def prepared(answerer: Answerer, text: str, **options: Any) -> Answer:
-    return answerer.prepare(answerer.encode([{"role": "user", "content": text}]), AnswerOptions(**options))
+    return answerer.prepare(answerer.encode([{"role": "user", "content": text}]), AnswerOptions.read(options))
 
 
 def step_until_done(answerer: Answerer) -> None:

@@ -21,20 +21,20 @@ from headrace.runtime.errors import UsageError
 )  # fmt: skip
 def test_an_option_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be "):
-        AnswerOptions(**{name: value})
+        AnswerOptions.read({name: value})
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     given = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "logit_bias": {np.int64(5): np.float32(1)}}
-    options = AnswerOptions.of({**given, "seed": np.uint64(7)})
+    options = AnswerOptions.read({**given, "seed": np.uint64(7)})
     assert options.given() == {"max_tokens": 3, "temperature": 0.5, "logit_bias": {5: 1.0}, "seed": 7}
     assert {type(value) for value in (options.max_tokens, options.temperature, options.seed)} == {int, float}
 
 
 def test_values_of_documents_have_one_form() -> None:
-    options = AnswerOptions(temperature=1, stop="END", logit_bias={"3": 1})  # type: ignore[arg-type]
+    options = AnswerOptions.read({"temperature": 1, "stop": "END", "logit_bias": {"3": 1}})
     assert options.given() == {"temperature": 1.0, "stop": ("END",), "logit_bias": {3: 1.0}}
-    assert AnswerOptions(**options.given()) == options
+    assert AnswerOptions.read(options.given()) == options
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "logit_bias"])
@@ -52,10 +52,12 @@ def test_every_value_that_is_typed_can_be_read(name: str) -> None:
 
 def test_given_options_go_before_recommended_ones_and_those_before_greedy_decoding() -> None:
     given = AnswerOptions(top_k=5)
-    assert given.resolved({}).given() == {"temperature": 0.0, "top_k": 5}
-    recommended = {"temperature": 0.6, "top_k": 64, "top_p": 0.9, "eos_token_id": 3}
+    assert given.resolved(AnswerOptions()).given() == {"temperature": 0.0, "top_k": 5}
+    stated = {"temperature": 0.6, "top_k": 64, "top_p": 0.9, "eos_token_id": 3}
+    recommended = recommended_options(stated)
+    greedy = recommended_options({**stated, "do_sample": False})
     assert given.resolved(recommended).given() == {"temperature": 0.6, "top_k": 5, "top_p": 0.9}
-    assert given.resolved({**recommended, "do_sample": False}).given() == {"temperature": 0.0, "top_k": 5}
+    assert given.resolved(greedy).given() == {"temperature": 0.0, "top_k": 5}
     assert AnswerOptions(temperature=0.0).resolved(recommended).sampling_params().greedy
     assert recommended_options({"do_sample": True, "top_k": 64}).given() == {"temperature": 1.0, "top_k": 64}
 
@@ -72,18 +74,18 @@ def test_given_options_go_before_recommended_ones_and_those_before_greedy_decodi
     ],
 )
 def test_a_recommended_repetition_penalty_leaves_greedy_answers_alone(given: AnswerOptions, penalty: float) -> None:
-    recommended = {"temperature": 0.2, "repetition_penalty": 1.1}
+    recommended = AnswerOptions(temperature=0.2, repetition_penalty=1.1)
     assert given.resolved(recommended).sampling_params().repetition_penalty == penalty
 
 
 def test_the_source_of_the_temperature_is_told() -> None:
     warm = AnswerOptions(temperature=0.5)
     none = AnswerOptions(top_k=5)
-    assert sampling_source({"options": none, "settings": none}, {}) == "default"
-    assert sampling_source({"options": none, "settings": none}, {"temperature": 0.2}) == "model"
-    assert sampling_source({"options": none, "settings": none}, {"do_sample": False}) == "model"
-    assert sampling_source({"options": none, "settings": warm}, {"temperature": 0.2}) == "settings"
-    assert sampling_source({"options": warm, "session": warm}, {}) == "options"
+    assert sampling_source({"options": none, "settings": none}, AnswerOptions()) == "default"
+    assert sampling_source({"options": none, "settings": none}, warm) == "model"
+    assert sampling_source({"options": none, "settings": none}, AnswerOptions(temperature=0.0)) == "model"
+    assert sampling_source({"options": none, "settings": warm}, warm) == "settings"
+    assert sampling_source({"options": warm, "session": warm}, AnswerOptions()) == "options"
 
 
 def test_thinking_is_a_switch_a_level_or_a_budget() -> None:

@@ -149,11 +149,11 @@ def test_a_schema_that_cannot_be_honoured_fails_before_the_answer(answerer: Answ
 
 def test_options_exclude_each_other() -> None:
     with pytest.raises(UsageError):
-        AnswerOptions(schema={}, regex="a")
+        AnswerOptions.read({"schema": {}, "regex": "a"})
     below = AnswerOptions(schema={"type": "object"}, temperature=0.5)
     assert AnswerOptions(regex="a").over(below) == AnswerOptions(regex="a", temperature=0.5)
     assert AnswerOptions().over(below) == below
-    assert AnswerOptions.of(json.loads(json.dumps(below.stored()))) == below
+    assert AnswerOptions.read(json.loads(json.dumps(below.stored()))) == below
 
 
 def test_response_formats() -> None:

@@ -53,7 +53,7 @@ def _answer(answerer: Answerer, use: ToolUse | None, **options: Any) -> tuple[An
     """Return an answer, and its text by the events."""
     bias = {answerer.model.tokenizer.encode(text)[0]: value for text, value in {'"': 8.0, "}": 5.0}.items()}
     answer = answerer.prepare(
-        answerer.encode(QUESTION, tools=use), AnswerOptions(**{"max_tokens": 300, "logit_bias": bias, **options})
+        answerer.encode(QUESTION, tools=use), AnswerOptions.read({"max_tokens": 300, "logit_bias": bias, **options})
     )
     events = [event for event in answerer.stream(answer) if isinstance(event, TextChunk | Completed)]
     assert [call for event in events for call in event.calls] == answer.calls

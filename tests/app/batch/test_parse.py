@@ -184,7 +184,7 @@ def test_a_digest_depends_on_the_request() -> None:
 def test_whole_numbers_of_a_settings_file_keep_their_digest() -> None:
     """An output whose lines were answered before numbers of the settings became floats can be resumed."""
     written = {"temperature": 1, "top_p": 1.0, "max_tokens": 5, "min_p": 0.05}
-    defaults = Defaults(options=AnswerOptions.of(written), written=written, model="tiny")
+    defaults = Defaults(options=AnswerOptions.read(written), written=written, model="tiny")
     assert parsed({"prompt": "hi"}, defaults).digest == "2b79cffaee6c036ee257a83fabce6a1a"
     assert parsed({"prompt": "hi", "temperature": 1}, defaults).digest == "f0eca74260df1900214d85bc303ff3dd"
 

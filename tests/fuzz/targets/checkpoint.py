@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.app.answer.options import AnswerOptions
+from headrace.app.answer.options import AnswerOptions, recommended_options
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.shape_sources import has_shape, shape_of_checkpoint
 from headrace.models.loading.decoder_choice import context_length, own_decoder
@@ -142,4 +142,4 @@ class GenerationConfig:
     def run(self, given: bytes) -> None:
         (self._folder / "generation_config.json").write_bytes(given)
         recommended = generation_defaults(self._folder)
-        AnswerOptions().resolved(recommended).sampling_params()
+        AnswerOptions().resolved(recommended_options(recommended)).sampling_params()
