@@ -10,6 +10,7 @@ that loaded its model.
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ from headrace.runtime.engine.sequence import Sequence as EngineSequence
 from headrace.runtime.errors import UsageError, expected
 from headrace.runtime.network import Network
 from headrace.runtime.sampling.constraint import Grammar
+from headrace.runtime.sampling.params import random_seed
 from headrace.runtime.speculation.pass_costs import PassCostStore
 from headrace.runtime.speculation.proposer import Speculation
 
@@ -110,13 +112,15 @@ class Answerer:
         Raises UsageError for a schema or grammar that is wrong, or cannot be honoured wholly.
         """
         options = options.resolved(self._recommended)
+        if options.seed is None:
+            options = replace(options, seed=random_seed())
         tools = prompt.tools if prompt.tools is not None and prompt.tools.callable else None
         form = self._form_of(tools) if tools is not None else None
         grammar, unchecked = self._grammar(prompt, options, form)
         request = Request(
             prompt=prompt.ids,
             max_tokens=options.max_tokens,
-            sampling=options.sampling_params().with_seed(),
+            sampling=options.sampling_params(),
             stop_ids=self.model.tokenizer.eos_ids,
             logprobs=logprobs,
             cancel=CancelFlag(cancel),  # the caller's flag may end several answers, a stop string only this one

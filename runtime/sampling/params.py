@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headrace.runtime.config.value_types import LogitBias, Number, ValueType, Whole, read_value
@@ -39,13 +39,14 @@ class SamplingParams:
             if name != "seed" or value is not None:
                 object.__setattr__(self, name, read_value(kind, name, value))
 
-    def with_seed(self) -> "SamplingParams":
-        """Return these parameters with a seed: the given one, else a random one of 53 bits (exact in any JSON)."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbits(53))
-
     @property
     def greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
+
+
+def random_seed() -> int:
+    """Return a seed of 53 bits, exact in any JSON."""
+    return secrets.randbits(53)
 
 
 RANGES: Mapping[str, ValueType] = {row.name: row.metadata["kind"] for row in fields(SamplingParams)}

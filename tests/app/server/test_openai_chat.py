@@ -13,6 +13,7 @@ from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, api_error
 from headrace.app.server.openai_chat import ChatForm, read_call
 from headrace.models.text.tools.call import CallDelta, ToolCall
+from headrace.runtime.config.value_types import Number
 from tests.summaries import make_summary
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -35,6 +36,22 @@ def chunks(stream: bytes) -> list[Any]:
     parts = stream.decode().split("\n\n")
     assert parts[-1] == ""
     return [json.loads(part.removeprefix("data: ")) for part in parts[:-1] if part != "data: [DONE]"]
+
+
+def test_a_number_is_checked_at_the_door_and_by_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[object] = []
+    read = Number.read
+
+    def counted(kind: Number, value: object) -> float:
+        reads.append(value)
+        return read(kind, value)
+
+    monkeypatch.setattr(Number, "read", counted)
+    card: Any = None  # of no use without hints about thinking
+    [command] = call(temperature=0.5).commands([1], card, AnswerOptions(top_p=0.9))
+    assert reads == [0.5]
+    command.options.resolved(AnswerOptions(min_p=0.1)).sampling_params()
+    assert reads.count(0.5) == 2
 
 
 def test_fields_become_options() -> None:
