@@ -114,7 +114,8 @@ class Prefill:
 
     waited_s, tokenize_s: from the request's submission until its prompt was tokenised, and the time that took. reuse:
     of its prompt, in the first of a request's events. unchecked_tools: see `Answer`. prompt: its parts as the model
-    gets it, True for control tokens; in the first event, if it was asked for.
+    gets it, True for control tokens; in the first event, if it was asked for. prefill_s: computing so far; None if it
+    is not known.
     """
 
     id: int
@@ -126,6 +127,7 @@ class Prefill:
     reuse: PromptReuse | None = None
     unchecked_tools: Sequence[str] = ()
     prompt: Sequence[tuple[str, bool]] = ()
+    prefill_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

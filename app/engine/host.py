@@ -262,15 +262,26 @@ class EngineHost:
                     error = expected(event.error)
                     send(Failed(running.id, str(error), error.hint, type(error).__name__))
                 case _:
-                    times = running.waited_s, answer.prompt.tokenize_s
                     reuse = None
                     prompt = list[tuple[str, bool]]()
                     if not running.explained:
                         reuse = self._reuse.explain(answer.prompt.ids, event.reused)
                         prompt = self._loaded.tokenizer.marked(answer.prompt.ids) if running.command.explain else []
                     running.explained = True
-                    unchecked = tuple(answer.unchecked_tools)
-                    send(Prefill(running.id, event.done, event.total, event.reused, *times, reuse, unchecked, prompt))
+                    send(
+                        Prefill(
+                            running.id,
+                            event.done,
+                            event.total,
+                            event.reused,
+                            running.waited_s,
+                            answer.prompt.tokenize_s,
+                            reuse,
+                            tuple(answer.unchecked_tools),
+                            prompt,
+                            running.sequence.timeline.prefill_s,
+                        )
+                    )
         states = {running.id: running.sequence.state for running in self._running.values()}
         self._batch.step(batch, states, send)
         if not self.busy:

@@ -48,6 +48,11 @@ class Timeline:
         """A chunk of the prompt is done. Everything up to here was prefill; after the last, decode starts now."""
         self._prefilled = self._clock()
 
+    @property
+    def prefill_s(self) -> float:
+        """Seconds from the admission to the end of the latest chunk of the prompt."""
+        return self._prefilled - self._admitted
+
     def step_done(
         self,
         cache: KVCache,
@@ -115,7 +120,7 @@ class Timeline:
             completion_tokens=completion_tokens,
             steps=len(self._latencies),
             queue_s=self._admitted - self._submitted,
-            prefill_s=self._prefilled - self._admitted,
+            prefill_s=self.prefill_s,
             first_step_s=first_s,
             ttft_s=None if first_s is None else self._prefilled - self._submitted + first_s,
             step_latency=Percentiles.of(steps),

@@ -268,6 +268,20 @@ def test_the_parts_of_a_time_to_first_token() -> None:
     assert "first token" not in state(metrics, 80).plain
 
 
+def test_prefill_time_is_the_same_during_decoding_and_at_the_end() -> None:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.submitted()
+    feed(metrics, [Prefill(1, 37, 37, 0, 0.1, 0.2, prefill_s=0.6)])
+    feed(metrics, [Delta(1, "Hi", [replace(record(0, 38), latency_s=0.05)], ttft_s=0.98)])
+    during = metrics.first_token
+    metrics.finished(
+        replace(summary(38, 0, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05), "stop"
+    )
+    assert during is not None
+    assert dict(during.parts()) == pytest.approx(dict(metrics.first_token.parts()))  # type: ignore[union-attr]
+
+
 def test_mbu_is_of_the_latest_reading_and_as_stored_at_the_end() -> None:
     metrics = _metrics()
     metrics.machine = replace(metrics.machine, memory_gb_s=27.0)

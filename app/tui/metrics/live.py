@@ -43,6 +43,7 @@ class LiveMetrics:
         self.prefill_done = self.prefill_total = self.reused = 0
         self.first_token: FirstToken | None = None
         self._waited_s = self._tokenize_s = 0.0
+        self._prefill_s: float | None = None
         self.steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # of the latest turn
         self.texts: list[StepText] = []
         """Text of each step of the latest turn; its records may come later."""
@@ -147,13 +148,23 @@ class LiveMetrics:
         self.energy.begin_turn()
         self._fed = True
 
-    def prefilling(self, done: int, total: int, reused: int, waited_s: float = 0.0, tokenize_s: float = 0.0) -> None:
+    def prefilling(
+        self,
+        done: int,
+        total: int,
+        reused: int,
+        waited_s: float = 0.0,
+        tokenize_s: float = 0.0,
+        prefill_s: float | None = None,
+    ) -> None:
+        """Note the progress of the prefill; see `Prefill`."""
         self.phase = "prefill"
         self.prefill_done = done
         self.prefill_total = total
         self.reused = reused
         self._waited_s = waited_s
         self._tokenize_s = tokenize_s
+        self._prefill_s = prefill_s
         self._changed()
 
     def explained(self, reuse: PromptReuse) -> None:
@@ -162,10 +173,13 @@ class LiveMetrics:
         self._changed()
 
     def first_text(self, ttft_s: float) -> None:
-        """Note the time to first token. Its prefill is known at the end of the answer: until then, what remains."""
+        """Note the time to first token. What remains of it is prefill, unless the engine told the time of that."""
         step_s = self.steps[0].latency_s if self.steps and self.steps[0].index == 0 else 0.0
-        prefill_s = max(0.0, ttft_s - self._waited_s - self._tokenize_s - step_s)
-        self.first_token = FirstToken(ttft_s, self._waited_s, self._tokenize_s, prefill_s, step_s)
+        rest_s = max(0.0, ttft_s - self._waited_s - self._tokenize_s - step_s)
+        prefill_s = rest_s if self._prefill_s is None else min(self._prefill_s, rest_s)
+        self.first_token = FirstToken(
+            ttft_s, self._waited_s, self._tokenize_s, prefill_s, step_s, rest_s=rest_s - prefill_s
+        )
         self._changed()
 
     def stepped(self, records: Sequence[StepRecord]) -> None:

@@ -130,7 +130,9 @@ def test_loading_and_answering(client: EngineClient, model: Path) -> None:
     summary = done.summary
     known = summary.queue_s + summary.tokenize_s + summary.prefill_s + (summary.first_step_s or 0)
     assert done.summary.ttft_s >= known > card.load_s  # it was waited for
-    (first, *_) = (event for event in events if isinstance(event, Prefill))
+    prefills = [event for event in events if isinstance(event, Prefill)]
+    assert prefills[-1].prefill_s == summary.prefill_s
+    first = prefills[0]
     assert 0 < first.waited_s <= summary.queue_s
     assert first.tokenize_s == summary.tokenize_s > 0
 
