@@ -1,10 +1,15 @@
-"""Markdown parsers for model text: CommonMark with tables and strikethrough, without HTML, with web links only."""
+"""Markdown parsers for model text: CommonMark with tables, strikethrough and LaTeX, no HTML, links to the web only."""
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+
+# A formula in LaTeX, or one of its marks: the rest is still to come. The bound keeps many marks from taking long.
+_FORMULA = re.compile(r"\\\[.{0,2000}?\\\]|\\\(.{0,2000}?\\\)|\\[\[\]()]", re.DOTALL)
 
 
 @cache
@@ -22,7 +27,19 @@ def parser() -> "MarkdownIt":
 
     made = WebLinks("commonmark", {"html": False}).enable(["table", "strikethrough"])
     made.add_render_rule("image", image)
+    made.inline.ruler.before("escape", "latex", _formula)
     return made.disable(["reference", "html_inline", "html_block"])
+
+
+def _formula(state: "StateInline", silent: bool) -> bool:
+    """Keep a LaTeX formula as it is: Markdown would take the backslashes of its marks, and its `_` for emphasis."""
+    found = _FORMULA.match(state.src, state.pos, state.posMax)
+    if found is None:
+        return False
+    if not silent:
+        state.pending += found[0]
+    state.pos = found.end()
+    return True
 
 
 def is_web_address(address: str) -> bool:

@@ -71,6 +71,24 @@ def test_growing_markdown_takes_back_what_it_took_for_a_block(pieces: list[str])
     assert [line.plain.rstrip() for line in growing.lines(50)] == whole
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"The area is \( a_1 * b_2 * \, c \) here.",
+        "\\[ x_1 = \\frac{1}{2} \\\\\ny_2 = \\{ 3 \\} \\]",
+        r"still open: \[ x",
+        r"\] and \) alone",
+    ],
+)
+def test_formulas_keep_their_backslashes(text: str) -> None:
+    assert "\n".join(line.plain for line in render(text, 60)) == text
+
+
+def test_other_escapes_and_emphasis_are_markdown() -> None:
+    (line,) = render(r"\*a\* \# \( x \) *b*", 60)
+    assert line.plain == r"*a* # \( x \) b"
+
+
 @given(st.lists(BLOCKS, max_size=8), st.integers(1, 30))
 def test_a_line_that_stays_the_same_stays_the_same_object(blocks: list[str], cut: int) -> None:
     source = "\n\n".join(blocks)
