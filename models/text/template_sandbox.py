@@ -1,50 +1,71 @@
 """Sandbox for untrusted Jinja chat templates.
 
 Templates come with checkpoints and are treated as hostile. They run in Jinja's immutable sandbox with a short list of
-filters, methods and globals (`template_guards`), no loader and no name that starts with `_`. `template_limits` bounds
-memory and time; the source length bounds compilation. Texts of the template itself are `TemplateText`, so that the
-prompt tells them from text of messages and tools. Importing this module imports jinja2, so `chat_template` does it on
-first use.
+filters, methods and globals, no loader and no name that starts with `_`. `template_limits` bounds size and time; the
+source length bounds compilation. Texts of the template itself are `TemplateText`, so that the prompt tells them from
+text of messages and tools. Importing this module imports jinja2, so `chat_template` does it on first use.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import wraps
 from string import Formatter
+from types import GeneratorType
 from typing import Any, NoReturn, cast
 
 import jinja2
-from jinja2 import ext, meta, nodes
-from jinja2.compiler import CodeGenerator, Frame, operators
+from jinja2 import ext, filters, meta, nodes
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
-from headrace.models.text.template_guards import (
-    count_call,
-    global_functions,
-    guarded_filters,
-    guarded_tests,
-    has_method,
-    weighed,
-)
+from headrace.models.text.encoding import MAX_TEXT
 from headrace.models.text.template_limits import (
-    PER_ITEM,
     PER_REFERENCE,
     TemplateRefusedError,
+    before_reading,
     built,
     charge,
     check_format,
     check_operator,
+    check_replace,
+    check_search,
     check_size,
-    check_written,
+    count_round,
     render_budget,
-    weight,
+    size_of,
 )
 from headrace.models.text.template_text import OUTSIDE, TemplateText, as_template_text, concatenate
 from headrace.runtime.errors import CheckpointError
 
 # Characters of template source. Templates in common use have up to 20,000; 50,000 compile in under 2 s and 256 MB.
 MAX_SOURCE = 50_000
+
+_FILTERS = (
+    *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int"),
+    *("items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "select"),
+    *("selectattr", "sort", "string", "unique", "upper"),
+)
+_TEXT_METHODS = (
+    *("capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii"),
+    *("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"),
+    *("join", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex"),
+    *("rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"),
+)
+# Values of Python's own types have these methods only.
+_METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
+    (str, frozenset(_TEXT_METHODS)),
+    (dict, frozenset(["copy", "get", "items", "keys", "values"])),
+    ((list, tuple), frozenset(["copy", "count", "index"])),
+    ((int, float, complex, bytes, range, GeneratorType), frozenset()),
+    ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
+)
+_SLOW_SEARCHES = frozenset(["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"])
+_LONGEST_TIME = 200  # characters of a form of the time
+_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> TemplateText:
@@ -57,12 +78,11 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
     try:
         with render_budget(variables):
             for part in template.generate(variables):
-                if not isinstance(part, str):  # the result of a filter block
-                    check_written(part)
-                    part = str(part)
-                size += len(part)
+                # A filter block may give another type.
+                text = part if isinstance(part, str) else str(part)
+                size += len(text)
                 check_size(size)
-                parts.append(part)
+                parts.append(text)
     except (jinja2.TemplateError, RecursionError, MemoryError, *_DATA_ERRORS) as error:
         raise CheckpointError(f"the chat template failed: {_one_line(error)}") from error
     return as_template_text(concatenate(parts))
@@ -71,7 +91,7 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
 def variables_of(source: str) -> set[str]:
     """Return the names of the variables that a template reads. Raises CheckpointError for an invalid template."""
     compile_template(source)
-    environment = _environment()
+    environment = _Environment()
     return meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys()
 
 
@@ -80,17 +100,10 @@ def compile_template(source: str) -> jinja2.Template:
     if len(source) > MAX_SOURCE:
         raise CheckpointError(f"the chat template is {len(source)} characters long (limit {MAX_SOURCE})")
     try:
-        return _environment().from_string(source)
+        with render_budget({}):  # Jinja computes constants while it compiles
+            return _Environment().from_string(source)
     except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, *_DATA_ERRORS) as error:
         raise CheckpointError(f"the chat template cannot be read: {_one_line(error)}") from error
-
-
-_OF_JINJA = ("_loop_vars", "_block_vars")  # keyword arguments of jinja2 itself, for calls in loops and blocks
-_DICTIONARY_METHODS = frozenset(dir(dict))
-_LOOP_FIELDS = frozenset(
-    ["first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"]
-)
-_DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 def _one_line(error: BaseException) -> str:
@@ -101,136 +114,62 @@ def _one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-class _Generator(CodeGenerator):
-    # Literals of the template are its own text.
-
-    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802 (jinja2's name)
-        if isinstance(node.value, str):
-            self.write(_own(node.value))
-        else:
-            super().visit_Const(node, frame)
-
-    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:  # noqa: ARG002, N802
-        self.write(_own(node.data))
-
-    def _output_const_repr(self, group: Iterable[Any]) -> str:
-        return _own("".join(group))
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        # `a ~ b` compiles to a plain function without a sandbox hook; route it through a checked one.
-        self.write("environment.join_checked((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-    # Comparing, slicing and writing lists are Python operators without sandbox hooks, too.
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        self.write("(")
-        self._weighed(node.expr, frame)
-        for operand in node.ops:
-            self.visit(operand, frame)
-        self.write(")")
-
-    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
-        self.write(f" {operators[node.op]} ")
-        self._weighed(node.expr, frame, "searched" if node.op in ("in", "notin") else "weighed")
-
-    def _weighed(self, node: nodes.Expr, frame: Frame, charge: str = "weighed") -> None:
-        if isinstance(node, nodes.Const):
-            self.visit(node, frame)
-            return
-        self.write(f"environment.{charge}(")
-        self.visit(node, frame)
-        self.write(")")
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
-        if not isinstance(node.arg, nodes.Slice):
-            super().visit_Getitem(node, frame)
-            return
-        self.write("environment.sliced(")
-        self.visit(node.node, frame)
-        self.write(")[")
-        self.visit(node.arg, frame)
-        self.write("]")
-
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.counted(")
-        super().visit_List(node, frame)
-        self.write(")")
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.counted({")
-        for pair in node.items:
-            self._weighed(pair.key, frame)
-            self.write(": ")
-            self.visit(pair.value, frame)
-            self.write(", ")
-        self.write("})")
-
-    def signature(self, node: Any, frame: Frame, extra_kwargs: Mapping[str, Any] | None = None) -> None:
-        if node.dyn_args is not None or node.dyn_kwargs is not None:
-            # Python would make a tuple of a text's characters; no known chat template uses this.
-            self.fail("arguments are spread with * or **", node.lineno)
-        super().signature(node, frame, extra_kwargs)
-
-
-def _own(literal: str) -> str:
-    """Return the source code of a text of the template."""
-    return f"environment.own({literal!r})"
-
-
 class _Environment(ImmutableSandboxedEnvironment):
-    code_generator_class = _Generator
+    """The sandbox of one template."""
+
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._literals: dict[str, TemplateText] = {}
-
-    def own(self, literal: str) -> TemplateText:
-        """Return a text of the template itself."""
-        if literal not in self._literals:
-            self._literals[literal] = TemplateText(literal)
-        return self._literals[literal]
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # the optimizer would compute constants outside the limits
+            extensions=[ext.loopcontrols, _GenerationBlock],
+        )
+        allowed = {name: self.filters[name] for name in _FILTERS}
+        self.filters = {name: _guarded(function) for name, function in (allowed | _OWN_FILTERS).items()} | _CHECKS
+        self.tests = {name: _guarded(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
+        self.globals = {
+            "range": self.globals["range"],  # the sandbox's: at most 100,000 items
+            "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # the type itself would offer its methods
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        for loop in list(source.find_all(nodes.For)):
-            _count_rounds(loop, self)
-        return super()._generate(source, *args, **kwargs)
+        return super()._generate(_Rewriting(self).visit(source), *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         check_operator(operator, left, right)
-        result = super().call_binop(context, operator, left, right)
-        # The length of the result of `+` and `*` on plain texts has been checked.
-        return result if type(result) in (str, TemplateText) and operator != "%" else built(result)
+        return built(super().call_binop(context, operator, left, right), PER_REFERENCE)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # Positional names as in jinja2: a template may pass keyword arguments called `self` or `obj`.
-        given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
-        function, args = count_call(__obj, args, given)
-        return built(super().call(__context, function, *args, **kwargs))
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        return super().getitem(obj, argument if isinstance(argument, str) else weighed(argument))
+        count_round()
+        owner = before_reading(getattr(__obj, "__self__", None))
+        if isinstance(owner, str):
+            name = __obj.__name__
+            if name == "join":
+                return built(_join(__self, args[0], owner))
+            if name == "replace":
+                return built(_replace(owner, *args))
+            if name in _SLOW_SEARCHES:
+                check_search(owner, *args, *kwargs.values())
+        return built(super().call(__context, __obj, *args, **kwargs))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # The fields that templates read most, without the several checks of Jinja.
-        kind = type(obj)
-        if kind is dict and attribute not in _DICTIONARY_METHODS:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is LoopContext and attribute in _LOOP_FIELDS:
+        if type(obj) is not _Namespace or attribute.startswith("_"):
+            return super().getattr(obj, attribute)
+        # Without the checks for other types, which a namespace makes slow: each reads one of its attributes.
+        try:
             return getattr(obj, attribute)
-        if kind is _Namespace and not attribute.startswith("_"):
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
-                return self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
+        except AttributeError:
+            return self.undefined(obj=obj, name=attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return has_method(obj, attr) and super().is_safe_attribute(obj, attr, value)
+        has_method = next((attr in names for kind, names in _METHODS if isinstance(obj, kind)), True)
+        return has_method and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         # Jinja would return a value that fails on use and prints as nothing.
@@ -246,34 +185,191 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         def checked(*args: Any, **kwargs: Any) -> str:
             check_format(pattern, *args, *kwargs.values())
-            text = wrapped(*args, **kwargs) if insert is None else insert(pattern, args, kwargs)
-            return str(built(text))
+            return wrapped(*args, **kwargs) if insert is None else insert(pattern, args, kwargs)
 
         return checked
 
-    weighed = staticmethod(weighed)
+    # Collects the output of `{% set x %}...{% endset %}`, macros and call blocks.
+    concat = staticmethod(lambda parts: built(concatenate(parts)))
 
-    def searched(self, container: Any) -> Any:
-        """Charge a value in which another is looked up, and return it."""
-        return container if type(container) is dict else weighed(container)
 
-    def counted(self, value: Any) -> Any:
-        """Charge a value that is created or copied, and return it."""
-        charge(weight(value) + PER_ITEM)
-        return value
+class _Rewriting(NodeTransformer):
+    """Rewrites a parsed template where Jinja has no hook: its own texts, and operations that are plain Python.
 
-    def sliced(self, value: Any) -> Any:
-        """Charge a value of which a part is copied, and return it."""
-        charge(PER_REFERENCE * len(value) if isinstance(value, (list, tuple)) else weight(value))
-        return value
+    Added filters have names that no template can write.
+    """
 
-    def join_checked(self, parts: Iterable[Any]) -> str:
-        values = list(parts)
-        check_written(*values)
-        return concatenate(values)
+    def __init__(self, environment: _Environment) -> None:
+        self._environment = environment
+        self._names: dict[str, str] = {}
 
-    # Output of `{% set x %}...{% endset %}`, macros and call blocks is collected with this.
-    concat = join_checked
+    def _own_text(self, text: str, lineno: int) -> nodes.Expr:
+        """Return an expression for a text of the template itself: an attribute of its environment."""
+        if text not in self._names:
+            self._names[text] = f"own_text_{len(self._names)}"
+            setattr(self._environment, self._names[text], TemplateText(text))
+        return nodes.EnvironmentAttribute(self._names[text], lineno=lineno)
+
+    def _filtered(self, node: nodes.Node, name: str) -> nodes.Filter:
+        filtered = nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+        filtered.set_environment(self._environment)
+        return filtered
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 (jinja2's names)
+        built(node.value)
+        return self._own_text(node.value, node.lineno) if isinstance(node.value, str) else node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
+        return self._own_text(node.data, node.lineno)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._filtered(nodes.List(node.nodes, lineno=node.lineno), "-concatenate")
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = self._filtered(node.iter, "-rounds")
+        return node
+
+    def visit_Operand(self, node: nodes.Operand) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.expr, (nodes.Const, nodes.EnvironmentAttribute)):
+            node.expr = self._filtered(node.expr, "-compared")
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._filtered(node, "-slice") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._filtered(node, "-built") if node.ctx == "load" else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._filtered(node, "-built")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._filtered(node, "-built")
+
+
+def _rounds(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        count_round()
+        yield item
+
+
+_CHECKS: dict[str, Callable[..., Any]] = {
+    "-built": built,
+    "-compared": before_reading,
+    "-slice": lambda value: built(value, PER_REFERENCE),
+    "-concatenate": lambda parts: built(concatenate(parts)),
+    "-rounds": _rounds,
+}
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)  # keeps the mark for the context that jinja2 passes first
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        count_round()
+        for arg in args:
+            before_reading(arg)
+        return built(function(*args, **kwargs))
+
+    return guarded
+
+
+@jinja2.pass_environment
+def _join(
+    environment: jinja2.Environment, items: Iterable[Any], d: Any = "", attribute: str | int | None = None
+) -> str:
+    """Return the written forms of all items, or of an attribute of each, with the separator `d` between them."""
+    parts = list(items)
+    if attribute is not None:
+        parts = list(map(filters.make_attrgetter(environment, attribute), parts))
+    check_size(sum(map(size_of, parts)) + len(d) * len(parts))
+    return as_template_text(d).join(part if isinstance(part, str) else str(part) for part in parts)
+
+
+def _replace(text: Any, *args: Any) -> str:
+    own = as_template_text(text)
+    check_replace(own, *args)
+    return own.replace(*args)
+
+
+def _title(text: Any) -> str:
+    charge(32 * len(text))  # its words are objects
+    return filters.do_title(text)
+
+
+def _trim(text: Any, chars: str | None = None) -> str:
+    own = as_template_text(text)
+    check_search(own, chars)
+    return own.strip(chars)
+
+
+def _safe(text: Any) -> str:
+    return text if isinstance(text, TemplateText) else str(text)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as transformers writes it for templates: no HTML escapes, no ASCII escapes by default."""
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return encoder.encode(value)
+    if isinstance(indent, int) and indent > 16:
+        raise TemplateRefusedError("it indents JSON absurdly far")
+    parts = []
+    size = 0
+    for part in encoder.iterencode(value):
+        size += len(part)
+        check_size(size)
+        parts.append(part)
+    return "".join(parts)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Indent all lines but the first, as Jinja's filter does. first, blank: the first line, empty lines, too."""
+    prefix = width if isinstance(width, str) else TemplateText(" ") * min(width, MAX_TEXT)
+    check_size(len(text) + (text.count("\n") + 2) * len(prefix))
+    lines = (as_template_text(text) + "\n").splitlines()
+    indented = [concatenate((prefix, line)) if line or blank else line for line in lines[1:]]
+    start = concatenate((prefix, lines[0])) if first else lines[0]
+    return TemplateText("\n").join([start, *indented])
+
+
+def _format(pattern: str, *args: Any, **kwargs: Any) -> str:
+    check_format(pattern, *args, *kwargs.values())
+    return filters.do_format(pattern, *args, **kwargs)
+
+
+_OWN_FILTERS: dict[str, Callable[..., Any]] = {
+    "format": _format,
+    "indent": _indent,
+    "join": _join,
+    "replace": _replace,
+    "safe": _safe,
+    "title": _title,
+    "tojson": _tojson,
+    "trim": _trim,
+}
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > _LONGEST_TIME:
+        raise TemplateRefusedError("it asks for the time in an absurdly long form")
+    return datetime.now().strftime(form)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
 
 
 class _TemplateFormatter(SandboxedFormatter):
@@ -301,21 +397,6 @@ class _TemplateFormatter(SandboxedFormatter):
         return self._FIELD
 
 
-def _count_rounds(loop: nodes.For, environment: _Environment) -> None:
-    """Count each round of a loop, and each item that its condition leaves out."""
-
-    def counted(value: nodes.Node) -> nodes.Filter:
-        return nodes.Filter(cast(nodes.Expr, value), "count_round", [], [], None, None)
-
-    loop.body.insert(0, nodes.ExprStmt(counted(nodes.Const(None))))
-    if loop.test is not None:
-        loop.test = counted(loop.test)
-    loop.set_environment(environment)
-    for node in loop.find_all((nodes.ExprStmt, nodes.Filter, nodes.Const)):
-        if node.lineno is None:
-            node.set_lineno(loop.lineno)
-
-
 class _GenerationBlock(ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks assistant text for training; only its body is rendered."""
 
@@ -330,7 +411,6 @@ class _Namespace(Namespace):
     """Jinja's namespace without underscored names, so that none can replace a Python internal."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        check_written(*args[1:])  # keys are hashed
         self = args[0]
         values = dict(*args[1:], **kwargs)
         for name in values:
@@ -341,26 +421,11 @@ class _Namespace(Namespace):
         _check_name(name)
         super().__setitem__(name, value)
 
+    def __repr__(self) -> NoReturn:
+        # Namespaces can hold each other, so that one of them is written many times.
+        raise TemplateRefusedError("it writes out a namespace")
+
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise TemplateRefusedError(f"it stores an underscored name {name!r}")
-
-
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        optimized=False,  # the optimizer would compute constants outside the limits
-        extensions=[ext.loopcontrols, _GenerationBlock],
-        finalize=_finalize,
-    )
-    environment.filters = guarded_filters(environment.filters)
-    environment.tests = guarded_tests(environment.tests)
-    environment.globals = global_functions(environment.globals) | {"namespace": _Namespace}
-    return environment
-
-
-def _finalize(value: Any) -> Any:
-    check_written(value)
-    return value

@@ -39,6 +39,7 @@ CODE = {
     "mutation": "{{ messages.append(1) }}",
     "mutation of a message": "{{ messages[0].update({'role': 'system'}) }}",
 }
+LARGE = "{% set x = 'a' * 900000 %}{% set y = ('a' * 899999) ~ 'b' %}"  # close to the limit of one text
 LOOPS = {
     "range": "{% for i in range(10**12) %}x{% endfor %}",
     "nested": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -47,6 +48,10 @@ LOOPS = {
     "macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "branching macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "conditions": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "comparisons": LARGE + "{% for i in range(99999) %}{{ " + " or ".join(["x == y"] * 90) + " }}{% endfor %}",
+    "containment": LARGE + "{% for i in range(99999) %}{{ " + " or ".join(["'ab' * 9 in x"] * 90) + " }}{% endfor %}",
+    "searches": LARGE + "{% for i in range(99999) %}{{ " + " + ".join(["x.find('b')"] * 40) + " }}{% endfor %}",
+    "tests": LARGE + "{% for i in range(99999) %}{{ " + " or ".join(["('ab' * 9) is in(x)"] * 40) + " }}{% endfor %}",
     "recursive loop": "{% for a in range(3) recursive %}{{ loop(range(3)) }}{% endfor %}",
 }
 BOMBS = {
@@ -83,11 +88,8 @@ BOMBS = {
     "lipsum": "{{ lipsum(n=10**9) }}",
     "round": "{{ 5 | round(-10**9) }}",
 }
-LARGE = "{% set x = 'a' * 900000 %}{% set y = ('a' * 899999) ~ 'b' %}"  # close to the limit of one text
 MANY = [f"x{i}" for i in range(400)]
 WITHOUT_A_LOOP = {
-    "comparisons": LARGE + "{{ " + " or ".join(["x == y"] * 90) + " }}",
-    "containment": LARGE + "{{ " + " or ".join(["'ab' * 9 in x"] * 90) + " }}",
     "kept slices": LARGE + "".join("{% set " + name + " = x[1:] %}" for name in MANY),
     "kept concatenations": LARGE + "".join("{% set " + name + " = x ~ 1 %}" for name in MANY),
     "kept sums": LARGE + "".join("{% set " + name + " = x + 'b' %}" for name in MANY),
@@ -103,7 +105,6 @@ WITHOUT_A_LOOP = {
         "{% set s =", "{% set t = s %}{% set s ="
     )
     + "{{ [s] == [t] }}",
-    "searches": LARGE + "{{ " + " + ".join(["x.find('b')"] * 40) + " }}",
 }
 # One call of a method, a filter or a test does it all, inside C.
 IN_ONE_CALL = {
@@ -170,7 +171,9 @@ MALFORMED = {
         for name, source in group.items()
     ],
 )
-def test_a_hostile_template_ends_in_one_line(source: str) -> None:
+def test_a_hostile_template_ends_in_one_line(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if source in LOOPS.values():
+        monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
     memory = PeakMemory()
     with pytest.raises(CheckpointError) as caught:
         ChatTemplate({"default": source}).render(USER)
@@ -203,7 +206,7 @@ def test_a_long_chat_is_within_the_limits() -> None:
 def test_the_text_limit_grows_with_the_chat() -> None:
     source = "{% for m in messages %}{{ m.content ~ m.content ~ m.content }}{% endfor %}"
     assert len(ChatTemplate({"default": source}).render([{"role": "user", "content": "x" * 900_000}])) == 2_700_000
-    with pytest.raises(CheckpointError, match="1000176"):
+    with pytest.raises(CheckpointError, match="1000200"):
         ChatTemplate({"default": "{{ 'x' * 2700000 }}"}).render(USER)
 
 
