@@ -7,12 +7,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from headrace.models.architectures.families import ARCHITECTURES
+
 Array = np.ndarray[Any, np.dtype[Any]]
 VOCAB = 64
 WIDTH = 32
 INNER = 64
 EXPERTS = 4
 EPS = 1e-5
+# Architectures of our decoder whose checkpoints may have a head
+WITH_HEADS = [name for name, row in ARCHITECTURES.items() if row.family is not None and row.head is not None]
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": EPS, "max_position_embeddings": 256,

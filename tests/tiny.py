@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import decoder_config
+from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.checkpoint.text_part import text_part
 from headrace.models.network.decoder import Decoder

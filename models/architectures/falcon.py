@@ -1,12 +1,17 @@
-"""Multipliers of Falcon-H1, applied to its weights (maximal update parametrization, arXiv:2203.03466).
+"""Falcon-H1: Mamba-2 next to attention in every layer, and multipliers of its weights.
 
-MLX's conversions have most of them folded in, and files of llama.cpp all. The keys' one is a factor of all scores.
+The multipliers (maximal update parametrization, arXiv:2203.03466) are applied to the weights. MLX's conversions have
+most of them folded in, and files of llama.cpp all. The keys' one is a factor of all scores.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.config import DecoderConfig, Family, MixerConfig
 from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.mixers import mamba2
 from headrace.runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -15,13 +20,13 @@ if TYPE_CHECKING:
 _EMBEDDING, _HEAD = 5.656854249492381, 0.0390625  # defaults of the family's classes
 
 
-def logit_factor(fields: Fields) -> float:
+def _logit_factor(fields: Fields) -> float:
     """Return the factor of logits from a tied table, which has the embedding's multiplier folded in."""
     table = fields.positive("embedding_multiplier", default=_EMBEDDING)
     return fields.positive("lm_head_multiplier", default=_HEAD) / table
 
 
-def multiplied(arrays: "dict[str, mx.array]", fields: Fields, *, folded: bool) -> "dict[str, mx.array]":
+def _multiplied(arrays: "dict[str, mx.array]", fields: Fields, folded: bool) -> "dict[str, mx.array]":
     """Return the arrays, lazily, with the multipliers of their projections. folded: as MLX's conversions are."""
     factors = {"self_attn.v_proj": fields.positive("attention_in_multiplier", default=1.0)}
     if not folded:
@@ -82,3 +87,50 @@ def _list(fields: Fields, key: str, default: list[float]) -> list[float]:
     if not isinstance(stated, list) or len(stated) != len(default):
         raise CheckpointError(f"config.json: {key} must list {len(default)} numbers, not {stated!r:.60}")
     return [Fields({key: value}).positive(key) for value in stated]
+
+
+def _mixer(fields: Fields) -> MixerConfig:
+    values = fields.values
+    heads = fields.count("mamba_n_heads")
+    hidden = fields.count("hidden_size")
+    inner = fields.count("mamba_d_ssm", default=fields.count("mamba_expand", default=2) * hidden)
+    if inner % heads:
+        raise CheckpointError(f"config.json: {heads} Mamba heads cannot share {inner} numbers")
+    mixer = mamba2(Fields({**values, "mamba_d_head": inner // heads, "time_step_limit": [0.0, float("inf")]}))
+    assert mixer is not None
+    return replace(mixer, norm_parts=mixer.sizes.key_heads if values.get("mamba_rms_norm") else 0)
+
+
+def _complete(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    tied = fields.values.get("tie_word_embeddings", True)
+    return replace(
+        decoder,
+        attention_scale=decoder.attention_scale * fields.positive("key_multiplier", default=1.0),
+        logit_scale=_logit_factor(fields) if tied else 1.0,
+    )
+
+
+def _runs(fields: Fields) -> bool:
+    """Return False for norms before the gates, which only mlx-lm's class has."""
+    return not (fields.values.get("mamba_rms_norm") and fields.values.get("mamba_norm_before_gate"))
+
+
+ROWS = (
+    Architecture(
+        "falcon_h1",
+        Family(beside=True),
+        states_head_dim=True,
+        tensor_names=(
+            (".mamba.", ".mixer."),
+            (".feed_forward.", ".mlp."),
+            (".pre_ff_layernorm.", ".post_attention_layernorm."),
+            ("model.final_layernorm", "model.norm"),
+        ),
+        multiply=_multiplied,
+        tied=True,
+        mixer=_mixer,
+        recurrent=lambda _fields, layers: [True] * layers,
+        runs=_runs,
+        complete=_complete,
+    ),
+)

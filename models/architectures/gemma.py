@@ -1,20 +1,112 @@
-"""Layers of Gemma 4 in a config.json: two head sizes, K/V of earlier layers, rotation of a part, experts as a branch.
+"""Gemma 2, 3 and 4.
 
-Missing keys have the defaults of mlx-lm's class.
+Gemma 4 has two head sizes, K/V of earlier layers, rotation of a part of a head, experts next to a dense feed-forward,
+and inputs of single layers. Missing keys have the defaults of mlx-lm's class.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertLayers,
+    ExpertsConfig,
+    Family,
+    LayerConfig,
+    NormNames,
+    RopeConfig,
+)
+from headrace.models.architectures.experts import count_experts
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.layers import LayerConfig, RopeConfig
+from headrace.models.architectures.layers import full_rope
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
+_AROUND = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+_OF_KEYS = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\..*")
+_GEMMA3 = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256, "sliding_window": 4096,
+}  # fmt: skip
 
 
-def gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:
+def overflows_float16(model_type: object) -> bool:
+    """Return whether a model's residual stream may be too large for float16: any Gemma's."""
+    return str(model_type).startswith("gemma")
+
+
+def _gemma(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the scales of scores and embeddings, and the one that norms are stored without."""
+    return replace(
+        decoder,
+        attention_scale=fields.positive("query_pre_attn_scalar", default=decoder.head_dim) ** -0.5,
+        embedding_scale=decoder.hidden_size**0.5,
+        norm_weight_offset=1.0,
+    )
+
+
+def _gemma2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    return replace(
+        _gemma(fields, decoder),
+        attention_softcap=fields.optional("attn_logit_softcapping", 50.0),
+        logit_softcap=fields.optional("final_logit_softcapping", 30.0),
+    )
+
+
+def _gemma3(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    stated = fields.values.get("final_logit_softcapping") is not None
+    return replace(
+        _gemma(fields, decoder),
+        embedding_scale_in_bfloat16=True,
+        logit_softcap=fields.positive("final_logit_softcapping") if stated else None,
+    )
+
+
+def _gemma3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    local = Fields(Fields(fields.section("rope_parameters")).section(_SLIDING))
+    theta = local.positive("rope_theta", default=fields.positive("rope_local_base_freq", default=1e4))
+    return full_rope(fields, architecture), RopeConfig(theta)
+
+
+def _gemma4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    size, rows = _gemma4_inputs(fields)
+    return replace(
+        decoder,
+        attention_scale=1.0,
+        embedding_scale=decoder.hidden_size**0.5,
+        logit_softcap=fields.optional("final_logit_softcapping", 30.0),
+        layers=_gemma4_layers(fields, decoder.layers),
+        input_size=size,
+        input_vocab=rows,
+    )
+
+
+def _gemma4_experts(fields: Fields, layers: int) -> ExpertLayers:
+    if not fields.values.get("enable_moe_block"):
+        return [None] * layers
+    counts = count_experts(fields, "num_experts", "top_k_experts")
+    size = fields.count("moe_intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, branch=True)] * layers
+
+
+def _reads_earlier_kv(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether this tensor is of keys or values in a layer that reads those of an earlier one."""
+    found = _OF_KEYS.fullmatch(name)
+    if found is None:
+        return False
+    layers = config.get("num_hidden_layers")
+    shared = config.get("num_kv_shared_layers", 20)
+    return type(layers) is int and type(shared) is int and 0 < layers - shared <= int(found[1])
+
+
+def _gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:
     """Return the layers with their sizes and the sources of their K/V. Raises CheckpointError where there is none."""
     values = fields.values
     count = len(layers)
@@ -52,7 +144,7 @@ def gemma4_layers(fields: Fields, layers: Sequence[LayerConfig]) -> tuple[LayerC
     return tuple(sized)
 
 
-def gemma4_inputs(fields: Fields) -> tuple[int, int]:
+def _gemma4_inputs(fields: Fields) -> tuple[int, int]:
     """Return the size of each layer's own input and the rows of its table; (0, 0) without."""
     size = fields.values.get("hidden_size_per_layer_input", 256)
     if not size:
@@ -64,7 +156,7 @@ def gemma4_inputs(fields: Fields) -> tuple[int, int]:
     return fields.count("hidden_size_per_layer_input", default=256), rows
 
 
-def gemma4_ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
+def _gemma4_ropes(fields: Fields, _architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
     """Return (rotation of full-attention layers, rotation of sliding layers)."""
     sections = Fields(fields.section("rope_parameters"))
     if not sections.values:
@@ -77,3 +169,84 @@ def _rope(section: Fields) -> RopeConfig:
     kind = str(section.values.get("type") or section.values.get("rope_type") or "default")
     share = section.positive("partial_rotary_factor", default=1.0)
     return RopeConfig(section.positive("rope_theta", default=1e4), kind, section.values, share)
+
+
+def _full_attention_keys(config: Config) -> None:
+    """Add the head size and count of full-attention layers, which `per_layer_config` has by layer."""
+    layers = config.get("per_layer_config")
+    kinds = config.get("layer_types")
+    if not isinstance(layers, dict):
+        return
+    known = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    if not isinstance(kinds, list) or not all(isinstance(entry, dict) for entry in layers.values()):
+        raise CheckpointError("config.json: per_layer_config does not fit layer_types")
+    full = {str(number) for number, kind in enumerate(kinds) if kind == _FULL}
+    for key in {key for entry in layers.values() for key in entry}:
+        stated = {number: entry[key] for number, entry in layers.items() if key in entry}
+        values = list(stated.values())
+        if key not in known or stated.keys() != full or any(value != values[0] for value in values):
+            raise CheckpointError(f"config.json: per_layer_config with {key!r:.40} for these layers is not supported")
+        config.setdefault(known[key], values[0])
+
+
+ROWS = (
+    Architecture("gemma", context=8192),
+    Architecture(
+        "gemma2",
+        Family(_AROUND, activation="gelu"),
+        defaults={"sliding_window": 4096},
+        context=8192,
+        tied=True,
+        activation_key=None,
+        sliding="even",
+        complete=_gemma2,
+    ),
+    Architecture("gemma3", nests=True),
+    Architecture(
+        "gemma3_text",
+        Family(_AROUND, activation="gelu", qk_norm="head"),
+        defaults={"sliding_window": 4096},
+        nested_defaults=_GEMMA3,
+        context=131072,
+        period_key="sliding_window_pattern",
+        tied=True,
+        activation_key=None,
+        theta=1e6,
+        ropes=_gemma3_ropes,
+        sliding="period",
+        period=6,
+        complete=_gemma3,
+    ),
+    Architecture("gemma3n_text", outer=lambda _config: "gemma3n"),
+    Architecture("gemma4", nests=True, outer_keys=("vocab_size",)),
+    Architecture("gemma4_unified", nests=True, outer_keys=("vocab_size",)),
+    Architecture(
+        "gemma4_text",
+        Family(_AROUND, activation="gelu", qk_norm="head", v_norm=True, scaled=True),
+        defaults={"sliding_window": 512, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},
+        add_keys=_full_attention_keys,
+        tensor_names=(
+            (".router.proj.", ".mlp.gate."),
+            (".router.scale", ".mlp.router_norm.weight"),
+            (".router.per_expert_scale", ".mlp.expert_scale"),
+            (".experts.switch_glu.", ".mlp.switch_mlp."),
+            (".experts.gate_up_proj", ".mlp.switch_mlp.input_linear.weight"),
+            (".experts.down_proj", ".mlp.switch_mlp.down_proj.weight"),
+        ),
+        is_unread=_reads_earlier_kv,
+        tied=True,
+        activation_key=None,
+        proportional=True,
+        ropes=_gemma4_ropes,
+        sliding="period",
+        period=5,
+        experts=_gemma4_experts,
+        complete=_gemma4,
+    ),
+    Architecture(
+        "gemma4_unified_text",
+        same_as="gemma4_text",
+        constants={"hidden_size_per_layer_input": 0},
+        add_keys=_full_attention_keys,
+    ),
+)

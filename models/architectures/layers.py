@@ -1,85 +1,122 @@
-"""Configuration of one layer of headrace's decoder, and the layers with positions and windows."""
+"""Layers in a config.json: rotations, windows and positions, as most families state them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from headrace.models.architectures.experts import ExpertsConfig
-from headrace.models.architectures.families import Family
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.config import Family, LayerConfig, RopeConfig
 from headrace.models.architectures.fields import Fields
-from headrace.models.architectures.mixers import MixerConfig
 from headrace.runtime.errors import CheckpointError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RopeConfig:
-    """Rotation of one kind of layer: base frequency, and the checkpoint's scaling section.
+def ropes_of(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return (rotation of full-attention layers, rotation of sliding layers)."""
+    if architecture.ropes is not None:
+        return architecture.ropes(fields, architecture)
+    rope = full_rope(fields, architecture)
+    return rope, rope
 
-    share: rotated part of a head. Compared by identity: layers of one kind share one object.
+
+def full_rope(
+    fields: Fields, architecture: Architecture, *, older_names: tuple[str, ...] = (), share: float | None = None
+) -> RopeConfig:
+    """Return the rotation of full-attention layers.
+
+    Older configs have `rope_theta` and `rope_scaling`; newer ones nest both under `rope_parameters`.
+
+    older_names: kinds that are LongRoPE under other names.
+    share: rotated part of a head; None: as stated.
     """
-
-    theta: float
-    kind: str = "default"
-    scaling: Mapping[str, Any] | None = None
-    share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerConfig:
-    """Properties that vary by layer: rotation (None: no position information), attention window and experts.
-
-    mixer: recurrent mixing, in place of attention unless the layer `attends`. feeds: it has a feed-forward. kv_heads,
-    head_dim, inner (size of the feed-forward): 0 for those of the `DecoderConfig`. source: layer whose K/V this one
-    reads, None for its own. projects, growth, chunked: see `AttentionSpec`.
-    """
-
-    rope: RopeConfig | None
-    window: int | None = None
-    experts: ExpertsConfig | None = None
-    mixer: MixerConfig | None = None
-    attends: bool = True
-    feeds: bool = True
-    kv_heads: int = 0
-    head_dim: int = 0
-    inner: int = 0
-    source: int | None = None
-    projects: Literal["q", "qk", "qkv"] = "qkv"
-    growth: tuple[float, int, int] | None = None
-    chunked: bool = False
-
-
-def has_positions(fields: Fields) -> bool:
-    """Return whether attention rotates queries and keys at all."""
-    kind = fields.values["model_type"]
     nested = fields.section("rope_parameters")
-    if kind == "olmo_hybrid":
-        return (nested if "rope_theta" in nested else fields.values).get("rope_theta") is not None
-    stated = fields.values.get("position_embedding_type", "rope")
-    return kind not in ("nemotron_h", "kimi_linear") and stated != "nope"
+    if "full_attention" in nested:  # one section per kind of layer
+        nested = Fields(nested).section("full_attention")
+    scaling = fields.section("rope_scaling") or nested
+    source = nested if "rope_theta" in nested else fields.values
+    theta = Fields(source).positive("rope_theta", default=architecture.theta)
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind in older_names:
+        kind = "longrope"
+    if kind == "longrope":
+        scaling = _with_trained_context(fields, scaling)
+    if share is None:
+        stated = Fields({**nested, **fields.values})
+        share = stated.positive("partial_rotary_factor", default=architecture.rotated or 1.0)
+    return RopeConfig(theta, kind, scaling if kind != "default" else None, share)
 
 
-def sliding_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+def head_size(fields: Fields) -> int:
+    """Return the size of a head, stated or following from the width."""
+    return fields.count("head_dim", default=fields.count("hidden_size") // fields.count("num_attention_heads"))
+
+
+def _with_trained_context(fields: Fields, scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a longrope section with the original context, which older configs have outside it."""
+    key = "original_max_position_embeddings"
+    stated = Fields({**fields.values, **{name: value for name, value in scaling.items() if value is not None}})
+    longest = fields.count("max_position_embeddings", default=4096)
+    return {**scaling, key: stated.count(key, default=min(longest, 4096))}
+
+
+def layers_of(
+    fields: Fields, architecture: Architecture, family: Family, rope: RopeConfig, local_rope: RopeConfig
+) -> tuple[LayerConfig, ...]:
+    """Return all layers.
+
+    family: of the architecture, as this config changes it.
+    rope, local_rope: of full-attention layers, of sliding layers.
+    """
+    pairs = architecture.pairs(fields.values) if architecture.pairs is not None else []
+    count = len(pairs) or fields.count("num_hidden_layers")
+    switches = architecture.window_switches
+    windowed = not switches or any(fields.values.get(key) for key in switches)
+    window = fields.count("sliding_window") if windowed and fields.values.get("sliding_window") else None
+    sliding = [window is not None and slides for slides in _sliding(fields, architecture, count)]
+    rotates = [architecture.rotates(fields)] * count
+    if architecture.position_free == "full" and window is not None:
+        rotates = sliding
+    elif architecture.position_free == "listed":
+        rotates = _listed_rotations(fields, count)
+    experts = [None] * count if architecture.experts is None else architecture.experts(fields, count)
+    mixer = None if architecture.mixer is None else architecture.mixer(fields)
+    mixes = [False] * count
+    if mixer is not None:
+        mixes = architecture.recurrent(fields, count)
+    return tuple(
+        LayerConfig(
+            rope=(local_rope if sliding[i] else rope) if rotates[i] else None,
+            window=window if sliding[i] else None,
+            experts=experts[i],
+            mixer=mixer if mixes[i] else None,
+            attends=not mixes[i] or family.beside,
+            feeds=not pairs or len(pairs[i]) > 1,
+        )
+        for i in range(count)
+    )
+
+
+def _sliding(fields: Fields, architecture: Architecture, count: int) -> list[bool]:
     """Return for each layer whether it attends through a sliding window."""
     kinds = fields.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != count:
             raise CheckpointError(f"config.json: layer_types does not list {count} layers")
         return [kind == "sliding_attention" for kind in kinds]
-    if family.sliding == "period":
+    if architecture.sliding == "period":
         pattern = fields.values.get("sliding_window_pattern")
         if isinstance(pattern, str) and pattern and not pattern.strip("LG"):  # EXAONE: "LLLG"
             return [pattern[i % len(pattern)] == "L" for i in range(count)]
-        period = fields.count("sliding_window_pattern", default=family.period or 1)
+        period = fields.count("sliding_window_pattern", default=architecture.period or 1)
         return [(i + 1) % period != 0 for i in range(count)]
-    if family.sliding == "tail" and fields.values.get("use_sliding_window"):
+    if architecture.sliding == "tail" and fields.values.get("use_sliding_window"):
         all_slide = fields.values.get("max_window_layers") == 0
         first = 0 if all_slide else fields.count("max_window_layers", default=count)
         return [i >= first for i in range(count)]
-    return [family.sliding == "all" or (family.sliding == "even" and i % 2 == 0) for i in range(count)]
+    return [architecture.sliding == "all" or (architecture.sliding == "even" and i % 2 == 0) for i in range(count)]
 
 
-def joint_norms(family: Family, layer: LayerConfig) -> int:
-    """Return the norms over all heads of a layer: of queries and keys together, and of a Mamba mixer."""
-    mixer = layer.mixer
-    mamba = mixer is not None and mixer.sizes.kind == "ssm" and mixer.norm_parts == 1
-    return int(layer.attends and family.qk_norm == "heads") + int(mamba)
+def _listed_rotations(fields: Fields, count: int) -> list[bool]:
+    interval = fields.count("no_rope_layer_interval", default=4)
+    listed = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
+    if not isinstance(listed, list) or len(listed) != count:
+        raise CheckpointError(f"config.json: no_rope_layers does not list {count} layers")
+    return [bool(entry) for entry in listed]

@@ -7,68 +7,14 @@ Older names are added to a config; existing values stay, except that nested rope
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.config_types import check_types
-from headrace.models.checkpoint.newer_keys import add_older_keys, wrapped
 from headrace.runtime.errors import CheckpointError
 
-# model_type -> an equivalent one.
-_FAMILIES = {
-    "ministral": "mistral",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5_moe",
-    "gemma4_unified_text": "gemma4_text",
-    "hunyuan_v1_moe": "hunyuan",
-    "minimax_m2": "minimax",
-}
-
-# older key -> equivalent newer key, by model_type ("": all families).
-_RENAMES: dict[str, dict[str, str]] = {
-    "": {"torch_dtype": "dtype"},
-    "qwen3_moe": {"num_experts": "num_local_experts"},
-    "mellum": {"num_experts": "num_local_experts"},
-    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
-    "gpt2": {"n_ctx": "n_positions"},
-    "lfm2": {"block_dim": "hidden_size", "block_ff_dim": "intermediate_size"},
-}
-# transformers' defaults that differ from those of mlx-lm's classes or of our decoder.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "phi": {"partial_rotary_factor": 0.5},
-    "qwen3_next": {"norm_topk_prob": True},
-    "gemma2": {"sliding_window": 4096},
-    "gemma3_text": {"sliding_window": 4096},
-    "gemma4_text": {"sliding_window": 512, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},
-    "cohere2": {"sliding_window": 4096},
-}
-# Families whose older configs always have head_dim.
-_STATE_HEAD_DIM = ("qwen3_moe", "glm4_moe", "exaone4", "exaone_moe", "falcon_h1")
-# Other names of the maximum context, and transformers' defaults for nested sections without it.
+_RENAMES = {"torch_dtype": "dtype"}  # older key -> newer one, of all families
+# Other names of the maximum context.
 _CONTEXT_KEYS = ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length", "model_max_length")
-_CONTEXTS = {"gemma3_text": 131072, "gemma2": 8192, "gemma": 8192, "qwen2": 32768, "qwen3": 32768, "mistral": 131072}
-# Class defaults that transformers omits from nested sections.
-_NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-        "query_pre_attn_scalar": 256, "sliding_window": 4096,
-    },
-    "mistral": {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "sliding_window": 4096,
-    },
-    "llama": {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "rms_norm_eps": 1e-6,
-    },
-    "qwen3_vl_text": {
-        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 128000,
-    },
-    "qwen2_5_vl_text": {
-        "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
-        "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
-    },
-}  # fmt: skip
 _MOST_LEVELS = 32
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -84,13 +30,23 @@ def normalized(config: Mapping[str, Any], tensors: Collection[str] = ()) -> dict
     check_types(result)
     text = result.get("text_config")
     if isinstance(text, dict):
-        if isinstance(kind := text.get("model_type"), str):
-            for key, value in _NESTED_DEFAULTS.get(kind, {}).items():
-                text.setdefault(key, result.get(key) or value)
+        for key, value in architecture_of(text).nested_defaults.items():
+            text.setdefault(key, result.get(key) or value)
         result["text_config"] = text = _section(text)
-        if str(result.get("model_type")).startswith("gemma4") and "vocab_size" in text:
-            result.setdefault("vocab_size", text["vocab_size"])  # its class takes no other
-    return wrapped(_tied(_section(result), tensors))
+        for key in architecture_of(result).outer_keys:
+            if key in text:
+                result.setdefault(key, text[key])
+    return _wrapped(_tied(_section(result), tensors))
+
+
+def _wrapped(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a text-only config as the text part of the multimodal family, where mlx-lm has only that."""
+    outer = architecture_of(config).outer
+    kind = None if outer is None else outer(config)
+    if kind is None:
+        return config
+    shared = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization", "quantization_config", "vocab_size")
+    return {"model_type": kind, "text_config": config, **{key: config[key] for key in shared if key in config}}
 
 
 def _is_deep(value: Any) -> bool:
@@ -105,34 +61,36 @@ def _is_deep(value: Any) -> bool:
 
 
 def _section(config: dict[str, Any]) -> dict[str, Any]:
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
+    if not isinstance(config.get("model_type"), str):
         return config
-    stated = kind
-    kind = _FAMILIES.get(kind, kind)
-    config["model_type"] = kind
+    stated = architecture_of(config)
+    if stated.same_as:
+        config["model_type"] = stated.same_as
+    architecture = architecture_of(config)
     _unnest_rope(config)
-    for key, default in _DEFAULTS.get(kind, {}).items():
+    for key, default in architecture.defaults.items():
         if config.get(key) is None:
             config[key] = default
-    for table in (_RENAMES[""], _RENAMES.get(kind, {})):
+    for table in (_RENAMES, architecture.older_keys):
         for old, new in table.items():
             if new in config:
                 config.setdefault(old, config[new])
     hidden = config.get("hidden_size")
     heads = config.get("num_attention_heads")
     if (
-        kind in _STATE_HEAD_DIM
+        architecture.states_head_dim
         and config.get("head_dim") is None
         and isinstance(hidden, int)
         and isinstance(heads, int)
     ):
         config["head_dim"] = hidden // max(heads, 1)
-    if kind.startswith("minimax") and kind in ("minimax", "minimax_m2"):
-        _minimax(config)
-    add_older_keys(config, stated)
-    _layer_kinds(config, kind)
-    _context(config, kind)
+    for key, value in stated.constants.items():
+        if config.get(key) is None:
+            config[key] = dict(value) if isinstance(value, dict) else value
+    if stated.add_keys is not None:
+        stated.add_keys(config)
+    _layer_kinds(config, architecture)
+    _context(config, architecture)
     return config
 
 
@@ -162,29 +120,18 @@ def _unnest_rope(config: dict[str, Any]) -> None:
         config["rope_scaling"]["original_max_position_embeddings"] = trained
 
 
-def _minimax(config: dict[str, Any]) -> None:
-    share = config.get("partial_rotary_factor") or 1.0
-    width = config.get("head_dim")
-    if isinstance(share, int | float) and type(width) is int:
-        config.setdefault("rotary_dim", int(share * width))
-    config.setdefault("shared_intermediate_size", 0)
-
-
-def _layer_kinds(config: dict[str, Any], kind: str) -> None:
+def _layer_kinds(config: dict[str, Any], architecture: Architecture) -> None:
     """Add the older keys that count layers, from the lists of layer kinds."""
     attention = config.get("layer_types")
     mlp = config.get("mlp_layer_types")
     if isinstance(attention, list) and "full_attention" in attention:
         period = attention.index("full_attention") + 1
         expected = ["full_attention" if (i + 1) % period == 0 else attention[0] for i in range(len(attention))]
-        older = {"qwen3_next": "full_attention_interval", "gemma3_text": "sliding_window_pattern"}
-        older |= {"cohere2": "sliding_window_pattern"}
-        older |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "full_attention_interval")
-        if kind in older and attention == expected:
-            config.setdefault(older[kind], period)
-        elif kind in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "cohere2"):
+        if architecture.period_key and attention == expected:
+            config.setdefault(architecture.period_key, period)
+        elif architecture.only_periodic:
             raise CheckpointError("config.json: layer_types must be periodic for this family")
-    if isinstance(mlp, list) and kind in ("glm4_moe_lite", "exaone_moe", "glm_moe_dsa"):
+    if isinstance(mlp, list) and architecture.dense_first:
         dense = next((i for i, entry in enumerate(mlp) if entry != "dense"), len(mlp))
         if "dense" in mlp[dense:]:
             raise CheckpointError(
@@ -193,9 +140,9 @@ def _layer_kinds(config: dict[str, Any], kind: str) -> None:
         config.setdefault("first_k_dense_replace", dense)
 
 
-def _context(config: dict[str, Any], kind: str) -> None:
+def _context(config: dict[str, Any], architecture: Architecture) -> None:
     if config.get("max_position_embeddings") is None:
-        stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), _CONTEXTS.get(kind))
+        stated = next((config[key] for key in _CONTEXT_KEYS if type(config.get(key)) is int), architecture.context)
         if stated is not None:
             config["max_position_embeddings"] = stated
     scaling = config.get("rope_scaling")

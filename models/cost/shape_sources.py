@@ -16,9 +16,9 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from headrace.models.architectures.config import DecoderConfig, decoder_config
-from headrace.models.architectures.experts import ExpertsConfig
-from headrace.models.architectures.layers import joint_norms
+from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, joint_norms
+from headrace.models.architectures.families import architecture_named, architecture_of
+from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
@@ -37,18 +37,7 @@ if TYPE_CHECKING:
 KV = FLOAT16
 _HALF = 2
 
-# model_type of mixtures of experts -> architecture of their other layers.
-_MIXTURES = {"mixtral": "mistral"}
-
-# Ends of modules that a quantized checkpoint of mlx-lm has plain, by model_type; "embed_q": see `_split_latents`.
-_PLAIN = {
-    "deepseek_v2": (".mlp.gate", ".embed_q"),
-    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"), (".mlp.gate",)),
-}
-
 _BOTH = ("tensor", "pipeline")
-# Ways in which mlx-lm divides its classes with recurrent state, by model_type.
-_CLASSES: dict[str, Sequence[str]] = {"qwen3_5": _BOTH, "qwen3_5_moe": _BOTH, "qwen3_next": ("pipeline",)}
 
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _STACK = re.compile(r"\.(switch_mlp|experts)\.")
@@ -57,8 +46,7 @@ _STACK = re.compile(r"\.(switch_mlp|experts)\.")
 def has_shape(config: Mapping[str, Any]) -> bool:
     """Return whether the architecture's matrices are known. Raises CheckpointError for broken values."""
     text = text_config(normalized(config))
-    kind = text.get("model_type")
-    return (isinstance(kind, str) and kind in _MIXTURES) or decoder_config(text) is not None
+    return bool(architecture_of(text).experts_beside) or decoder_config(text) is not None
 
 
 def shape_of_config(config: Mapping[str, Any]) -> StepShape:
@@ -67,11 +55,12 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
     section = stored if isinstance(stored, Mapping) and stored.get("bits") else None
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     plain = 4 if dtype == "float32" else _HALF
+    architecture = architecture_of(config)
     biased = _biased_modules(config)
 
     def size_of(module: str, rows: int, columns: int) -> int:
         width, group, floats = _settings(section, module)
-        if module.endswith(_PLAIN.get(str(config.get("model_type")), ())):
+        if module.endswith(architecture.plain):
             width = None
             floats = False
         bias = rows * _HALF if module.rpartition(".")[2] in biased else 0
@@ -80,9 +69,9 @@ def shape_of_config(config: Mapping[str, Any]) -> StepShape:
         return bias + (rows * columns * plain if width is None else quantized_bytes(rows * columns, width, group))
 
     shape = _build(_decoder(config), size_of, f"config.json, {_described(section, dtype)}")
-    # mlx-lm's classes run the mixtures.
-    stock = config.get("model_type") in _MIXTURES
-    return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True, splits=((), ())) if stock else shape
+    if architecture.experts_beside:  # mlx-lm's class runs it
+        return replace(shape, kv_formats=(FLOAT16, Q8, Q4), stock=True, splits=((), ()))
+    return shape
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = None) -> StepShape:
@@ -91,7 +80,7 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     decoder: its decoder configuration, if already parsed.
     """
     part = text_part(checkpoint)
-    if part.config.get("model_type") in _MIXTURES:  # their tensor names are unknown here
+    if architecture_of(part.config).experts_beside:  # their tensor names are unknown here
         return replace(shape_of_config(checkpoint.config), resident_bytes=part.nbytes)
     config = decoder or _decoder(part.config)
     sizes: Counter[str] = Counter()
@@ -246,18 +235,19 @@ def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:
     """Return the ways in which ranks can divide it; on a GPU mlx-lm's classes run models with recurrent state."""
     own: Sequence[str] = () if any(layer.rope and layer.rope.kind == "longrope" for layer in config.layers) else _BOTH
     recurrent = any(layer.mixer for layer in config.layers)
-    return own, _CLASSES.get(config.architecture, ()) if recurrent else own
+    return own, architecture_named(config.architecture).class_splits if recurrent else own
 
 
 def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
     kind = config.get("model_type")
-    decoder = decoder_config({**config, "model_type": _MIXTURES.get(str(kind), kind)})
+    dense = architecture_of(config).experts_beside
+    decoder = decoder_config({**config, "model_type": dense} if dense else config)
     if decoder is None:
         raise UnsupportedModelError(
             f"the matrices of model_type {kind!r} are not known from its config alone",
             "`headrace bench` measures any model",
         )
-    if kind not in _MIXTURES:
+    if not dense:
         return decoder
     count = config.get("num_local_experts")
     active = config.get("num_experts_per_tok")
@@ -268,10 +258,9 @@ def _decoder(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _biased_modules(config: Mapping[str, Any]) -> set[str]:
-    attention = {"q_proj", "k_proj", "v_proj", *(() if config.get("model_type") == "qwen2" else ("o_proj",))}
-    if config.get("model_type") == "gpt_oss":
-        return attention | {"router", "gate_proj", "up_proj", "down_proj"}
-    biased = attention if config.get("model_type") == "qwen2" or config.get("attention_bias") else set()
+    biased = set(architecture_of(config).biased)
+    if config.get("attention_bias") and not biased:
+        biased = {"q_proj", "k_proj", "v_proj", "o_proj"}
     return biased | ({"gate_proj", "up_proj", "down_proj"} if config.get("mlp_bias") else set())
 
 

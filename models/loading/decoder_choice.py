@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig, decoder_config
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.quantization import is_known
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.text_part import text_part

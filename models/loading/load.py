@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.families import WITH_HEADS
+from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.checkpoint.quantization import Quantization, has_groups_of_16
 from headrace.models.checkpoint.safetensors import Checkpoint, open_checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
@@ -175,9 +175,9 @@ def _notes(name: str, checkpoint: Checkpoint, *, native: bool) -> list[str]:
 
 
 def _lacks_corrections(checkpoint: Checkpoint) -> bool:
-    """Return whether an ERNIE 4.5 has lost the corrections of its routers, as in conversions with mlx-lm."""
-    is_ernie = checkpoint.config.get("model_type") == "ernie4_5_moe"
-    return is_ernie and not any(name.endswith(".e_score_correction_bias") for name in checkpoint.tensors)
+    """Return whether a checkpoint has lost the corrections of its routers, as in conversions with mlx-lm."""
+    loses = architecture_of(checkpoint.config).loses_corrections
+    return loses and not any(name.endswith(".e_score_correction_bias") for name in checkpoint.tensors)
 
 
 def _kv_note(chosen: KVFormat | None, wanted: int, limit: int) -> list[str]:
@@ -228,7 +228,7 @@ def sized_network(
         )
     weights = loaded_weight_bytes(checkpoint, shape) if requantize is None else _quantized_bytes(part, requantize)
     kv = stored_kv(config, ops.select(), dtype, wanted)
-    if config.architecture not in WITH_HEADS or (head := _head(checkpoint)) is None:
+    if architecture_named(config.architecture).head is None or (head := _head(checkpoint)) is None:
         return lambda: _decoder(checkpoint, config, dtype, requantize, kv), weights, kv_layers(config, kv)
 
     def with_head() -> Network:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.families import WITH_HEADS
+from headrace.models.architectures.families import architecture_named, architecture_of
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint
@@ -123,7 +123,7 @@ class _Head:
         requantize: Quantization | None,
     ) -> "_Head | None":
         """Return a rank's part: with `tensor` as of each layer, else rank 0 has all, beside embedding and head."""
-        if config.architecture not in WITH_HEADS or (isinstance(part, Stage) and part.rank):
+        if architecture_named(config.architecture).head is None or (isinstance(part, Stage) and part.rank):
             return None
         if (tensors := head_tensors(checkpoint)) is None:
             return None
@@ -175,7 +175,7 @@ def _divided(
 
 def _reading(part: TensorPart | Stage, checkpoint: Checkpoint) -> Callable[[Checkpoint], dict[str, Any]]:
     """Return the way to read tensors: as parts of files for tensor parallel, unless multipliers apply to them first."""
-    if isinstance(part, Stage) or text_part(checkpoint).config.get("model_type") == "falcon_h1":
+    if isinstance(part, Stage) or architecture_of(text_part(checkpoint).config).multiply is not None:
         return read_arrays
     from headrace.models.checkpoint.file_parts import file_parts  # late: imports numpy
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.models.architectures.gemma import overflows_float16
+
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -21,7 +23,7 @@ def compute_dtype(device: mx.DeviceType, stored: str, config: Mapping[str, Any] 
     if device == mx.DeviceType.cpu:
         return mx.float32
     sections = [part for part in (config, (config or {}).get("text_config")) if isinstance(part, Mapping)]
-    if any(str(part.get("model_type", "")).startswith("gemma") for part in sections):
+    if any(overflows_float16(part.get("model_type")) for part in sections):
         return mx.bfloat16
     declared = (str(part.get(key)) for part in sections for key in ("torch_dtype", "dtype"))
     return next((_HALF[name] for name in declared if name in _HALF), _HALF.get(stored, mx.bfloat16))

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig, decoder_config
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import Checkpoint, quantization_section

@@ -4,8 +4,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.latent import LatentConfig
+from headrace.models.architectures.config import DecoderConfig, LatentConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import latent as tensors_of
 from headrace.models.network.tensors import latent_heads

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.experts import ExpertsConfig
-from headrace.models.architectures.layers import LayerConfig
+from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig
 from headrace.models.network.latent import read_latent
 from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.mixers import read_gates, read_mixer

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.layers import RopeConfig
+from headrace.models.architectures.config import DecoderConfig, RopeConfig
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.long_rope import TokenHistory
 from headrace.models.network.parameters import Parameters

@@ -2,8 +2,7 @@
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.mixers import MixerConfig
+from headrace.models.architectures.config import DecoderConfig, MixerConfig
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.tensors import mixer_gates, mixer_inputs, mixer_output
 from headrace.runtime.ops import MixerSizes, MixerSpec, Weight

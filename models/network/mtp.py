@@ -16,6 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from headrace.models.architectures.architecture import HeadNames
+from headrace.models.architectures.families import architecture_of
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 
@@ -25,32 +27,6 @@ if TYPE_CHECKING:
 _OUTER = ("", "language_model.", "model.")  # prefixes of conversions
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """A family's tensor names. prefix: `{}` is the number of the network's layers. layer: prefix of the layer's own.
-
-    hidden_first: the projection's input begins with the hidden state. centred: norms are stored minus one.
-    """
-
-    prefix: str
-    layer: str
-    embedding_norm: str
-    hidden_norm: str
-    projection: str
-    norm: str
-    hidden_first: bool = False
-    centred: bool = False
-
-
-_DEEPSEEK = _Names("model.layers.{}.", "", "enorm", "hnorm", "eh_proj", "shared_head.norm")
-_QWEN = _Names("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", centred=True)
-_MIMO = _Names(
-    "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
-)
-_FAMILIES = {
-    "deepseek_v3": _DEEPSEEK, "glm4_moe": _DEEPSEEK, "glm4_moe_lite": _DEEPSEEK, "mimo": _MIMO, "qwen3_next": _QWEN,
-    "qwen3_5": _QWEN, "qwen3_5_moe": _QWEN, "qwen3_5_text": _QWEN, "qwen3_5_moe_text": _QWEN,
-}  # fmt: skip
 # Names in the model of one layer. Its table is replaced by the head's input.
 INPUT = "model.embed_tokens."
 _LAYER = "model.layers.0."
@@ -123,14 +99,14 @@ def without_head(arrays: "Mapping[str, mx.array]", config: Mapping[str, Any]) ->
     return {name: array for name, array in arrays.items() if found is None or not name.startswith(found[1])}
 
 
-def _prefix(config: Mapping[str, Any], names: Collection[str]) -> tuple[_Names, str] | None:
+def _prefix(config: Mapping[str, Any], names: Collection[str]) -> tuple[HeadNames, str] | None:
     """Return the family's names and the prefix of the head's tensors, if there are any."""
     text = config.get("text_config", config)
-    family = _FAMILIES.get(str(config.get("model_type")))
-    if family is None or not isinstance(text, Mapping):
+    head = architecture_of(config).head
+    if head is None or not isinstance(text, Mapping):
         return None
-    inner = family.prefix.format(text.get("num_hidden_layers"))
+    inner = head.prefix.format(text.get("num_hidden_layers"))
     for outer in _OUTER:
         if any(name.startswith(outer + inner) for name in names):
-            return family, outer + inner
+            return head, outer + inner
     return None

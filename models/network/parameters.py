@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from headrace.models.architectures.falcon import multiplied
+from headrace.models.architectures.families import architecture_of
 from headrace.models.architectures.fields import Fields
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import Quantization, layer_quantization
@@ -84,8 +84,9 @@ class Parameters:
         # MLX's conversions turn convolutions, add what norms are stored without, and apply multipliers.
         taps = (array.shape for name, array in self._arrays.items() if name.endswith("conv1d.weight"))
         self._whole_norms = any(shape[-1] == 1 for shape in taps) if part.whole_norms is None else part.whole_norms
-        if part.config.get("model_type") == "falcon_h1":
-            self._arrays = multiplied(self._arrays, Fields(part.config), folded=self._whole_norms)
+        multiply = architecture_of(part.config).multiply
+        if multiply is not None:
+            self._arrays = multiply(self._arrays, Fields(part.config), self._whole_norms)
         if take is not None:
             self._arrays = take(self._arrays)
 

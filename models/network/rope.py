@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.architectures.layers import RopeConfig
+from headrace.models.architectures.config import RopeConfig
 from headrace.runtime.errors import CheckpointError
 from headrace.runtime.ops import Rope
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.layers import LayerConfig
-from headrace.models.architectures.mixers import MixerConfig
+from headrace.models.architectures.config import DecoderConfig, LayerConfig, MixerConfig
 from headrace.models.network.tensors import Tensor, Unit, latent_heads, layer_tensors
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ops import MixerSizes

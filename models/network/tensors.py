@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from headrace.models.architectures.config import DecoderConfig
-from headrace.models.architectures.experts import ExpertsConfig
-from headrace.models.architectures.latent import LatentConfig
-from headrace.models.architectures.layers import LayerConfig
-from headrace.models.architectures.mixers import MixerConfig
+from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LatentConfig, LayerConfig, MixerConfig
 
 Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer"]
 """Units that ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its

@@ -106,9 +106,7 @@ class CatalogEntry:
     @property
     def step_shape(self) -> "StepShape":
         """Return the shape of a decode step from the catalog's facts alone."""
-        from headrace.models.architectures.config import DecoderConfig
-        from headrace.models.architectures.experts import ExpertsConfig
-        from headrace.models.architectures.layers import LayerConfig
+        from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig
         from headrace.models.cost.shape_sources import shape_of_decoder
         from headrace.runtime.metrics.cost import Matrix, quantized_bytes
 

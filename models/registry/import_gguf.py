@@ -118,7 +118,7 @@ def convert(file: Path, directory: Path, progress: Progress, sha256: str | None 
 
 def _reads_groups_of_16(config: dict[str, Any]) -> bool:
     """Return whether the native kernels run this config; mlx-lm's classes and stock MLX lack groups of 16."""
-    from headrace.models.architectures.config import decoder_config
+    from headrace.models.architectures.read import decoder_config
     from headrace.models.checkpoint.text_part import text_config
     from headrace.runtime import ops
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.models.architectures.config import DecoderConfig, decoder_config
+from headrace.models.architectures.config import DecoderConfig
+from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from tests import mlx_lm_models
@@ -210,3 +211,9 @@ def test_no_value_escapes_as_another_error(variant: str, changes: dict[str, Any]
         assert "\n" not in str(error)  # noqa: PT017
         return
     assert config is None or len(config.layers) >= 1
+
+
+def test_norms_before_mamba_gates_are_left_to_mlx_lm() -> None:
+    config = mlx_lm_models.config_of("falcon-h1-normed")
+    assert decoder_config(config) is not None
+    assert decoder_config({**config, "mamba_norm_before_gate": True}) is None

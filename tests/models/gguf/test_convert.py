@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.models.architectures.config import decoder_config
+from headrace.models.architectures.read import decoder_config
 from headrace.models.gguf import convert_gguf
 from headrace.models.loading.load import load_model
 from headrace.models.text.tokenizer import Tokenizer as ModelTokenizer

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from headrace.models.architectures.families import WITH_HEADS
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.checkpoint.safetensors import open_checkpoint
 from headrace.models.cost.costs import shape_to_run
@@ -31,7 +30,7 @@ from headrace.runtime.ops import Ops, native, reference
 from headrace.runtime.sampling.params import SamplingParams
 from headrace.runtime.speculation.acceptance import MTP_PRIOR, Acceptance
 from headrace.runtime.speculation.pass_costs import PassCostStore
-from tests.mtp_models import CONFIGS, VOCAB, WIDTH, head_logits, write_model
+from tests.mtp_models import CONFIGS, VOCAB, WIDTH, WITH_HEADS, head_logits, write_model
 from tests.runtime.speculation.test_dry_run import Recorded
 from tests.speculating import run, run_corrected, speculating
 

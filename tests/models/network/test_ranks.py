@@ -9,7 +9,6 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from headrace.models.architectures.families import WITH_HEADS
 from headrace.models.checkpoint.quantization import Quantization
 from headrace.models.loading import load
 from headrace.models.loading.load import load_model
@@ -195,7 +194,12 @@ def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "environment"),
-    [*[(kind, _EXACT) for kind in WITH_HEADS], ("glm4_moe", _STOCK), ("qwen3_5_moe", _STOCK), ("qwen3_next", _STOCK)],
+    [
+        *[(kind, _EXACT) for kind in mtp_models.WITH_HEADS],
+        ("glm4_moe", _STOCK),
+        ("qwen3_5_moe", _STOCK),
+        ("qwen3_next", _STOCK),
+    ],
 )
 def test_prediction_heads_draft_as_on_one_rank(
     two: Ranks, tmp_path: Path, kind: str, environment: dict[str, str]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.architectures.layers import RopeConfig
+from headrace.models.architectures.config import RopeConfig
 from headrace.models.network.rope import make_rope
 from headrace.runtime.errors import CheckpointError
 

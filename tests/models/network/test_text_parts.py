@@ -97,7 +97,7 @@ def test_ignored_parts_are_reported_and_not_counted(tmp_path: Path, style: str, 
 
 
 def test_a_text_config_of_an_unknown_family_is_not_used_alone() -> None:
-    from headrace.models.architectures.config import decoder_config
+    from headrace.models.architectures.read import decoder_config
     from headrace.models.checkpoint.text_part import text_config
 
     outer: dict[str, Any] = {"model_type": "mllama", "text_config": config_of("llama")}

@@ -1,0 +1,101 @@
+"""Rows of the table of architectures: facts of a model_type, keys of its config.json, names of its tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertLayers,
+    Family,
+    LatentConfig,
+    MixerConfig,
+    RopeConfig,
+)
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.mixers import recurrent_layers
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNames:
+    """Names of a multi-token prediction head's tensors."""
+
+    prefix: str  # `{}` is the number of the network's layers
+    layer: str  # prefix of its layer's own, below that
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    norm: str
+    hidden_first: bool = False  # the projection's input begins with the hidden state
+    centred: bool = False  # norms are stored minus one
+
+
+def uses_positions(fields: Fields) -> bool:
+    """Return whether attention rotates queries and keys, unless the config says that nothing does."""
+    return bool(fields.values.get("position_embedding_type", "rope") != "nope")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One model_type. Fields are what its config.json does not state; functions read what it does."""
+
+    name: str
+    family: Family | None = None  # facts of the decoder's layers; None: only mlx-lm's classes run it
+    # Keys of config.json
+    same_as: str = ""  # model_type with the same keys and layers
+    layers_of: str = ""  # model_type with the same layers, for the text part of a multimodal one
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of transformers, if others have none or other ones
+    nested_defaults: Mapping[str, Any] = field(default_factory=dict)  # that transformers omits from nested sections
+    constants: Mapping[str, Any] = field(default_factory=dict)  # of transformers' class, which mlx-lm reads as keys
+    older_keys: Mapping[str, str] = field(default_factory=dict)  # older key -> newer one
+    add_keys: Callable[[Config], None] | None = None  # adds older keys that are no renamed newer ones
+    states_head_dim: bool = False  # older configs always have head_dim
+    context: int | None = None  # default of transformers' class
+    period_key: str = ""  # older key of the period of `layer_types`
+    only_periodic: bool = False  # `layer_types` without a period are refused
+    dense_first: bool = False  # `mlp_layer_types` begins with all dense layers
+    nests: bool = False  # multimodal, with an ordinary decoder that gets images as embeddings
+    outer_keys: tuple[str, ...] = ()  # keys of the text part that mlx-lm's class of the whole reads outside it
+    outer: Callable[[Config], str | None] | None = None  # multimodal model_type if mlx-lm has only that one's class
+    # Tensors
+    tensor_names: tuple[tuple[str, str], ...] = ()  # parts of names -> their names here
+    rename: Callable[[str, Config], str] | None = None  # by the kind of their layer
+    is_unread: Callable[[str, Config], bool] | None = None  # tensors that no layer reads
+    multiply: "Callable[[dict[str, mx.array], Fields, bool], dict[str, mx.array]] | None" = None  # see `falcon`
+    head: HeadNames | None = None
+    # The decoder's configuration
+    tied: bool = False  # default of `tie_word_embeddings`
+    eps: str = "rms_norm_eps"  # key of the norms' epsilon
+    activations: tuple[str, ...] = ("silu", "swish")  # values of `activation_key`, its default first
+    activation_key: str | None = "hidden_act"  # None: the family reads its activation itself
+    only: Mapping[str, Any] = field(default_factory=dict)  # keys that may have one value
+    theta: float = 1e4  # default of `rope_theta`
+    rotated: float | None = None  # default of `partial_rotary_factor`; None: only whole heads turn
+    proportional: bool = False  # the periods of a rotated part are those of the whole head
+    ropes: Callable[[Fields, "Architecture"], tuple[RopeConfig, RopeConfig]] | None = (
+        None  # of full and of sliding layers
+    )
+    rotates: Callable[[Fields], bool] = uses_positions
+    sliding: Literal["all", "even", "period", "tail"] | None = None  # layers with a window, without `layer_types`
+    period: int = 0  # default of `sliding_window_pattern`: every such layer has no window
+    window_switches: tuple[str, ...] = ()  # keys of which one must be set for windows
+    position_free: Literal["listed", "full"] | None = None  # layers without RoPE
+    pairs: Callable[[Mapping[str, Any]], list[str]] | None = None  # letters of each layer, see `nemotron`
+    inner_size: Callable[[Fields], int] = lambda fields: fields.count("intermediate_size")
+    experts: Callable[[Fields, int], ExpertLayers] | None = None  # of each layer; None: all are dense
+    mixer: Callable[[Fields], MixerConfig | None] | None = None  # of layers with recurrent state
+    recurrent: Callable[[Fields, int], list[bool]] = recurrent_layers  # those layers
+    latent: Callable[[Fields], LatentConfig] | None = None  # attention over latents
+    runs: Callable[[Fields], bool] = lambda _fields: True  # False: mlx-lm's class runs this variant
+    complete: Callable[[Fields, DecoderConfig], DecoderConfig] = lambda _fields, decoder: decoder
+    # Costs and mlx-lm
+    experts_beside: str = ""  # model_type of the other layers, of a mixture that mlx-lm's class runs
+    biased: Sequence[str] = ()  # modules with a bias, whatever the config says
+    plain: tuple[str, ...] = ()  # ends of modules that a quantized checkpoint of mlx-lm has plain
+    class_splits: tuple[str, ...] = ()  # ways in which mlx-lm divides its class with recurrent state
+    loses_corrections: bool = False  # mlx-lm's conversions drop the corrections of its routers

@@ -1,0 +1,37 @@
+"""GLM 4 and 5: dense layers with four norms, mixtures, attention over latents."""
+
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.config import Family, NormNames
+from headrace.models.architectures.deepseek import DEEPSEEK_HEAD
+from headrace.models.architectures.experts import deepseek_experts
+from headrace.models.architectures.latent import latent_with_eps
+
+_AROUND = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+ROWS = (
+    Architecture("glm4", Family(_AROUND, interleaved=True), rotated=0.5),
+    Architecture(
+        "glm4_moe",
+        Family(qk_norm="head"),
+        states_head_dim=True,
+        head=DEEPSEEK_HEAD,
+        rotated=0.5,
+        experts=deepseek_experts,
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "glm4_moe_lite",
+        Family(interleaved=True),
+        dense_first=True,
+        head=DEEPSEEK_HEAD,
+        rotated=1.0,
+        experts=deepseek_experts,
+        latent=latent_with_eps,
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "glm_moe_dsa",
+        constants={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
+        dense_first=True,
+    ),
+)

@@ -1,0 +1,73 @@
+"""LFM2: short convolutions between layers of attention, dense or with experts."""
+
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, MixerConfig
+from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.mixers import mixer_sizes
+
+_NAMES = (
+    (".conv.conv.", ".mixer.conv1d."), (".conv.", ".mixer."), (".self_attn.out_proj", ".self_attn.o_proj"),
+    ("_layernorm.", "_norm."), (".operator_norm.", ".input_layernorm."), (".ffn_norm.", ".post_attention_layernorm."),
+    (".feed_forward.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."),
+    ("model.embedding_norm", "model.norm"),
+)  # fmt: skip
+
+
+def _short_convolution(fields: Fields) -> MixerConfig:
+    width = fields.count("hidden_size")
+    return MixerConfig(mixer_sizes("conv", 1, 0, 0, width, fields.count("conv_L_cache")), fields.positive("norm_eps"))
+
+
+def _inner_size(fields: Fields) -> int:
+    size = fields.count("block_ff_dim")
+    multiple = fields.count("block_multiple_of", default=256)
+    if not fields.values.get("block_auto_adjust_ff_dim"):
+        return size
+    size = int(fields.positive("block_ffn_dim_multiplier", default=1.0) * int(2 * size / 3))
+    return -(-size // multiple) * multiple
+
+
+def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    experts = ExpertsConfig(
+        *count_experts(fields, "num_experts"),
+        size=fields.count("moe_intermediate_size"),
+        normalized=bool(fields.values.get("norm_topk_prob")),
+        sigmoid=True,
+        correction="expert_bias" if fields.values.get("use_expert_bias") else None,
+        scale=fields.positive("routed_scaling_factor", default=1.0),
+    )
+    dense = fields.count("num_dense_layers") if fields.values.get("num_dense_layers") != 0 else 0
+    return [None if i < dense else experts for i in range(layers)]
+
+
+def several_experts(fields: Fields) -> bool:
+    """Return False for one expert a token, whose weight is 1 in mlx-lm's class, whatever its score."""
+    return fields.values.get("num_experts_per_tok") != 1
+
+
+ROWS = (
+    Architecture("lfm2_vl", nests=True),
+    Architecture(
+        "lfm2",
+        Family(qk_norm="head"),
+        older_keys={"block_dim": "hidden_size", "block_ff_dim": "intermediate_size"},
+        tensor_names=_NAMES,
+        tied=True,
+        eps="norm_eps",
+        theta=1e6,
+        inner_size=_inner_size,
+        mixer=_short_convolution,
+    ),
+    Architecture(
+        "lfm2_moe",
+        Family(qk_norm="head"),
+        tensor_names=_NAMES,
+        tied=True,
+        eps="norm_eps",
+        theta=1e6,
+        experts=_experts,
+        mixer=_short_convolution,
+        runs=several_experts,
+    ),
+)

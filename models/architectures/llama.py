@@ -1,0 +1,101 @@
+"""Llama, Mistral, and architectures with their layers."""
+
+from dataclasses import replace
+
+from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family
+from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.fields import Fields
+
+_LLAMA = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+_MISTRAL = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+}  # fmt: skip
+
+
+def _growing_queries(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Let the queries of all layers grow with their position (Ministral 3)."""
+    section = Fields(fields.section("rope_parameters"))
+    beta = section.values.get("llama_4_scaling_beta")
+    length = section.count("original_max_position_embeddings")
+    growth = (section.positive("llama_4_scaling_beta"), length, 0) if beta else None
+    return replace(decoder, layers=tuple(replace(layer, growth=growth) for layer in decoder.layers))
+
+
+_CHUNK = 8192  # default of Llama 4's attention in chunks
+
+
+def _llama4(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    """Add the chunks that layers attend in, and the growth of queries without rotation."""
+    values = fields.values
+    kinds = values.get("layer_types")
+    chunk = fields.count("attention_chunk_size", default=_CHUNK) if values.get("attention_chunk_size", _CHUNK) else 0
+    growth = None
+    if values.get("attn_temperature_tuning", True):
+        growth = fields.positive("attn_scale", default=0.1), fields.count("floor_scale", default=_CHUNK), 1
+    layers = []
+    for number, layer in enumerate(decoder.layers):
+        cut = layer.rope is not None if kinds is None else kinds[number] == "chunked_attention"
+        chunked = bool(chunk and cut)
+        layers.append(
+            replace(
+                layer,
+                window=chunk if chunked else None,
+                chunked=chunked,
+                growth=growth if layer.rope is None else None,
+            )
+        )
+    return replace(decoder, layers=tuple(layers))
+
+
+def _llama4_experts(fields: Fields, layers: int) -> ExpertLayers:
+    listed = fields.values.get("moe_layers")
+    step = fields.values.get("interleave_moe_layer_step")
+    if not isinstance(listed, list):
+        listed = list(range(layers))[step - 1 :: step] if isinstance(step, int) and step > 0 else []
+    if not listed:
+        return [None] * layers
+    experts = ExpertsConfig(
+        *count_experts(fields, "num_local_experts"),
+        size=fields.count("intermediate_size"),
+        normalized=False,
+        router="router",
+        sigmoid=True,
+        shared=fields.count("intermediate_size"),
+        shared_at="shared_expert",
+        shares_first=True,
+    )
+    return [experts if i in listed else None for i in range(layers)]
+
+
+def _llama4_class(config: Config) -> str | None:
+    """Return the multimodal model_type for experts: mlx-lm's class of the text part has none."""
+    return "llama4" if config.get("moe_layers") else None
+
+
+ROWS = (
+    Architecture("llama", Family(), tied=True, nested_defaults=_LLAMA),
+    Architecture(
+        "mistral", Family(), sliding="all", nested_defaults=_MISTRAL, context=131072,
+    ),
+    Architecture("ministral", same_as="mistral"),
+    Architecture("ministral3", Family(), tied=True, complete=_growing_queries),
+    Architecture("mixtral", experts_beside="mistral"),
+    Architecture("smollm3", Family(), position_free="listed"),
+    Architecture("seed_oss", Family(), tied=True),
+    Architecture("llama4", nests=True),
+    Architecture(
+        "llama4_text",
+        Family(interleaved=True, qk_norm="unit", norm_last=True),
+        position_free="listed",
+        outer=_llama4_class,
+        tensor_names=((".feed_forward.", ".mlp."), (".experts.", ".switch_mlp.")),
+        inner_size=lambda fields: fields.count("intermediate_size_mlp"),
+        experts=_llama4_experts,
+        complete=_llama4,
+    ),
+)  # fmt: skip

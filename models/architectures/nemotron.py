@@ -1,0 +1,107 @@
+"""Nemotron-H: blocks of Mamba-2, attention, a feed-forward or experts, each with a norm.
+
+A layer of the decoder is a block that mixes tokens, and the feed-forward after it, if there is one. Blocks have
+letters: M Mamba-2, * attention, - a feed-forward, E experts.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.models.architectures.architecture import Architecture, Config
+from headrace.models.architectures.config import ExpertLayers, Family, MixerConfig
+from headrace.models.architectures.experts import corrected_experts
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.mixers import mixer_sizes, step_limits
+from headrace.runtime.errors import CheckpointError
+
+_LETTERS = {
+    "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
+}  # fmt: skip
+_BLOCK = re.compile(r"model\.layers\.(\d+)\.(norm|mixer)\b")
+_STACKS = ((".switch_mlp.fc1", ".switch_mlp.up_proj"), (".switch_mlp.fc2", ".switch_mlp.down_proj"))
+
+
+def _pairs(config: Mapping[str, Any]) -> list[str]:
+    """Return the letters of each layer, such as "M-", "M" or "*E"; "-" or "E" alone for one that mixes nothing.
+
+    Raises CheckpointError for unknown blocks.
+    """
+    listed = config.get("hybrid_override_pattern") or config.get("layers_block_type") or config.get("layer_types")
+    if not isinstance(listed, list | str) or not all(isinstance(kind, str) for kind in listed):
+        raise CheckpointError("config.json: hybrid_override_pattern must list the layers")
+    pattern = "".join(_LETTERS.get(kind, kind) for kind in listed)
+    if not pattern or pattern.strip("M*-E"):
+        raise CheckpointError(f"config.json: hybrid_override_pattern has unknown layers: {pattern!r:.60}")
+    return re.findall(r"[M*]?[-E]|[M*]", pattern)
+
+
+def _renamed(name: str, config: Config) -> str:
+    """Return the name of a tensor or module by its layer: `mixer`, `self_attn`, `mlp`, and norms."""
+    blocks = [(number, letter) for number, letters in enumerate(_pairs(config)) for letter in letters]
+
+    def renamed(found: re.Match[str]) -> str:
+        block = int(found[1])
+        number, letter = blocks[block] if block < len(blocks) else (block, "M")
+        mixes = letter in "M*"
+        norm = "input_layernorm" if mixes else "post_attention_layernorm"
+        part = norm if found[2] == "norm" else {"M": "mixer", "*": "self_attn"}.get(letter, "mlp")
+        return f"model.layers.{number}.{part}"
+
+    name = _BLOCK.sub(renamed, name)
+    for theirs, ours in _STACKS:
+        name = name.replace(theirs, ours)
+    return name
+
+
+def _mixer(fields: Fields) -> MixerConfig:
+    limits = step_limits(fields, 0.0, float("inf"))
+    sizes = mixer_sizes(
+        "ssm",
+        heads=fields.count("mamba_num_heads"),
+        key_heads=fields.count("n_groups", default=1),
+        key_dim=fields.count("ssm_state_size"),
+        value_dim=fields.count("mamba_head_dim"),
+        width=fields.count("conv_kernel", default=4),
+    )
+    return MixerConfig(sizes, fields.positive("layer_norm_epsilon"), limits, norm_parts=sizes.key_heads)
+
+
+def _recurrent(fields: Fields, _layers: int) -> list[bool]:
+    return [letters.startswith("M") for letters in _pairs(fields.values)]
+
+
+def _experts(fields: Fields, _layers: int) -> ExpertLayers:
+    pairs = _pairs(fields.values)
+    if not any(letters.endswith("E") for letters in pairs):
+        return [None] * len(pairs)
+    shared = fields.count("moe_shared_expert_intermediate_size") if fields.values.get("n_shared_experts") else 0
+    experts = replace(corrected_experts(fields), shared=shared)
+    return [experts if letters.endswith("E") else None for letters in pairs]
+
+
+def _runs(fields: Fields) -> bool:
+    """Return False for layers that mix nothing, and for experts of latents."""
+    alone = any(letters[0] in "-E" for letters in _pairs(fields.values))
+    return not alone and not fields.values.get("moe_latent_size")
+
+
+ROWS = (
+    Architecture(
+        "nemotron_h",
+        Family(activation="relu2"),
+        tensor_names=(("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm")),
+        rename=_renamed,
+        eps="layer_norm_epsilon",
+        activations=("relu2",),
+        activation_key="mlp_hidden_act",
+        rotates=lambda _fields: False,
+        pairs=_pairs,
+        experts=_experts,
+        mixer=_mixer,
+        recurrent=_recurrent,
+        runs=_runs,
+        plain=(".mlp.gate",),
+    ),
+)

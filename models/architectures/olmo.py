@@ -1,0 +1,49 @@
+"""OLMo 2, 3 and hybrid: norms after each half of a layer, and one norm over all heads of queries or keys."""
+
+from dataclasses import replace
+
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.config import Family, MixerConfig, NormNames, RopeConfig
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.layers import full_rope
+from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
+
+AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+
+
+def _olmo3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotations: scaling is of full-attention layers only."""
+    rope = full_rope(fields, architecture)
+    return rope, RopeConfig(rope.theta)
+
+
+def _mixer(fields: Fields) -> MixerConfig:
+    most = 2.0 if fields.values.get("linear_allow_neg_eigval", True) else 1.0
+    eps = fields.positive("layer_norm_epsilon", default=1e-5)
+    return replace(gated_delta(fields), eps=eps, apart=True, most_beta=most)
+
+
+def _states_theta(fields: Fields) -> bool:
+    """Return whether attention rotates: only with a stated base."""
+    nested = fields.section("rope_parameters")
+    return (nested if "rope_theta" in nested else fields.values).get("rope_theta") is not None
+
+
+ROWS = (
+    Architecture("olmo2", Family(AFTER, qk_norm="heads"), tied=True),
+    Architecture("olmo3", Family(AFTER, qk_norm="heads"), sliding="period", period=4, ropes=_olmo3_ropes),
+    Architecture(
+        "olmo_hybrid",
+        Family(AFTER, qk_norm="heads", mixer_norms=NormNames()),
+        tensor_names=(
+            (".linear_attn.o_proj", ".mixer.out_proj"),
+            (".linear_attn.o_norm", ".mixer.norm"),
+            (".linear_attn.", ".mixer."),
+            (".attention_layer_norm.", ".input_layernorm."),
+            (".feedforward_layer_norm.", ".post_attention_layernorm."),
+        ),
+        rotates=_states_theta,
+        mixer=_mixer,
+        recurrent=recurrent_by_interval,
+    ),
+)

@@ -1,0 +1,235 @@
+"""Families with one or two members, and facts of those that only mlx-lm's classes run."""
+
+from dataclasses import replace
+
+from headrace.models.architectures.architecture import Architecture, Config, HeadNames
+from headrace.models.architectures.config import (
+    DecoderConfig,
+    ExpertLayers,
+    ExpertsConfig,
+    Family,
+    NormNames,
+    RopeConfig,
+)
+from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.layers import full_rope, head_size
+from headrace.models.architectures.lfm2 import several_experts
+from headrace.models.architectures.olmo import AFTER
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+# Multimodal models whose text part is an ordinary decoder that gets images as embeddings
+_CONTAINERS = (
+    "mistral3", "pixtral", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava", "video_llava",
+    "video_llama_3", "internvl", "idefics2", "idefics3", "smolvlm", "got_ocr2", "lighton_ocr", "granite_docling",
+    "exaone4_5",
+)  # fmt: skip
+
+
+# GPT-OSS
+def _gpt_oss_experts(fields: Fields, layers: int) -> ExpertLayers:
+    counts = count_experts(fields, "num_local_experts")
+    size = fields.count("intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, router="router", stacked="experts")] * layers
+
+
+def _gpt_oss(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    if fields.positive("swiglu_limit", default=7.0) != 7.0:
+        stated = fields.values["swiglu_limit"]
+        raise UnsupportedModelError(f"config.json: a gpt_oss with the swiglu_limit {stated!r}")
+    return replace(decoder, sinks=True)
+
+
+# Phi-3
+def _phi3_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    rope = full_rope(fields, architecture, older_names=("su", "yarn"))
+    return rope, rope
+
+
+# EXAONE 4
+def _exaone4_keys(config: Config) -> None:
+    kinds = config.get("layer_types")
+    if not isinstance(config.get("sliding_window_pattern"), int) or not isinstance(kinds, list):
+        return
+    pattern = config["sliding_window_pattern"]
+    full = "full_attention"
+    if config.get("sliding_window") is None or "sliding_attention" not in kinds:
+        config["sliding_window"] = config["sliding_window_pattern"] = None
+    elif kinds != [full if (i + 1) % pattern == 0 else "sliding_attention" for i in range(len(kinds))]:
+        raise CheckpointError("config.json: layer_types must be periodic for this family")
+    else:
+        config["sliding_window_pattern"] = "L" * (pattern - 1) + "G"
+
+
+def _exaone_moe_keys(config: Config) -> None:
+    if isinstance(kinds := config.get("mlp_layer_types"), list):
+        config.setdefault("is_moe_layer", [kind == "sparse" for kind in kinds])
+
+
+# Command R 7B
+def _cohere2(fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    return replace(decoder, logit_scale=fields.positive("logit_scale", default=0.0625))
+
+
+# Hunyuan
+def _hunyuan_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotations. Dynamic scaling by `alpha` is a larger base."""
+    rope = full_rope(fields, architecture)
+    scaling = fields.section("rope_scaling") or fields.section("rope_parameters")
+    if scaling.get("alpha"):
+        dims = head_size(fields)
+        base = rope.theta * Fields(scaling).positive("alpha") ** (dims / (dims - 2))
+        rope = RopeConfig(base, share=rope.share)
+    return rope, rope
+
+
+# MiniMax M1 and M2
+def _minimax_keys(config: Config) -> None:
+    share = config.get("partial_rotary_factor") or 1.0
+    width = config.get("head_dim")
+    if isinstance(share, int | float) and type(width) is int:
+        config.setdefault("rotary_dim", int(share * width))
+    config.setdefault("shared_intermediate_size", 0)
+
+
+def _minimax_ropes(fields: Fields, architecture: Architecture) -> tuple[RopeConfig, RopeConfig]:
+    dims = head_size(fields)
+    rope = full_rope(fields, architecture, share=fields.count("rotary_dim", default=dims) / dims)
+    return rope, rope
+
+
+def _minimax_experts(fields: Fields, layers: int) -> ExpertLayers:
+    counts = count_experts(fields, "num_local_experts")
+    size = fields.count("intermediate_size")
+    return [ExpertsConfig(*counts, size, normalized=True, sigmoid=True, correction="e_score_correction_bias")] * layers
+
+
+# Families of mlx-lm's classes alone
+def _mamba2_keys(config: Config) -> None:
+    width = config.get("hidden_size")
+    factor = config.get("expand")
+    if type(width) is int and isinstance(factor, int | float):
+        config.setdefault("intermediate_size", int(width * factor))
+
+
+def _mimo_keys(config: Config) -> None:
+    attention = config.get("layer_types")
+    mlp = config.get("mlp_layer_types")
+    rope = config.get("rope_parameters")
+    if not (isinstance(attention, list) and isinstance(mlp, list) and isinstance(rope, dict)):
+        return
+    local = rope.get("sliding_attention") or {}
+    config.setdefault("hybrid_layer_pattern", [int(kind == "sliding_attention") for kind in attention])
+    config.setdefault("moe_layer_freq", [int(kind == "sparse") for kind in mlp])
+    config.setdefault("layernorm_epsilon", config.get("rms_norm_eps"))
+    config.setdefault("sliding_window_size", config.get("sliding_window"))
+    config.setdefault("swa_rope_theta", local.get("rope_theta", 10000.0))
+    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
+        config.setdefault(f"swa_{key}", config.get(key))
+    if type(config.get("num_key_value_heads")) is int:
+        config.setdefault("swa_num_key_value_heads", 2 * config["num_key_value_heads"])
+
+
+def _minicpm3_keys(config: Config) -> None:
+    """State unscaled rotation as LongRoPE with factors of one, which is all its class takes."""
+    pairs = config.get("qk_rope_head_dim")
+    longest = config.get("max_position_embeddings")
+    if config.get("rope_scaling") is None and type(pairs) is int and type(longest) is int:
+        ones = [1.0] * (pairs // 2)
+        factors = {"short_factor": ones, "long_factor": ones, "original_max_position_embeddings": longest}
+        config["rope_scaling"] = {"type": "longrope", "rope_type": "longrope", **factors}
+
+
+_HUNYUAN_MOE = {
+    "num_shared_expert": 1, "use_mixed_mlp_moe": True, "use_qk_norm": True, "use_cla": False,
+    "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "alpha": 1.0, "factor": 1.0},
+}  # fmt: skip
+_MIMO_FLASH = {
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": None,
+    "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+}  # fmt: skip
+_MIMO_HEAD = HeadNames(
+    "model.mtp_layers.0.", "", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True
+)
+
+ROWS = (
+    Architecture(
+        "apertus",
+        Family(NormNames("attention_layernorm", None, "feedforward_layernorm"), "xielu", "head"),
+        constants={"mlp_bias": False, "post_norm": False, "qk_norm": True},
+        activations=("xielu",),
+        only={"post_norm": False, "qk_norm": True},
+    ),
+    Architecture(
+        "cohere2",
+        Family(
+            NormNames("input_layernorm", None, "input_layernorm"), interleaved=True, centred=True, parallel=True,
+        ),
+        defaults={"sliding_window": 4096},
+        period_key="sliding_window_pattern",
+        only_periodic=True,
+        tied=True,
+        eps="layer_norm_eps",
+        sliding="period",
+        period=4,
+        position_free="full",
+        complete=_cohere2,
+    ),
+    Architecture("ernie4_5", Family(interleaved=True)),
+    Architecture("ernie4_5_moe", loses_corrections=True),
+    Architecture(
+        "exaone4",
+        Family(AFTER, qk_norm="head"),
+        add_keys=_exaone4_keys,
+        states_head_dim=True,
+        sliding="period",
+        window_switches=("layer_types", "sliding_window_pattern"),
+        position_free="full",
+    ),
+    Architecture("exaone_moe", add_keys=_exaone_moe_keys, states_head_dim=True, dense_first=True),
+    Architecture(
+        "gpt_oss",
+        Family(activation="clamped"),
+        sliding="even",
+        experts=_gpt_oss_experts,
+        complete=_gpt_oss,
+        biased=("q_proj", "k_proj", "v_proj", "o_proj", "router", "gate_proj", "up_proj", "down_proj"),
+    ),
+    Architecture(
+        "hunyuan_v1_dense",
+        Family(qk_norm="head", norm_last=True),
+        tensor_names=((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
+        ropes=_hunyuan_ropes,
+    ),
+    Architecture(
+        "minimax",
+        Family(qk_norm="heads"),
+        add_keys=_minimax_keys,
+        tensor_names=(
+            (".block_sparse_moe.", ".mlp."),
+            (".w1.", ".gate_proj."),
+            (".w2.", ".down_proj."),
+            (".w3.", ".up_proj."),
+        ),
+        rotated=0.5,
+        ropes=_minimax_ropes,
+        experts=_minimax_experts,
+        runs=several_experts,
+    ),
+    Architecture("minimax_m2", same_as="minimax", add_keys=_minimax_keys),
+    Architecture("phi3", Family(), rotated=1.0, ropes=_phi3_ropes, sliding="all"),
+    *(Architecture(name, nests=True) for name in _CONTAINERS),
+    Architecture("gpt2", older_keys={"n_ctx": "n_positions"}),
+    Architecture("gpt_neox", older_keys={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}),
+    Architecture("hunyuan_v1_moe", same_as="hunyuan", constants=_HUNYUAN_MOE),
+    Architecture("mamba2", add_keys=_mamba2_keys),
+    Architecture("mellum", older_keys={"num_experts": "num_local_experts"}),
+    Architecture("mimo", head=_MIMO_HEAD),
+    Architecture("mimo_v2_flash", constants=_MIMO_FLASH, add_keys=_mimo_keys),
+    Architecture("minicpm3", add_keys=_minicpm3_keys),
+    Architecture("phi", defaults={"partial_rotary_factor": 0.5}),
+    Architecture(
+        "solar_open",
+        constants={"first_k_dense_replace": 0, "partial_rotary_factor": 1.0, "intermediate_size": 0},
+    ),
+)  # fmt: skip

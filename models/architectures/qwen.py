@@ -1,0 +1,140 @@
+"""Qwen 2 to 3.5: dense layers, mixtures, and gated delta networks between layers of gated attention."""
+
+from dataclasses import replace
+
+from headrace.models.architectures.architecture import Architecture, Config, HeadNames
+from headrace.models.architectures.config import DecoderConfig, ExpertLayers, ExpertsConfig, Family, MixerConfig
+from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.mixers import gated_delta, recurrent_by_interval
+from headrace.runtime.errors import CheckpointError
+
+_WINDOWS = ("use_sliding_window",)
+_QKV = ("q_proj", "k_proj", "v_proj")
+_VL3 = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128000,
+}  # fmt: skip
+_VL25 = {
+    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+# Qwen 3.5 and Qwen3-Next: three gated delta networks, then a layer of gated attention
+_GATED = Family(qk_norm="head", gated=True)
+_DELTA_NAMES = (
+    (".linear_attn.", ".mixer."),
+    (".experts.gate_up_proj", ".switch_mlp.input_linear.weight"),
+    (".experts.down_proj", ".switch_mlp.down_proj.weight"),
+)
+_HEAD = HeadNames("mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", centred=True)
+
+
+def _experts(fields: Fields, layers: int) -> ExpertLayers:
+    """Return the experts of every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list."""
+    experts = ExpertsConfig(
+        *count_experts(fields, "num_experts"),
+        size=fields.count("moe_intermediate_size"),
+        normalized=bool(fields.values.get("norm_topk_prob")),
+    )
+    step = fields.count("decoder_sparse_step", default=1)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list, not {dense!r:.60}")
+    return [experts if (i + 1) % step == 0 and i not in dense else None for i in range(layers)]
+
+
+def _next_experts(fields: Fields, layers: int) -> ExpertLayers:
+    return [experts and _with_gated_expert(fields, experts) for experts in _experts(fields, layers)]
+
+
+def _qwen35_experts(fields: Fields, layers: int) -> ExpertLayers:
+    if not fields.values.get("num_experts"):
+        return [None] * layers
+    counts = count_experts(fields, "num_experts")
+    size = fields.count("moe_intermediate_size")
+    normalized = bool(fields.values.get("norm_topk_prob", True))
+    return [_with_gated_expert(fields, ExpertsConfig(*counts, size, normalized))] * layers
+
+
+def _with_gated_expert(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add the expert that all tokens use, times its gate."""
+    shared = fields.count("shared_expert_intermediate_size")
+    return replace(experts, shared=shared, shared_at="shared_expert", shared_gate="shared_expert_gate")
+
+
+def _next_mixer(fields: Fields) -> MixerConfig:
+    """Return Qwen3-Next's mixer, whose projections are joined, with the rows of each key head together."""
+    return replace(gated_delta(fields), by_key_head=True)
+
+
+def _centred_norms(_fields: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    return replace(decoder, norm_weight_offset=1.0)
+
+
+def _vl_experts(config: Config) -> None:
+    if "num_local_experts" in config:
+        config.setdefault("num_experts", config["num_local_experts"])
+
+
+ROWS = (
+    Architecture(
+        "qwen2", Family(), sliding="tail", window_switches=_WINDOWS, context=32768, biased=_QKV,
+    ),
+    Architecture("qwen3", Family(qk_norm="head"), sliding="tail", window_switches=_WINDOWS, context=32768),
+    Architecture(
+        "qwen3_moe",
+        Family(qk_norm="head"),
+        sliding="all",
+        window_switches=_WINDOWS,
+        older_keys={"num_experts": "num_local_experts"},
+        states_head_dim=True,
+        experts=_experts,
+    ),
+    Architecture(
+        "qwen3_next",
+        _GATED,
+        defaults={"norm_topk_prob": True},
+        period_key="full_attention_interval",
+        only_periodic=True,
+        tensor_names=_DELTA_NAMES,
+        head=_HEAD,
+        rotated=0.25,
+        window_switches=_WINDOWS,
+        mixer=_next_mixer,
+        recurrent=recurrent_by_interval,
+        experts=_next_experts,
+        complete=_centred_norms,
+        class_splits=("pipeline",),
+    ),
+    *(
+        Architecture(
+            name,
+            _GATED,
+            period_key="full_attention_interval",
+            only_periodic=True,
+            nests=True,
+            tensor_names=_DELTA_NAMES,
+            head=_HEAD,
+            rotated=0.25,
+            window_switches=_WINDOWS,
+            inner_size=lambda fields, default=default: fields.count("intermediate_size", default=default),  # type: ignore[misc]
+            mixer=gated_delta,
+            recurrent=recurrent_by_interval,
+            experts=_qwen35_experts,
+            complete=_centred_norms,
+            class_splits=("tensor", "pipeline"),
+        )
+        for name, default in (("qwen3_5", None), ("qwen3_5_moe", 1))  # all layers of the mixture have experts
+    ),
+    Architecture("qwen3_5_text", same_as="qwen3_5", head=_HEAD),
+    Architecture("qwen3_5_moe_text", same_as="qwen3_5_moe", head=_HEAD),
+    Architecture("qwen3_vl", nests=True),
+    Architecture("qwen3_vl_text", layers_of="qwen3", nested_defaults=_VL3),
+    Architecture("qwen3_vl_moe_text", constants={"norm_topk_prob": True}, add_keys=_vl_experts),
+    Architecture("qwen2_5_vl", nests=True),
+    Architecture("qwen2_5_vl_text", layers_of="qwen2", nested_defaults=_VL25),
+    Architecture("qwen2_vl", nests=True),
+    Architecture("qwen2_vl_text", layers_of="qwen2"),
+)  # fmt: skip

@@ -1,0 +1,100 @@
+"""Configuration of headrace's decoder from a checkpoint's config.json.
+
+`decoder_config` returns None for other architectures and variants, which mlx-lm's classes run, and raises
+CheckpointError for contradictory values and for values that both would ignore.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.models.architectures.architecture import Architecture
+from headrace.models.architectures.config import DecoderConfig, Family, RopeConfig
+from headrace.models.architectures.families import architecture_of
+from headrace.models.architectures.fields import Fields
+from headrace.models.architectures.latent import latent_scale
+from headrace.models.architectures.layers import head_size, layers_of, ropes_of
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
+
+# "mrope" has separate axes for time, height and width, which are equal for text.
+_ROPES = ("default", "linear", "llama3", "yarn", "longrope", "mrope", "proportional")
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig | None:
+    """Return the decoder configuration, or None if headrace's own decoder does not support the config.
+
+    config: of a text-only model, as `models.checkpoint.text_part` returns it.
+    """
+    architecture = architecture_of(config)
+    family = architecture.family
+    if family is None:
+        return None
+    fields = Fields(config)
+    if not config.get("use_qk_norm", True):
+        family = replace(family, qk_norm=None)
+    rope, local_rope = ropes_of(fields, architecture)
+    if not _runs(fields, architecture, family, (rope, local_rope)):
+        return None
+    _refuse_other(config, architecture)
+    hidden = fields.count("hidden_size")
+    heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", default=heads)
+    head_dim = fields.count("head_dim", default=hidden // heads)
+    scale = head_dim**-0.5
+    latent = None if architecture.latent is None else architecture.latent(fields)
+    if latent is not None:
+        kv_heads = 1
+        head_dim = latent.head_dim
+        scale = latent_scale(fields, latent)
+        rope = replace(rope, share=latent.rotated / latent.head_dim)
+        local_rope = rope
+    if heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+    decoder = DecoderConfig(
+        architecture=architecture.name,
+        family=family,
+        hidden_size=hidden,
+        intermediate_size=architecture.inner_size(fields),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=fields.count("vocab_size"),
+        context_length=fields.count("max_position_embeddings", default=2048),
+        norm_eps=fields.positive(architecture.eps),
+        tied_embeddings=bool(config.get("tie_word_embeddings", architecture.tied)),
+        layers=layers_of(fields, architecture, family, rope, local_rope),
+        attention_scale=scale,
+        latent=latent,
+    )
+    return architecture.complete(fields, decoder)
+
+
+def _runs(fields: Fields, architecture: Architecture, family: Family, ropes: tuple[RopeConfig, RopeConfig]) -> bool:
+    """Return whether the decoder runs this variant of a family."""
+    config = fields.values
+    if any(rope.kind not in _ROPES for rope in ropes) or config.get("layer_norm_bias"):
+        return False
+    if bool(config.get("rope_traditional", family.interleaved)) != family.interleaved:
+        return False
+    for rope in ropes:
+        if rope.kind == "proportional" and not architecture.proportional:
+            return False
+        if rope.kind != "proportional" and rope.share != 1 and architecture.rotated is None:
+            return False
+    if not architecture.runs(fields):
+        return False
+    mixer = None if architecture.mixer is None else architecture.mixer(fields)
+    if mixer is None:
+        return True
+    head_dim = head_size(fields) if architecture.latent is None else architecture.latent(fields).head_dim
+    return mixer.fits and head_dim % 16 == 0  # recurrent state is kept next to blocks only
+
+
+def _refuse_other(config: Mapping[str, Any], architecture: Architecture) -> None:
+    """Raise UnsupportedModelError for an activation or a value that the decoder does not compute."""
+    key = architecture.activation_key
+    if key is not None and config.get(key, architecture.activations[0]) not in architecture.activations:
+        raise UnsupportedModelError(f"config.json: a {architecture.name} with the activation {config[key]!r}")
+    for key, only in architecture.only.items():
+        if config.get(key) not in (None, only):
+            raise UnsupportedModelError(f"config.json: a {architecture.name} with {key} {config[key]!r:.40}")
