@@ -234,8 +234,6 @@ def _check_peers(given: BenchOptions, batches: Sequence[int], arrivals: Sequence
     if given.speculate:
         if "mlx-lm" in given.peers:
             raise UsageError("mlx-lm has no prompt lookup decoding: --speculate needs --vs llama.cpp")
-        if "openvino" in given.peers:
-            raise UsageError("openvino is not measured with draft tokens: --speculate needs --vs llama.cpp")
         if no_python:
             raise UsageError("llama-bench has no prompt lookup decoding", "--llama-python PYTHON has it")
         if max(batches) > 1:

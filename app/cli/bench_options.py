@@ -39,7 +39,6 @@ class BenchOptions:
     llama_python: str | None
     llama_model: str | None
     mlx_python: str | None
-    openvino_python: str | None
     quality: bool
     kv: str | None
     activations: str | None
@@ -92,9 +91,9 @@ _OPTIONS = (
         "--vs",
         "peers",
         multiple=True,
-        type=click.Choice(["mlx-lm", "llama.cpp", "openvino"]),
+        type=click.Choice(["mlx-lm", "llama.cpp"]),
         metavar="PEER",
-        help="Peer to compare with: mlx-lm, llama.cpp or openvino; repeatable.",
+        help="Peer to compare with: mlx-lm or llama.cpp; repeatable.",
     ),
     click.option(
         "--llama-python",
@@ -102,19 +101,11 @@ _OPTIONS = (
         shell_complete=files,
         help="Python interpreter that has llama-cpp-python, used instead of llama-bench.",
     ),
-    click.option(
-        "--llama-model", metavar="FILE", shell_complete=files, help="GGUF file for llama.cpp and openvino [-m]."
-    ),
+    click.option("--llama-model", metavar="FILE", shell_complete=files, help="GGUF file for llama.cpp [-m]."),
     click.option(
         "--mlx-python", metavar="PYTHON", shell_complete=files, help="Python interpreter that has mlx-lm [this one]."
     ),
-    click.option(
-        "--openvino-python",
-        metavar="PYTHON",
-        shell_complete=files,
-        help="Python interpreter that has openvino-genai [this one].",
-    ),
-    click.option("--quality", is_flag=True, help="Effect of K/V formats, weights or engines on the logits."),
+    click.option("--quality", is_flag=True, help="Effect of K/V formats or weights on the logits."),
     click.option(
         "--kv",
         metavar="FORMAT,...",
@@ -175,16 +166,13 @@ def chosen_peers(given: BenchOptions, kv: str) -> "list[Peer]":
         raise UsageError("--peer-threads needs --vs")
     if given.llama_python and "llama.cpp" not in given.peers:
         raise UsageError("--llama-python goes with --vs llama.cpp")
-    if given.openvino_python and "openvino" not in given.peers:
-        raise UsageError("--openvino-python goes with --vs openvino")
-    if given.llama_model and not {"llama.cpp", "openvino"} & {*given.peers}:
-        raise UsageError("--llama-model goes with --vs llama.cpp or openvino")
+    if given.llama_model and "llama.cpp" not in given.peers:
+        raise UsageError("--llama-model goes with --vs llama.cpp")
     if given.llama_model and not Path(given.llama_model).is_file():
         raise UsageError(f"no such file: {given.llama_model}")
     gguf = given.llama_model or next((model for model in given.models[:1] if model.lower().endswith(".gguf")), None)
     known = {
         "mlx-lm": Peer("mlx-lm", given.mlx_python),
         "llama.cpp": Peer("llama.cpp", given.llama_python, gguf, kv),
-        "openvino": Peer("openvino", given.openvino_python, gguf, kv),
     }
     return [known[name] for name in dict.fromkeys(given.peers)]

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from headrace.app.cli.bench_forms import print_document
-from headrace.app.cli.bench_options import BenchOptions, chosen_peers, on_command_line
+from headrace.app.cli.bench_options import BenchOptions, on_command_line
 from headrace.app.cli.gguf_copy import agree_to_copy
 from headrace.runtime.errors import UsageError
 
 _ACCEPTED = {
     *("models", "depths", "generates", "form", "as_json", "force", "threads", "quality", "kv", "against", "text"),
-    *("activations", "peers", "llama_python", "llama_model", "openvino_python"),
+    "activations",
 }
 
 
@@ -45,7 +45,6 @@ def bench_quality(ctx: click.Context, given: BenchOptions) -> int:
             kv=None if given.kv is None else [name.strip() for name in given.kv.split(",")],
             coarse=given.activations in ("8", "auto"),
             against=given.against,
-            peers=chosen_peers(given, "f16"),
             depths=parse_counts(given.depths, "-d") if "depths" in typed else None,
             scored=scored[0],
             text=given.text,

@@ -18,10 +18,6 @@ from headrace.runtime.machine import memory
 from headrace.runtime.ops.kv_format import kv_format
 
 _PEERS = {"f16": "f16", "q8": "q8_0"}  # llama.cpp's names of the formats it is compared in
-_OPENVINO = {
-    "f16": ("u8", "f16"),
-    "q8": ("u8",),
-}  # formats openvino chooses from, beside each of ours; u8 is its default
 
 
 def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
@@ -36,18 +32,13 @@ def check_formats(formats: Sequence[str], peers: Sequence[str]) -> None:
         if formats[0] != "f16" and (peer == "mlx-lm" or formats[0] not in _PEERS):
             raise UsageError(
                 f"{peer} has no comparable K/V format {formats[0]}",
-                "use f16, or q8 with llama.cpp (its q8_0) or openvino (its u8)",
+                "use f16, or q8 with llama.cpp (its q8_0)",
             )
 
 
 def peer_kv_type(kv: str) -> str:
     """Return llama.cpp's name of our K/V format."""
     return _PEERS[kv]
-
-
-def openvino_kv_types(kv: str) -> tuple[str, ...]:
-    """Return the formats from which openvino chooses beside our K/V format."""
-    return _OPENVINO[kv]
 
 
 def in_formats(model: LoadedModel, formats: Sequence[str]) -> list[LoadedModel]:

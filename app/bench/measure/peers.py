@@ -3,25 +3,21 @@
 import hashlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Literal
 
 from headrace.app.bench.measure.child import ChildProcess
-from headrace.app.bench.measure.kv_formats import openvino_kv_types, peer_kv_type
+from headrace.app.bench.measure.kv_formats import peer_kv_type
 from headrace.app.bench.measure.llama_bench import LlamaBench
 from headrace.app.bench.measure.pair import questions
 from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Backend
-from headrace.models.gguf.container import open_container
 from headrace.models.loading.load import LoadedModel
 from headrace.models.registry.progress import Progress, silent
-from headrace.runtime.errors import EngineError, HeadraceError
+from headrace.runtime.errors import EngineError
 
-Engine = Literal["mlx-lm", "llama.cpp", "openvino"]
 CHILDREN = Path(__file__).parent / "children"
 
 
@@ -29,11 +25,11 @@ CHILDREN = Path(__file__).parent / "children"
 class Peer:
     """A peer to compare with.
 
-    python: its interpreter (None: ours, or llama-bench for llama.cpp). gguf: the model file of llama.cpp and openvino.
-    kv: our K/V format, mapped to theirs.
+    engine: its name in `OPENERS`. python: its interpreter (None: ours, or llama-bench for llama.cpp). gguf: the model
+    file of llama.cpp. kv: our K/V format, mapped to theirs.
     """
 
-    engine: Engine
+    engine: str
     python: str | None = None
     gguf: str | None = None
     kv: str = "f16"
@@ -59,7 +55,7 @@ def open_peers(
         for model in models:
             progress(f"starting {peer.engine}", 0, None)
             try:
-                backend, note = _open(peer, model, tests, threads)
+                backend, note = OPENERS[peer.engine](peer, model, tests, threads)
             except (EngineError, OSError) as error:
                 notes.append(f"{peer.engine} is left out: {error}")
                 continue
@@ -71,28 +67,25 @@ def open_peers(
     return backends, notes
 
 
-def _open(peer: Peer, model: LoadedModel, tests: Sequence[Test], threads: int) -> tuple[Backend, str]:
-    if peer.engine == "mlx-lm":
-        script = str(CHILDREN / "mlx_lm_child.py")
-        command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
-        # MLX's only thread setting on a CPU: its linear algebra library's.
-        variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-        child = ChildProcess("mlx-lm", model.name, command, variables, threads=threads)
-        return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
+def _open_mlx_lm(peer: Peer, model: LoadedModel, _: Sequence[Test], threads: int) -> tuple[Backend, str]:
+    script = str(CHILDREN / "mlx_lm_child.py")
+    command = [peer.python or sys.executable, script, str(model.checkpoint.path)]
+    # MLX's only thread setting on a CPU: its linear algebra library's.
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    child = ChildProcess("mlx-lm", model.name, command, variables, threads=threads)
+    return child, f"mlx-lm {child.setup.version} reads the same directory as headrace"
+
+
+def _open_llama_cpp(peer: Peer, model: LoadedModel, tests: Sequence[Test], threads: int) -> tuple[Backend, str]:
     gguf = peer.gguf
     if gguf is None:
-        raise no_gguf()
-    same = _same_weights(gguf, model)
-    if peer.engine == "openvino":
-        room = max(test.tokens for test in tests), max(test.batch for test in tests), threads
-        return open_openvino(
-            peer, gguf, model.name, room
-        ), f"OpenVINO GenAI's own reader of GGUF, {same}{rounded(gguf)}"
+        raise EngineError("no GGUF file of the model; give -m FILE.gguf or --llama-model FILE.gguf")
+    same = same_weights(gguf, model)
     kind = peer_kv_type(peer.kv)
     if peer.python is not None:
         script = str(CHILDREN / "llama_cpp_child.py")
-        most = str(max(test.tokens for test in tests))
-        command = [peer.python, script, gguf, most, str(threads), kind]
+        max_tokens = str(max(test.tokens for test in tests))
+        command = [peer.python, script, gguf, max_tokens, str(threads), kind]
         asked = questions(model, tests)
         child = ChildProcess("llama.cpp", model.name, command, threads=threads, tunes=True, questions=asked)
         lookup = ", prompt lookup decoding with 2 or 10 draft tokens, the faster for each workload" if asked else ""
@@ -105,33 +98,14 @@ def _open(peer: Peer, model: LoadedModel, tests: Sequence[Test], threads: int) -
     return LlamaBench(model.name, program, gguf, threads, kind), f"llama.cpp through {program}, {same}"
 
 
-def no_gguf() -> EngineError:
-    return EngineError("no GGUF file of the model; give -m FILE.gguf or --llama-model FILE.gguf")
+OPENERS: dict[str, Callable[[Peer, LoadedModel, Sequence[Test], int], tuple[Backend, str]]] = {
+    "mlx-lm": _open_mlx_lm,
+    "llama.cpp": _open_llama_cpp,
+}
+"""Functions that start a peer for a model, tests and a number of threads; they return it with a note."""
 
 
-def open_openvino(peer: Peer, gguf: str, model: str, numbers: tuple[int, int, int]) -> ChildProcess:
-    """Start OpenVINO's process. numbers: tokens of a sequence, sequences, threads."""
-    scratch = TemporaryDirectory(prefix="headrace-openvino-")  # of its converted model
-    try:
-        script = str(CHILDREN / "openvino_child.py")
-        kinds = ",".join(openvino_kv_types(peer.kv))
-        command = [peer.python or sys.executable, script, gguf, scratch.name, *map(str, numbers), kinds]
-        return ChildProcess("openvino", model, command, threads=numbers[-1], tunes=True, scratch=scratch)
-    except BaseException:
-        scratch.cleanup()
-        raise
-
-
-def rounded(gguf: str) -> str:
-    """Return a remark if OpenVINO's reader changes weights: it keeps the minimum of a Q4_1 group in whole steps."""
-    try:
-        kinds = {tensor.type for tensor in open_container(Path(gguf)).tensors.values()}
-    except (HeadraceError, OSError):
-        return ""  # the peer says why
-    return "; openvino rounds the minima of Q4_1 groups to whole steps" if "Q4_1" in kinds else ""
-
-
-def _same_weights(gguf: str, model: LoadedModel) -> str:
+def same_weights(gguf: str, model: LoadedModel) -> str:
     """Return whether headrace's model was converted from this very GGUF file."""
     known = (model.checkpoint.origin or {}).get("sha256")
     with Path(gguf).open("rb") as file:

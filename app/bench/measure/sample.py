@@ -126,7 +126,7 @@ class Backend(Protocol):
     """An engine to measure: ours with one model, or a peer with the same weights."""
 
     engine: str
-    """`headrace`, `mlx-lm`, `llama.cpp` or `openvino`."""
+    """`headrace`, or a peer's name: `mlx-lm`, `llama.cpp`."""
     model: str
     setup: Setup
     """Threads and settings it reports."""

@@ -6,6 +6,7 @@ cache then holds the context again. All networks see the same tokens. T = tokens
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -16,6 +17,22 @@ from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 
 CHUNK = 128  # rows of logits at a time: 128 MiB with a vocabulary of 256k
+
+
+class Scores(Protocol):
+    """Logits of a text, by a network or by another program."""
+
+    seconds: float
+    """Time of the scored passes."""
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Drop everything and prefill `context`."""
+
+    def score(self, fed: Sequence[int], phase: Phase) -> Iterator[mx.array]:
+        """Feed tokens after the context, one by one or in chunks; yield logits (T, V), CHUNK rows at a time."""
+
+    def end(self) -> None:
+        """Release the cache."""
 
 
 class Forced:

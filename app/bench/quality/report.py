@@ -47,7 +47,6 @@ def document(
         "device": device_document(machine(), None),
         "reference": model_document(reference),
         "against": [model_document(other) for other in others],
-        "engines": [variant.peer.setup.document() for variant in variants if variant.peer],
         "text": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
         "scored": options.scored,
         "block": BLOCK,

@@ -4,17 +4,13 @@ All networks take the text side by side in pieces, so only a piece's logits are 
 phase. After Ctrl-C the finished conditions become the document.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-from headrace.app.bench.measure.peers import rounded
 from headrace.app.bench.measure.run import use_threads
-from headrace.app.bench.measure.setup import Setup, check_threads
 from headrace.app.bench.quality.divergence import Divergence, divergence
-from headrace.app.bench.quality.forcing import Forced
-from headrace.app.bench.quality.peers import PeerLogits, check_peers, open_peer
+from headrace.app.bench.quality.forcing import Forced, Scores
 from headrace.app.bench.quality.report import document
 from headrace.app.bench.quality.text import DEPTHS, Passage, passages, read_text
 from headrace.app.bench.quality.variants import Options, Variant
@@ -24,10 +20,7 @@ from headrace.models.loading.kv_twin import with_kv
 from headrace.models.loading.load import LoadedModel, load_resolved
 from headrace.models.network.activations import with_activations
 from headrace.models.registry.resolve import resolve
-from headrace.runtime import ops
-from headrace.runtime.config import environment
 from headrace.runtime.errors import UsageError
-from headrace.runtime.machine.hardware import machine
 from headrace.runtime.network import Network
 from headrace.runtime.ops import Phase
 from headrace.runtime.ops.kv_format import FORMATS, KVFormat, kv_format
@@ -37,69 +30,31 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 def run(options: Options) -> Document:
     """Run it. Raises HeadraceError for models that do not load or compare, KeyboardInterrupt before any result."""
-    check_peers(options.peers)
     if options.threads is not None:
         use_threads(options.threads)
     asked_formats = None if options.kv is None else [kv_format(name) for name in dict.fromkeys(options.kv)]
     text = read_text(options.text)
-    reference, *others = [_load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
+    reference, *others = [load(name, options.force) for name in (options.model, *dict.fromkeys(options.against))]
     for other in others:
         _check_vocabulary(reference, other)
-    depths = options.depths or DEPTHS
-    asked = options.depths is not None
-    room = min(model.context_limit for model in (reference, *others))
-    found = passages(text, reference.tokenizer, depths, options.scored, room, asked=asked)
     notes: list[str] = []
-    compared = bool(options.against or options.peers or options.coarse)
+    compared = bool(options.against or options.coarse)
     variants = _formats(reference.network, asked_formats, notes) if asked_formats or not compared else []
     if options.coarse:
         variants.append(Variant("8-bit activations", "activations", with_activations(reference.network, 8)))
     variants += [Variant(other.name, "weights", other.network) for other in others]
-    interrupted = False
-    base = reference.network
-    with ExitStack() as stack:
-        if options.peers:
-            base = _exact(options).network
-            variants.insert(0, Variant("headrace", "engine", reference.network))
-            variants += _peers(options, reference, found.values(), stack, notes)
-            notes.append("reference: the same weights in float32 throughout, activations and K/V included")
-        try:
-            with drawn_progress() as progress:
-                measure(base, variants, found, NumberedStages("passage", progress))
-        except KeyboardInterrupt:
-            interrupted = True
-    if not variants[0].found:
-        raise KeyboardInterrupt
-    notes += [f"depth {depth:,} is left out: text or context is too short" for depth in depths if depth not in found]
+    found = chosen_passages(text, options, [reference, *others], notes)
+    interrupted = measure(reference.network, variants, found)
     return document(reference, others, options, variants, notes, interrupted=interrupted)
 
 
-def _exact(options: Options) -> LoadedModel:
-    """Load the model to compute in float32 throughout."""
-    if ops.select() is not ops.native:
-        raise UsageError(
-            "--quality --vs compares with float32, which takes headrace's own CPU kernels",
-            "`headrace doctor` shows why they are not active",
-        )
-    with environment.computing_exactly():
-        return _load(options.model, options.force)
-
-
-def _peers(
-    options: Options, model: LoadedModel, found: Iterable[Passage], stack: ExitStack, notes: list[str]
-) -> list[Variant]:
-    """Start the peers; add remarks to `notes`."""
-    limit = max(len(passage.context) + len(passage.fed) for passage in found)
-    threads = ops.native.status().threads or machine().usable_cores
-    peers: list[PeerLogits] = []
-    with drawn_progress() as progress:
-        for peer in options.peers:
-            progress(f"starting {peer.engine}", 0, None)
-            if peer.engine == "openvino" and peer.gguf and (remark := rounded(peer.gguf)):
-                notes.append(remark.removeprefix("; "))
-            peers += open_peer(peer, model.name, limit, threads, model.network.vocab_size, stack)
-    check_threads([Setup("headrace", model.name, threads=threads), *(peer.setup for peer in peers)], None)
-    return [Variant(peer.name, "engine", None, peer) for peer in peers]
+def chosen_passages(text: str, options: Options, models: Sequence[LoadedModel], notes: list[str]) -> dict[int, Passage]:
+    """Return the passages by depth that fit all models. Adds a note for each depth that does not fit."""
+    depths = options.depths or DEPTHS
+    room = min(model.context_limit for model in models)
+    found = passages(text, models[0].tokenizer, depths, options.scored, room, asked=options.depths is not None)
+    notes += [f"depth {depth:,} is left out: text or context is too short" for depth in depths if depth not in found]
+    return found
 
 
 def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str]) -> list[Variant]:
@@ -123,11 +78,28 @@ def _formats(network: Network, asked: Sequence[KVFormat] | None, notes: list[str
     return variants
 
 
-def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages) -> None:
-    """Put every passage through all networks in every phase; a variant's `found` holds the finished conditions."""
+def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Passage]) -> bool:
+    """Put every passage through all networks in every phase, with progress; return whether Ctrl-C ended it.
+
+    A variant's `found` holds the finished conditions. Raises KeyboardInterrupt before the first.
+    """
+    interrupted = False
+    try:
+        with drawn_progress() as progress:
+            _measure(reference, variants, found, NumberedStages("passage", progress))
+    except KeyboardInterrupt:
+        interrupted = True
+    if not variants[0].found:
+        raise KeyboardInterrupt
+    return interrupted
+
+
+def _measure(
+    reference: Network, variants: Sequence[Variant], found: dict[int, Passage], stages: NumberedStages
+) -> None:
     limit = max(len(passage.context) + len(passage.fed) for passage in found.values())
-    forced: list[Forced | PeerLogits] = [Forced(reference, limit, stages.tick)]
-    forced += [variant.peer or Forced(_network_of(variant), limit, stages.tick) for variant in variants]
+    forced: list[Scores] = [Forced(reference, limit, stages.tick)]
+    forced += [variant.scores or Forced(_network_of(variant), limit, stages.tick) for variant in variants]
     for number, (depth, passage) in enumerate(found.items()):
         for at, phase in enumerate(PHASES, start=len(PHASES) * number):
             stages.begin(at + 1, len(PHASES) * len(found), f"{phase} at depth {depth:,}")
@@ -151,11 +123,11 @@ def measure(reference: Network, variants: Sequence[Variant], found: dict[int, Pa
 
 
 def _network_of(variant: Variant) -> Network:
-    assert variant.network is not None, "a variant is a network or a peer"
+    assert variant.network is not None, "a variant has a network or scores"
     return variant.network
 
 
-def _load(name: str | None, force: bool) -> LoadedModel:
+def load(name: str | None, force: bool) -> LoadedModel:
     with drawn_progress() as progress:
         resolved = resolve(name, progress=progress)
     return load_resolved(resolved, force=force)

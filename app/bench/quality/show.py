@@ -52,7 +52,7 @@ def circumstances(document: Document) -> list[str]:
     return [
         f"reference: {model_line(document['reference'])}; perplexity {perplexity:.2f}",
         *(f"compared with it: {model_line(model)}" for model in document["against"]),
-        *(setup_line(engine) for engine in document["engines"]),
+        *(setup_line(engine) for engine in document.get("engines", ())),
         f"{document['scored']:,} tokens of {text['file']} (sha256 {text['sha256'][:12]}) scored at every depth, fed as "
         f"prefill chunks and as decode steps, {kernels} kernels; KL(reference || other) in nats; 95 % intervals from "
         f"blocks of {document['block']} tokens",

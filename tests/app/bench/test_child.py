@@ -34,7 +34,7 @@ def test_peers_that_are_open_are_closed_when_opening_another_is_interrupted(monk
         opened.append(ChildProcess("peer", "model", [sys.executable, "-c", "print('{}'); input()"]))
         return opened[0], "a line"
 
-    monkeypatch.setattr(peers, "_open", second_is_interrupted)
+    monkeypatch.setitem(peers.OPENERS, "llama.cpp", second_is_interrupted)
     two = [peers.Peer("llama.cpp"), peers.Peer("llama.cpp")]
     with pytest.raises(KeyboardInterrupt), ExitStack() as stack:
         peers.open_peers(two, [object()], 1, None, stack)  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""`bench --quality --vs`: logits of peers against float32. The fakes give every token the same logit."""
+"""Logits of peers against float32. The fakes give every token the same logit."""
 
 import json
 import math
@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from headrace.app.cli.bench import bench
 from headrace.runtime import ops
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
-from tests.app.cli.test_bench_openvino import FAKE, FAKE_GENAI
+from tests.bench import engine_quality
+from tests.bench.test_vs_openvino import FAKE, FAKE_GENAI, Run
 from tests.tiny_chat import write_chat_model
 
 VOCAB = 260  # of the tiny chat model
@@ -67,19 +66,25 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     model = write_chat_model(tmp_path / "tiny", context=600)
     return [
-        "--quality", "-m", str(model), "-d", "0,150", "-n", "40", "--json", "--vs", "llama.cpp", "--vs", "openvino",
+        str(tmp_path / "some.gguf"), "-m", str(model), "-d", "0,150", "-n", "40", "--json",
         "--llama-python", sys.executable, "--openvino-python", sys.executable,
-        "--llama-model", str(tmp_path / "some.gguf"),
     ]  # fmt: skip
 
 
-def run(arguments: list[str]) -> dict[str, Any]:
-    done = CliRunner().invoke(bench, arguments, catch_exceptions=False, standalone_mode=False)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the script with arguments and return its document."""
+
+    def compared(arguments: list[str]) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["engine_quality", *arguments])
+        engine_quality.main()
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return compared
 
 
-def test_every_engine_is_compared_with_float32(arguments: list[str]) -> None:
+def test_every_engine_is_compared_with_float32(run: Run, arguments: list[str]) -> None:
     found = run(arguments)
     every = {entry["variant"]: entry for entry in found["results"] if entry["depth"] is None}
     assert list(every) == ["headrace", "llama.cpp", "openvino", "openvino f32"]
@@ -99,14 +104,7 @@ def test_every_engine_is_compared_with_float32(arguments: list[str]) -> None:
     assert engines["llama.cpp"]["threads"] == native.status().threads
 
 
-def test_formats_and_peers_are_compared_together(arguments: list[str]) -> None:
-    rows = run([*arguments[:-2], "--kv", "q8", "-d", "0", *arguments[-2:]])["results"]
-    assert [row["variant"] for row in rows if row["depth"] is None] == [
-        "headrace", "q8", "llama.cpp", "openvino", "openvino f32",
-    ]  # fmt: skip
-
-
-def test_threads_are_those_asked_for(arguments: list[str]) -> None:
+def test_threads_are_those_asked_for(run: Run, arguments: list[str]) -> None:
     before = native.status().threads
     try:
         assert {engine["threads"] for engine in run([*arguments, "--threads", "1"])["engines"]} == {1}
@@ -114,26 +112,18 @@ def test_threads_are_those_asked_for(arguments: list[str]) -> None:
         native.set_threads(before or 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"openvino": "mlx-lm", "--openvino-python": "--mlx-python"}, "leave out --mlx-python"),
-        ({"--llama-python": "--text"}, "llama-bench gives no logits"),
-        ({sys.executable: "/nowhere/python"}, "/nowhere/python"),
-    ],
-)
-def test_peers_without_logits_are_refused(arguments: list[str], changes: dict[str, str], message: str) -> None:
-    with pytest.raises((UsageError, EngineError), match=message):
-        run([changes.get(word, word) for word in arguments])
+def test_a_missing_interpreter_is_named(run: Run, arguments: list[str]) -> None:
+    with pytest.raises(EngineError, match="/nowhere/python"):
+        run(["/nowhere/python" if word == sys.executable else word for word in arguments])
 
 
-def test_a_smaller_vocabulary_is_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_vocabulary_is_refused(run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VOCABULARY", str(VOCAB - 1))
     with pytest.raises(EngineError, match=r"llama\.cpp: .* logits a token"):
         run(arguments)
 
 
-def test_float32_takes_the_native_kernels(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_takes_the_native_kernels(run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "select", lambda: ops.reference)
     with pytest.raises(UsageError, match="float32"):
         run(arguments)

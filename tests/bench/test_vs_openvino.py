@@ -1,17 +1,19 @@
 """OpenVINO GenAI as a peer: settings, threads and logits. The fake has its calls and is fastest at known settings."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from headrace.app.cli.bench import bench
+from headrace.app.bench.measure import peers
 from headrace.runtime.errors import EngineError, UsageError
 from headrace.runtime.ops import native
+from tests.bench import vs_openvino
+from tests.conftest import TEST_HOME
 from tests.tiny_chat import write_chat_model
 
 FAKE = """
@@ -104,6 +106,9 @@ class ContinuousBatchingPipeline:
 """
 
 
+Run = Callable[[list[str]], dict[str, Any]]
+
+
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A comparison of a tiny model with the fake."""
@@ -117,16 +122,22 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "fake" / "openvino_genai-9.9.dist-info" / "METADATA").write_text("Name: openvino-genai\nVersion: 9.9\n")
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     model = write_chat_model(tmp_path / "tiny")
-    return [
-        "-m", str(model), "-p", "8", "-n", "4", "-r", "1", "--no-pg", "--vs", "openvino", "--json",
-        "--openvino-python", sys.executable, "--llama-model", str(tmp_path / "some.gguf"),
-    ]  # fmt: skip
+    gguf = str(tmp_path / "some.gguf")
+    return [gguf, sys.executable, "-m", str(model), "-p", "8", "-n", "4", "-r", "1", "--json"]
 
 
-def run(arguments: list[str]) -> dict[str, Any]:
-    done = CliRunner().invoke(bench, arguments, catch_exceptions=False, standalone_mode=False)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the script with arguments and return its document."""
+    monkeypatch.setattr(peers, "OPENERS", dict(peers.OPENERS))
+
+    def measured(arguments: list[str]) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["openvino", *arguments])
+        vs_openvino.main()
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return measured
 
 
 def theirs(found: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +145,7 @@ def theirs(found: dict[str, Any]) -> dict[str, Any]:
     return engine
 
 
-def test_its_fastest_settings_are_found_and_named(arguments: list[str], tmp_path: Path) -> None:
+def test_its_fastest_settings_are_found_and_named(run: Run, arguments: list[str], tmp_path: Path) -> None:
     found = run([*arguments, "-d", "0,8", "--batch", "1,3"])
     engine = theirs(found)
     assert engine["version"] == "9.9"
@@ -146,7 +157,7 @@ def test_its_fastest_settings_are_found_and_named(arguments: list[str], tmp_path
     assert not Path((tmp_path / "folders").read_text()).exists()  # the converted model is gone
 
 
-def test_whole_prompts_run_without_paged_attention_where_that_is_faster(arguments: list[str], tmp_path: Path) -> None:
+def test_whole_prompts_run_without_paged_attention_if_faster(run: Run, arguments: list[str], tmp_path: Path) -> None:
     fake = tmp_path / "fake" / "openvino_genai.py"
     fake.write_text(fake.read_text().replace('attention != "PA"', 'attention == "PA"'))
     settings = theirs(run([*arguments, "-d", "0,8", "--batch", "1,3"]))["settings"]
@@ -154,7 +165,7 @@ def test_whole_prompts_run_without_paged_attention_where_that_is_faster(argument
     assert contiguous == {"pp8 with", "tg4 with", "tg4 @ d8 with"}
 
 
-def test_its_threads_are_checked(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_threads_are_checked(run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if not native.status().available:
         pytest.skip("needs the native kernels")
     assert theirs(run([*arguments, "--peer-threads", "5"]))["threads"] == 5
@@ -167,7 +178,9 @@ def test_its_threads_are_checked(arguments: list[str], monkeypatch: pytest.Monke
         native.set_threads(before or 0)
 
 
-def test_settings_follow_kv_format_and_processor(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_follow_kv_format_and_processor(
+    run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_HALF", "FP16")
     engine = theirs(run([*arguments, "--kv", "q8"]))
     assert engine["settings"]["KV_CACHE_PRECISION"] == "u8"
@@ -176,25 +189,28 @@ def test_settings_follow_kv_format_and_processor(arguments: list[str], monkeypat
         run([*arguments, "--kv", "q4"])
 
 
-def test_a_model_it_does_not_read_is_refused_in_its_words(arguments: list[str], tmp_path: Path) -> None:
+def test_a_model_it_does_not_read_is_refused_in_its_words(run: Run, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "some.gguf").write_bytes(b"other")
     with pytest.raises(EngineError, match="Unsupported architecture: mamba"):
         run(arguments)
     assert not list(tmp_path.glob("headrace-openvino-*"))
 
 
-def test_wrong_options_are_refused(arguments: list[str]) -> None:
+def test_a_missing_interpreter_is_named(run: Run, arguments: list[str]) -> None:
+    arguments[1] = "/nowhere/python"
     with pytest.raises(EngineError, match="/nowhere/python"):
-        run([*arguments, "--openvino-python", "/nowhere/python"])
-    with pytest.raises(UsageError, match="--openvino-python goes with"):
-        run(["llama.cpp" if word == "openvino" else word for word in arguments])
-    lengths = ("-p", "8", "-n", "4", "--no-pg")
-    with pytest.raises(UsageError, match="openvino is not measured with draft tokens"):
-        run([*(word for word in arguments if word not in lengths), "--speculate"])
+        run(arguments)
 
 
 @pytest.mark.peer
-def test_the_real_one_converts_measures_and_answers(with_peer: Callable[[str], list[str]]) -> None:
-    engine = theirs(run(with_peer("HEADRACE_TEST_OPENVINO_PYTHON")))
+def test_the_real_one_converts_measures_and_answers(
+    run: Run, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = os.environ.get("HEADRACE_TEST_OPENVINO_PYTHON")
+    gguf = next(TEST_HOME.glob("*.gguf"), None)
+    if not python or gguf is None:
+        pytest.skip("HEADRACE_TEST_OPENVINO_PYTHON names no Python with openvino-genai")
+    monkeypatch.delenv("PYTHONPATH")
+    engine = theirs(run([str(gguf), python, *arguments[2:], "-p", "0"]))
     assert engine["threads"] == (native.status().threads or engine["threads"])
     assert engine["settings"]["tg4 with"]
