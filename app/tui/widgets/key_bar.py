@@ -3,6 +3,8 @@
 It looks like textual's Footer, but is one widget: a change of keys mounts, styles and lays out nothing.
 """
 
+from collections.abc import Iterable
+
 from textual import events
 from textual.binding import ActiveBinding, Binding
 from textual.content import Content
@@ -45,7 +47,7 @@ class KeyBar(Widget, can_focus=False):
         bindings = self.screen.active_bindings
         last = bindings.get(self.app.COMMAND_PALETTE_BINDING)
         shown: dict[str, tuple[Binding, bool]] = {}
-        for _, binding, enabled, _ in sorted(bindings.values(), key=self._order):
+        for _, binding, enabled, _ in self._sorted(bindings.values()):
             if binding.show:
                 shown.setdefault(binding.action, (binding, enabled))
         end = Content("")
@@ -67,12 +69,20 @@ class KeyBar(Widget, can_focus=False):
             self._line = line
             self.refresh()
 
-    def _order(self, active: ActiveBinding) -> tuple[int, int]:
-        """Return the sort key of a binding: those of widgets first, then the screen's as it declares them."""
-        declared = [binding.key for binding in Binding.make_bindings(type(self.screen).BINDINGS)]
-        if active.node not in (self.screen, self.app):
-            return 0, 0
-        return (1, declared.index(active.binding.key)) if active.binding.key in declared else (2, 0)
+    def _sorted(self, bindings: Iterable[ActiveBinding]) -> list[ActiveBinding]:
+        """Return the bindings of widgets, then the screen's as it declares them, then the app's."""
+        declared = Binding.make_bindings(type(self.screen).BINDINGS)
+        indices: dict[str, int] = {}
+        for index, binding in enumerate(declared):
+            indices.setdefault(binding.key, index)
+        owners = (self.screen, self.app)
+
+        def order(active: ActiveBinding) -> int:
+            if active.node not in owners:
+                return -1
+            return indices.get(active.binding.key, len(indices))
+
+        return sorted(bindings, key=order)
 
     def _key(self, binding: Binding, enabled: bool) -> Content:
         name = self.app.get_key_display(binding)
