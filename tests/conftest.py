@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No test depends on how fast the machine is, and each run tries the same inputs: what fails is what was changed.
-# `pytest --hypothesis-profile explore` tries others.
+# `pytest --hypothesis-profile explore` tries others, and `--nightly` more of them.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("headrace", settings.get_profile("explore"), derandomize=True)
+settings.register_profile("nightly", settings.get_profile("explore"), derandomize=True, max_examples=100)
+settings.register_profile("headrace", settings.get_profile("nightly"), max_examples=25)
 settings.load_profile("headrace")
 
 
@@ -31,7 +32,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 NIGHTLY_SAMPLE = 8  # one nightly test in so many runs where --nightly is a number
-CASES_SAMPLE = 3  # one case in so many of a test that is marked as sampled runs with the whole suite
+CASES_SAMPLE = 3  # one case in so many, at least one, of a test marked as sampled runs with the whole suite
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +48,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(cores + 1, 8)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Try more examples of property tests in long campaigns. The profile has to be chosen before files are imported."""
+    if config.getoption("--nightly") != "none" and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("nightly")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out nightly tests but for those asked for, and most cases of sampled tests where no file is named."""
     wanted: str = config.getoption("--nightly")
@@ -59,9 +66,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out -= set(nightly[number % NIGHTLY_SAMPLE :: NIGHTLY_SAMPLE])
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         sampled = [item for item in items if item.get_closest_marker("sampled")]
-        left_out |= set(sampled) - set(sampled[number % CASES_SAMPLE :: CASES_SAMPLE])
+        left_out |= set(sampled) - set(sample_cases(sampled, number))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def sample_cases(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
+    """Return one case in CASES_SAMPLE of each test, at least one, and of different tests not the same ones."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = []
+    for index, cases in enumerate(tests.values()):
+        first = (number + index) % min(CASES_SAMPLE, len(cases))
+        chosen += cases[first::CASES_SAMPLE]
+    return chosen
 
 
 gc.disable()  # collecting tests only adds objects

@@ -211,7 +211,6 @@ def test_the_file_to_be_mutated_is_sound() -> None:
         convert_gguf(path, target)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(MUTATIONS, min_size=1, max_size=3))
 def test_a_mutated_file_converts_or_is_refused(mutations: list[tuple[str, int, int]]) -> None:
     content = WHOLE
@@ -221,7 +220,6 @@ def test_a_mutated_file_converts_or_is_refused(mutations: list[tuple[str, int, i
         convert_gguf(path, target)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300))
 @example(b"\1" + bytes(300))
 def test_arbitrary_bytes_behind_the_magic_are_refused(content: bytes) -> None:
@@ -248,7 +246,7 @@ def container_of(variant: str) -> Container:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["llama-linear", "qwen2-yarn", "gemma3", *LAYERED_VARIANTS])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_metadata_of_the_wrong_kind_is_refused(variant: str, data: st.DataObject) -> None:
     container = container_of(variant)

@@ -55,11 +55,11 @@ class Driver:
 
     async def until(self, condition: Callable[[], Any], what: str = "") -> None:
         """Wait for a condition: for a minute, since other work may keep the machine busy."""
-        for _ in range(6000):
+        for _ in range(3000):
             if condition():
                 await self.pilot.pause()
                 return
-            await asyncio.sleep(0.01)  # `pause` would have every widget answer, a hundred times a second
+            await asyncio.sleep(0.02)  # `pause` would have every widget answer, fifty times a second
         raise AssertionError(f"never happened: {what or condition}\n{self.text()}")
 
     async def idle(self) -> None:
@@ -132,7 +132,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("COLORFGBG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.01)
+    monkeypatch.setattr(poll_interval, "SHORTEST_S", 0.02)
     monkeypatch.setattr(chat_state, "NOTIFICATION_S", 120.0)
     monkeypatch.setattr(chat_screen, "_TWICE_S", 120.0)
     monkeypatch.setattr(dialogs, "_QUIET_S", 0.001)

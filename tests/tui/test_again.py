@@ -124,6 +124,7 @@ def test_ctrl_c_stops_all(play) -> None:
     play(scenario, scripted(*TEXTS[:2], hold=2))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (40, 12)])
 def test_eight_find_room_in_any_window(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

@@ -144,6 +144,7 @@ def test_esc_stops_one_answer_after_the_other(play) -> None:
     play(scenario, engine)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(80, 24), (80, 50), (100, 24), (60, 16), (40, 12), (200, 50)])
 def test_at_every_size_the_figures_of_both_show(play, size: tuple[int, int]) -> None:
     async def scenario(it: Driver) -> None:

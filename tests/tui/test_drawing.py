@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual._compositor import CompositorUpdate
@@ -59,7 +59,6 @@ def test_a_partial_update_shows_what_a_full_one_would(play, keys: tuple[str, ...
         places = [region.intersection(clip) for region, clip in compositor.visible_widgets.values()]
         assert isinstance(compositor, PartialRepaint)
 
-        @settings(max_examples=100, deadline=None)
         @given(PARTS | st.lists(st.sampled_from([place.shrink((1, 1, 1, 1)) for place in places if place.area > 400])))
         def same(parts: list[Region]) -> None:
             parts = [shown for part in parts if (shown := part.intersection(screen.size.region))]

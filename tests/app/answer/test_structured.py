@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from headrace.app.answer.answer import Answer
 from headrace.app.answer.answerer import Answerer
@@ -96,7 +96,6 @@ def test_real_schemas(answerer: Answerer, model: LoadedModel) -> None:
         assert alone.text == batched[place].text
 
 
-@settings(max_examples=60)
 @given(schema=made())
 def test_made_schemas(answerer: Answerer, schema: dict[str, Any]) -> None:
     options = [_options(answerer, schema, temperature=t, speculate=way) for t in (0.0, 1.0) for way in ("off", "ngram")]

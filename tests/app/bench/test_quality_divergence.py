@@ -5,7 +5,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.bench.quality.divergence import Divergence, divergence
@@ -36,7 +36,6 @@ def check(a: np.ndarray, b: np.ndarray, *, relative: float, absolute: float) -> 
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10_000), st.floats(0.1, 12), st.sampled_from([1e-4, 1e-3, 1e-2, 0.1, 1.0, 5.0, 40.0]),
     st.floats(-50, 50),

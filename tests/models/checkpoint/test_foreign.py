@@ -45,6 +45,7 @@ def distance(found: mx.array, wanted: mx.array) -> float:
     return float((mx.abs(found - wanted).max() / mx.abs(wanted).max()).item())
 
 
+@pytest.mark.sampled
 def test_every_weight_is_dequantized_exactly(pair: tuple[str, Path, Path]) -> None:
     _, foreign, plain = pair
     found = read_arrays(open_checkpoint(foreign), as_float=lambda _name, _matrix: True)
@@ -62,6 +63,7 @@ def test_headers_match_the_arrays_read(pair: tuple[str, Path, Path]) -> None:
         assert (tuple(arrays[name].shape), arrays[name].nbytes) == (info.shape, info.nbytes), name
 
 
+@pytest.mark.sampled
 def test_both_decoders_answer_as_from_float32(pair: tuple[str, Path, Path]) -> None:
     name, foreign, plain = pair
     exact = FORMATS[name].exact
@@ -181,6 +183,7 @@ def test_unexplained_tensor_types_are_refused(tmp_path: Path, dtype: str, sectio
         open_checkpoint(write_tensors(tmp_path, tensors, {**CONFIG, **section}))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("fault", ["a part is gone", "scales of another shape", "scales of another type"])
 def test_mismatched_parts_are_named(tmp_path: Path, name: str, fault: str) -> None:

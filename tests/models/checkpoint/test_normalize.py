@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.models.architectures.read import decoder_config
@@ -143,7 +143,6 @@ KEYS = (
 )  # fmt: skip
 
 
-@settings(max_examples=200)
 @given(st.sampled_from([kind for kind, _, _ in RENAMED]), st.dictionaries(st.sampled_from(KEYS), anything))
 def test_any_config_is_read_or_refused(kind: str, changes: dict[str, Any]) -> None:
     config = {"model_type": kind, **changes}

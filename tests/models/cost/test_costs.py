@@ -35,6 +35,7 @@ def stored_bytes(directory: Path) -> dict[str, int]:
     return {name: array.nbytes for name, array in arrays.items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", EVERY)
 @pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4-bit"])
 def test_weight_bytes_are_the_bytes_of_the_tensors_read(tmp_path: Path, variant: str, quantized: bool) -> None:

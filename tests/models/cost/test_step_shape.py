@@ -78,6 +78,7 @@ def touched(decoder: Decoder, past: int) -> int:
     return sum(array.nbytes for array in watching.arrays.values()) + watching.of_experts + watching.kv_bytes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_bytes_of_a_step_are_those_of_the_tensors_touched(variant: str, quantized: bool, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_bytes_of_a_step_are_those_of_the_tensors_touched(variant: str, quantize
         assert decoder.cost.step_bytes(past) == pytest.approx(touched(decoder, past), rel=0.01)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_rows_sum_exactly_to_the_totals(variant: str, quantized: bool, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from headrace.models.gguf.container import open_container
 from tests.models.gguf.build import VARIANTS, write_gguf
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_metadata_and_tensors_are_the_librarys(variant: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", variant)

@@ -64,6 +64,7 @@ def write_tensors(path: Path, variant: str, tensors: dict[str, np.ndarray]) -> P
     return path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_come_out_in_hugging_face_layout(variant: str, tmp_path: Path) -> None:
     directory = convert(write_gguf(tmp_path / "m.gguf", variant))
@@ -76,6 +77,7 @@ def test_weights_come_out_in_hugging_face_layout(variant: str, tmp_path: Path) -
         np.testing.assert_array_equal(np.array(ours[name]), values, err_msg=name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_our_decoder_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> None:
     directory = convert(write_gguf(tmp_path / "m.gguf", variant))
@@ -98,6 +100,7 @@ def first_logits(directory: Path) -> np.ndarray:
     return np.array(decoder.all_logits(x)).reshape(len(prompt), -1)[-1]
 
 
+@pytest.mark.sampled
 @pytest.mark.peer
 @pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - OWN_DECODER))
 def test_mlx_lm_loads_the_directory_and_gives_llama_cpps_logits(variant: str, tmp_path: Path) -> None:
@@ -139,6 +142,7 @@ def test_every_spelling_of_linear_scaling_gives_llama_cpps_logits(keys: dict[str
     compare(first_logits(convert(write_gguf(tmp_path / "m.gguf", "llama", metadata=metadata))), "llama-linear")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_both_decoders_answer_as_llama_cpp_in_every_turn(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +185,7 @@ def compare(logits: np.ndarray, variant: str) -> None:
     assert difference < TOLERANCE.get(variant, 5e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ2_S", "TQ1_0", *LATER])
 def test_every_tensor_type_loads_and_equals_its_source(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama", matrices=kind, **LARGE)

@@ -238,6 +238,7 @@ def test_a_layer_for_multi_token_prediction_is_kept(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "variant",
     [

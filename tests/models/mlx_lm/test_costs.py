@@ -132,6 +132,7 @@ def test_weight_bytes_with_recurrent_state(tmp_path: Path, name: str) -> None:
     assert network.cost.weight_bytes == pytest.approx(Step(network, 3).weight_bytes(), rel=0.01)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("past", [3, WINDOW + 3])
 def test_cache_bytes_of_a_step_are_those_of_the_rows_touched(directory: Path, past: int) -> None:
     network = load(directory)

@@ -173,6 +173,7 @@ class Chat:
         return said, len(prompt) - first
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", [end_by_length, end_by_stop_token, end_by_cancel, end_by_closing])
 def test_the_next_turn_reads_only_what_is_new(one_of_its_kind: MlxLmNetwork, end: Any) -> None:
     chat = Chat(one_of_its_kind)
@@ -190,6 +191,7 @@ def test_a_cache_that_also_pools_entries(tmp_path: Path) -> None:
     assert chat.ask([*FIRST, *said[:-2], 9, 9], end_by_cancel)[1] <= len(said) + OPENING
 
 
+@pytest.mark.sampled
 def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -> None:
     chat = Chat(network)
     said, _ = chat.ask(FIRST)
@@ -201,6 +203,7 @@ def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -
     assert chat.ask([*FIRST[:-3], 9, 9, 9, 9])[1] <= OPENING + 2  # the first turn
 
 
+@pytest.mark.sampled
 def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     opening = [90, 91]
@@ -212,6 +215,7 @@ def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(one_of_it
     assert read <= len(prompt) - len(FIRST) + OPENING
 
 
+@pytest.mark.sampled
 def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
@@ -230,6 +234,7 @@ def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(one_of_its_kind
     assert chat.ask(prompt)[1] == len(prompt)
 
 
+@pytest.mark.sampled
 def test_reading_ahead_changes_nothing_and_is_not_lost(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
@@ -240,6 +245,7 @@ def test_reading_ahead_changes_nothing_and_is_not_lost(one_of_its_kind: MlxLmNet
     assert chat.ask([*FIRST, *said, 5, 6])[1] <= OPENING + 3
 
 
+@pytest.mark.sampled
 def test_what_is_kept_is_counted_and_bounded(network: MlxLmNetwork) -> None:
     engine = Engine(network, context_limit=LIMIT, keep_prefix=True)
     alone = Engine(network, context_limit=LIMIT)

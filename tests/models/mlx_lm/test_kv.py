@@ -60,6 +60,7 @@ def peers_answer(network: MlxLmNetwork, steps: int) -> list[int]:
     return [int(token) for token, _ in tokens]
 
 
+@pytest.mark.sampled
 @FORMATS
 def test_greedy_tokens_equal_mlx_lms_own_loop(directory: Path, kv: KVFormat) -> None:
     network = load(directory, kv=kv)
@@ -103,6 +104,7 @@ def test_half_precision_takes_what_the_format_promises(tmp_path: Path) -> None:
     assert predicted == [cost.kv_bytes_per_token for cost in (plain, q8, q4)]
 
 
+@pytest.mark.sampled
 @FORMATS
 def test_taking_back_and_going_on_change_no_token(directory: Path, kv: KVFormat) -> None:
     """Guesses that are rolled back, and a second turn of a conversation."""

@@ -76,6 +76,7 @@ def feed(network: Any, cache: Any, tokens: list[int], size: int) -> mx.array:
 both = pytest.mark.parametrize("load", [own, peer])
 
 
+@pytest.mark.sampled
 @both
 @pytest.mark.parametrize("size", [1, 7, 40])
 @pytest.mark.parametrize("count", [5, ORIGINAL, ORIGINAL + 1, 40])

@@ -148,6 +148,7 @@ def kind(directory: Path) -> str:
     return str(json.loads((directory / "config.json").read_text())["model_type"])
 
 
+@pytest.mark.sampled
 def test_greedy_tokens_equal_mlx_lms_own_loop(network: MlxLmNetwork) -> None:
     watched = WatchedNetwork(network)
     tokens, end = answer(watched, Request(PROMPT, max_tokens=STEPS, speculate="off"))  # far beyond the rotating window
@@ -159,6 +160,7 @@ def test_greedy_tokens_equal_mlx_lms_own_loop(network: MlxLmNetwork) -> None:
     assert end.summary.prefill_tokens == len(PROMPT) - 1
 
 
+@pytest.mark.sampled
 def test_a_short_prompt_crosses_the_window_while_decoding(network: MlxLmNetwork, short_run: ShortRun) -> None:
     """The step built ahead must neither be fed twice nor lost where a rotating cache starts to rotate."""
     assert short_run.fed == [*PROMPT[:5], *short_run.tokens[:-1]]
@@ -170,6 +172,7 @@ def test_it_runs_ahead_whatever_its_cache_forgets(short_run: ShortRun) -> None:
     assert ahead == [0] + [1] * (2 * WINDOW - 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("after", [1, 9, 11, 12, 20])
 def test_cancel_leaves_only_what_was_said(network: MlxLmNetwork, after: int) -> None:
     watched = WatchedNetwork(network)
@@ -191,6 +194,7 @@ def test_the_context_limit_holds(network: MlxLmNetwork) -> None:
     assert (len(tokens), end.reason) == (3, "length")
 
 
+@pytest.mark.sampled
 def test_the_engine_is_ready_again(network: MlxLmNetwork) -> None:
     engine = Engine(network, context_limit=256)
     runs = [split(list(engine.generate(Request(PROMPT, max_tokens=6))))[0] for _ in range(2)]

@@ -30,6 +30,7 @@ def never() -> bool:
     return False
 
 
+@pytest.mark.sampled
 def test_several_conversations_are_kept(network: MlxLmNetwork) -> None:
     chat = Chat(network)
     other = FIRST[::-1]
@@ -41,6 +42,7 @@ def test_several_conversations_are_kept(network: MlxLmNetwork) -> None:
     assert chat.ask([*FIRST, *said, 1, 2, 3])[1] <= OPENING + 1
 
 
+@pytest.mark.sampled
 def test_kept_conversations_are_bounded_in_entries_and_bytes(network: MlxLmNetwork) -> None:
     spare = [1 << 30]
     options = KVOptions(LIMIT, keep_prefix=True, spare=lambda _: spare[0])
@@ -60,6 +62,7 @@ def test_kept_conversations_are_bounded_in_entries_and_bytes(network: MlxLmNetwo
     assert kv.acquire(kept[-1].tokens).committed == 0
 
 
+@pytest.mark.sampled
 def test_prompts_of_a_batch_share_their_beginning(network: MlxLmNetwork) -> None:
     engine = Engine(network, context_limit=LIMIT, most_running=3)
     prompts = [[*FIRST * 6, *FIRST[:9], end, 3, end] for end in range(4)]
@@ -76,6 +79,7 @@ def test_prompts_of_a_batch_share_their_beginning(network: MlxLmNetwork) -> None
     assert engine.kv.acquire(prompts[0]).committed == 0  # nothing outlives the last sequence
 
 
+@pytest.mark.sampled
 def test_a_stored_conversation_goes_on_in_another_engine(network: MlxLmNetwork, tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 1 << 30)
     chat = Chat(network)
@@ -97,6 +101,7 @@ def test_a_stored_conversation_goes_on_in_another_engine(network: MlxLmNetwork, 
     assert later.ask([*prompt, *said[3:], 7])[1] <= len(said) + OPENING
 
 
+@pytest.mark.sampled
 def test_damaged_and_foreign_files_are_computed_again(network: MlxLmNetwork, tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 1 << 30)
     chat = Chat(network)

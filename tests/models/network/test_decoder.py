@@ -141,6 +141,7 @@ def test_half_precision_stays_half(tmp_path: Path, directory: Path, variant: str
     assert difference(logits[0], exact[-1]) < (4 * bound if "num_experts_per_tok" in config_in(directory) else bound)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> None:
     skip_plain_experts(directory)
@@ -150,6 +151,7 @@ def test_the_engine_runs_in_half_precision(directory: Path, dtype: mx.Dtype) -> 
     assert {array.dtype for array in network.caches[0].arrays} == {dtype}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 def test_sequences_in_a_pass_do_not_see_each_other(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)

@@ -69,6 +69,7 @@ def logits_of(network: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
     return np.array(x[0]), np.array(network.logits(x)[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "kernels", "own"), [*[(k, o, False) for k in KINDS for o in BACKENDS], *[(k, o, True) for k, o in OWN]]
 )

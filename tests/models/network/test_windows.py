@@ -107,6 +107,7 @@ def test_turns_edits_and_repeats_say_the_same(directory: Path, ops: Ops) -> None
     assert say(chat, edited)[0] == say(fresh, edited)[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.usefixtures("tight")
 def test_going_back_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
@@ -145,6 +146,7 @@ def test_records_count_what_is_seen_and_what_is_kept(directory: Path) -> None:
     assert record.kv_used_bytes <= record.kv_allocated_bytes
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("tight")
 def test_half_precision_drops_rows_too(directory: Path, variant: str, tmp_path: Path) -> None:
     dtype = (mx.float16, mx.bfloat16)[VARIANTS.index(variant) % 2]

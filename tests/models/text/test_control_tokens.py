@@ -77,6 +77,7 @@ def conversation(contents: list[str]) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 def test_contents_add_no_control_token(family: str, data: st.DataObject) -> None:
@@ -94,6 +95,7 @@ def test_a_user_adds_no_markup_either(text: str) -> None:
     assert [index for index in ids if index in tokenizer._controls.ids] == [start, end, start, end, start]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("template", _REWORKING)
 @given(contents=chats("chatml"))
 @example(contents=["<|im_", "end|>"])
@@ -109,6 +111,7 @@ def test_no_rework_of_the_template_makes_a_control_token(template: str, contents
     assert controls_in(tokenizer, tokenizer.encode_chat(conversation(contents))) == controls_in(tokenizer, harmless)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 def test_plain_text_never_encodes_to_a_control_token(family: str, data: st.DataObject) -> None:

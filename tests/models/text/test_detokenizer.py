@@ -67,6 +67,7 @@ def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.add(token_id) for token_id in ids), detokenizer.finish()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("skip_special", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_corpus_comes_back(family: str, skip_special: bool) -> None:
@@ -77,6 +78,7 @@ def test_the_corpus_comes_back(family: str, skip_special: bool) -> None:
             assert "".join(pieces) == tokenizer.decode(ids, skip_special=skip_special)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 def test_any_tokens_stream_as_they_decode(family: str, data: st.DataObject) -> None:

@@ -75,6 +75,7 @@ CUTS: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CUTS)
 @given(text=mixed(), other=st.text(_OWN_CHARS + _OUTSIDE_CHARS + _EITHER, max_size=2))
 def test_parts_keep_their_origin(name: str, text: str, other: str) -> None:

@@ -9,6 +9,7 @@ from tests.smuggling import Smuggling
 from tests.tokenizer_kinds import DECLARED, KINDS, texts, write_kind
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("declared", DECLARED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_gives_the_id_of_a_control(tmp_path: Path, kind: str, declared: str) -> None:

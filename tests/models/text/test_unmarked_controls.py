@@ -63,6 +63,7 @@ def smuggled(tokenizer: Tokenizer, seed: int, count: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_no_text_gives_the_id_of_a_control(tmp_path: Path, template: str, normalizer: str) -> None:

@@ -102,6 +102,7 @@ def by_close(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
     events.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", [by_length, by_stop_id, by_cancel, by_context_limit, by_close])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_of_the_step_built_ahead_the_last_tokens_entry_stays(

@@ -30,6 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return plain | {"llama-quantized": quantize_model(plain["llama"], root / "quantized")}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("variant", [*VARIANTS, "llama-quantized"])
 def test_a_conversation_says_the_same(models: dict[str, Path], variant: str, ops: Ops) -> None:

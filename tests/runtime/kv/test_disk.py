@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime.kv.disk import DiskStore, StoredBlock, places
@@ -36,7 +36,6 @@ def test_what_was_put_comes_back(store: DiskStore, tmp_path: Path) -> None:
     assert store.get(PLACE) is None
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_changed_file_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     store = DiskStore(tmp_path_factory.mktemp("kv"), max_bytes=10_000)

@@ -111,6 +111,7 @@ def test_large_keys_in_half_precision_stay_finite() -> None:
     assert mx.isfinite(rows.scales).all().item()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kv", PACKED, ids=lambda kv: kv.name)
 def test_it_says_about_what_full_precision_says(directory: Path, kv: KVFormat) -> None:
     exact = load_decoder(directory, reference, kv=FLOAT32)

@@ -78,6 +78,7 @@ def same_rows(cache: Any, network: WithPool, own: Any, case: Case) -> bool:
     return True
 
 
+@pytest.mark.sampled
 def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
     """Logits and K/V rows: buffers, blocks, other chunks, blocks of another, a part of a block, an answer's blocks."""
     decoder = case.decoder
@@ -106,6 +107,7 @@ def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
     assert same_rows(third, network, own, case)
 
 
+@pytest.mark.sampled
 def test_going_back_into_a_shared_block_leaves_it_to_others(case: Case) -> None:
     decoder = case.decoder
     network = WithPool(decoder)
@@ -124,6 +126,7 @@ def test_going_back_into_a_shared_block_leaves_it_to_others(case: Case) -> None:
     assert same_rows(second, network, own, case)
 
 
+@pytest.mark.sampled
 def test_rows_of_several_sequences_in_one_pass(case: Case) -> None:
     """A decode row, a chunk of a prompt, a first chunk, two sequences behind one prefix: as each alone."""
     network = WithPool(case.decoder)

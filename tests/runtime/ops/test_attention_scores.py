@@ -35,6 +35,7 @@ def heads(dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array, mx.array]:
     return q, k, v
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 7, 40, 95])
 @pytest.mark.parametrize("kind", SPECS)
 def test_pieces_give_what_all_queries_give_at_once(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def some(rows: int, seed: int, ties: bool = False) -> tuple[mx.array, list[int]]
     return mx.array(logits), [int(key) for key in random.integers(0, 2**64, rows, dtype=np.uint64)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("cuts", CUTS)
 def test_tokens_are_those_of_the_definition(cuts: tuple[int, float, float], ties: bool) -> None:

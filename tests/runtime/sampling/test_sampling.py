@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.runtime.errors import UsageError
@@ -118,7 +118,6 @@ settings_ = st.builds(
 history = st.lists(tokens, max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows, settings_, history, history)
 def test_draws_come_from_the_documented_distribution(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
@@ -131,7 +130,6 @@ def test_draws_come_from_the_documented_distribution(
         assert abs(drawn[token] / DRAWS - share) <= 6 * spread + 2 / DRAWS, (token, share, drawn)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows, settings_, history, st.integers(1, 8))
 def test_greedy_answers_follow_the_penalties(
     logits: list[float], params: SamplingParams, prompt: list[int], steps: int

@@ -274,6 +274,7 @@ def _expected(calls: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, json.loads(value) if isinstance(value, str) else value) for name, value in calls]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RECORDED)
 @given(data=st.data())
 def test_calls_are_read_in_any_pieces(name: str, data: st.DataObject) -> None:
@@ -299,6 +300,7 @@ IN_PARTS = sorted(RECORDED.keys() - {"pythonic", "qwen coder", "gemma", "functio
 """Forms whose arguments are JSON."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", IN_PARTS)
 @given(data=st.data())
 def test_arguments_come_before_a_call_is_complete(name: str, data: st.DataObject) -> None:
@@ -485,6 +487,7 @@ def _walk(grammars: Grammars, rules: Any, chance: random.Random) -> list[int]:
         tokens.append(token)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "muse"])
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
 def test_forced_calls_fit_the_tool(
@@ -527,6 +530,7 @@ def test_forced_calls_fit_the_tool(
                 assert choice in ("required", call.name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [name for name in FORMS if name not in ("functionary", "llama", "llama 4", "muse", "generic")]
 )

@@ -208,6 +208,7 @@ def written(tokenizer: Tokenizer, calls: Calls) -> list[int]:
     return tokenizer.encode(re.split(r"<\|im_(?:start|end)\|>", text)[0].rstrip(), special=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_calls_are_read_as_the_template_writes_them(tmp_path: Path, name: str) -> None:
     case = CASES[name]
@@ -234,6 +235,7 @@ def test_calls_are_read_as_the_template_writes_them(tmp_path: Path, name: str) -
             assert [(call.name, json.loads(call.arguments)) for call in read] == calls, label
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_the_grammar_of_forced_calls_accepts_what_the_template_writes(
@@ -255,6 +257,7 @@ def test_the_grammar_of_forced_calls_accepts_what_the_template_writes(
         assert any(allowed[index] for index in grammars.trie.ends), label
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("arguments", [{"at": "x", "options": {"a": "y"}}, {"at": "x", "times": "many"}, {"times": 3}])
 def test_the_grammar_of_forced_calls_refuses_other_arguments(

@@ -110,6 +110,7 @@ def looks() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"at": texts}, optional={"times": st.integers(-5, 99)})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(data=st.data())
 def test_calls_are_read_as_the_template_writes_them(name: str, data: st.DataObject) -> None:
@@ -146,6 +147,7 @@ def test_other_numbers_identifiers_and_spaces_are_read(name: str) -> None:
     assert read(name, changed, 5) == ("", calls)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_forced_grammar_takes_what_the_template_writes(tmp_path: Path, name: str, parallel: bool) -> None:
