@@ -7,7 +7,7 @@ does, so costs, which need mlx, are imported only where they are computed.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class Shape:
         return sum(layer.count * layer.bytes_per_token for layer in self.kv_rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for the cached property
 class CatalogEntry:
     name: str
     title: str
@@ -103,7 +103,7 @@ class CatalogEntry:
     unread_bytes: int = 0  # of the download: vision and audio parts, which are not loaded
     whole_on_gpu: bool = False  # mlx-lm's class, which runs it on a GPU, cannot be divided among machines
 
-    @property
+    @cached_property
     def step_shape(self) -> "StepShape":
         """Return the shape of a decode step from the catalog's facts alone."""
         from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LayerConfig

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from headrace.app.cli.launch import _run
 from headrace.app.cli.launch_agents import AGENTS, Endpoint
 from tests.patience import PATIENCE_S
 from tests.processes import engines
@@ -113,13 +115,21 @@ def model(tmp_path: Path) -> Path:
     return write_chat_model(tmp_path / "tiny", context=5000)
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with a key."""
+    folder = tmp_path_factory.mktemp("server")
+    model = write_chat_model(folder / "tiny", context=5000)
+    with ServerProcess(folder / "home", "-m", str(model), HEADRACE_API_KEY="s3cret") as process:
+        yield process
+
+
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_reaches_a_running_server(tmp_path: Path, model: Path, agent: str) -> None:
+def test_an_agent_reaches_a_running_server(tmp_path: Path, server: ServerProcess, agent: str) -> None:
     fake(tmp_path / "bin", agent, FAKES[agent] + _REPORT)
-    with ServerProcess(tmp_path / "home", "-m", str(model), HEADRACE_API_KEY="s3cret") as server:
-        arguments = [agent, "--url", server.root, "--", "-m", "more words"]
-        report = launched(tmp_path, *arguments, HEADRACE_API_KEY="s3cret")
-        assert server.process.poll() is None
+    arguments = [agent, "--url", server.root, "--", "-m", "more words"]
+    report = launched(tmp_path, *arguments, HEADRACE_API_KEY="s3cret")
+    assert server.process.poll() is None
     assert report == {"answered": "tiny", "model": "tiny", "context": 5000, "arguments": ["-m", "more words"]}
 
 
@@ -142,6 +152,21 @@ def test_an_unknown_context_is_left_to_the_agent() -> None:
     for agent in AGENTS.values():
         setup = agent.setup(Endpoint("http://127.0.0.1:1", "tiny", None))
         assert "None" not in f"{list(setup.arguments)} {[value for value in setup.variables.values() if value]}"
+
+
+@pytest.mark.parametrize(("context", "output"), [(8192, 2048), (1 << 20, 32_000), (None, None)])
+def test_a_quarter_of_the_context_is_left_for_an_answer(context: int | None, output: int | None) -> None:
+    assert Endpoint("http://127.0.0.1:1", "tiny", context).max_output == output
+
+
+def test_an_agent_killed_by_a_signal_has_the_exit_code_of_a_shell() -> None:
+    assert _run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {}) == 137
+
+
+def test_a_removed_variable_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "of another service")
+    code = "import os, sys; sys.exit('ANTHROPIC_API_KEY' in os.environ)"
+    assert _run([sys.executable, "-c", code], {"ANTHROPIC_API_KEY": None}) == 0
 
 
 def test_a_missing_program_is_one_line(tmp_path: Path) -> None:
