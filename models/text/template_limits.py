@@ -1,10 +1,10 @@
 """Limits on the size, memory and time of one template render.
 
-Every value that a template builds is checked as it appears: no value may have a written form of more than `max_text`
-characters. Shared parts count as often as they would be written, so no comparison, hash or filter can take longer than
-one pass over that many characters. The sum of all values is limited, too, as if a template kept them all: 80 MB for a
-short chat and 640 MB for one of a million characters (a character takes at most 5 bytes, its origin included). Time is
-limited in CPU seconds of this thread, so that a busy machine refuses no valid template.
+Every value that a template builds is checked as it appears, and again before it is read: no value may have a written
+form of more than `max_text` characters. Shared parts count as often as they would be written, so no comparison, hash or
+filter can take longer than one pass over that many characters. The sum of all values is limited, too, as if a template
+kept them all: 80 MB for a short chat and 640 MB for one of a million characters (a character takes at most 5 bytes, its
+origin included). Time is limited in CPU seconds of this thread, so that a busy machine refuses no valid template.
 """
 
 import re
@@ -130,10 +130,18 @@ def count_round() -> None:
 
 
 def before_reading(value: Any) -> Any:
-    """Check the time before an operation that may read all of a large value; return the value."""
-    if size_of(value) > _LARGE:
+    """Check size and time before an operation that may read all of a value, and return the value."""
+    size = size_of(value)
+    if size > _LARGE:
+        check_size(size)
         _check_time()
     return value
+
+
+def changed() -> None:
+    """Charge a list or dictionary for a new item, and forget all sizes: others may contain it."""
+    charge(PER_ITEM)
+    _budget.sizes.clear()
 
 
 def _check_time() -> None:

@@ -1,9 +1,10 @@
 """Sandbox for untrusted Jinja chat templates.
 
-Templates come with checkpoints and are treated as hostile. They run in Jinja's immutable sandbox with a short list of
-filters, methods and globals, no loader and no name that starts with `_`. `template_limits` bounds size and time; the
-source length bounds compilation. Texts of the template itself are `TemplateText`, so that the prompt tells them from
-text of messages and tools. Importing this module imports jinja2, so `chat_template` does it on first use.
+Templates come with checkpoints and are treated as hostile. They run in Jinja's sandbox with a short list of filters,
+methods and globals, no loader and no name that starts with `_`. They get copies of the data, which they may change in
+two ways that real ones do: fields of objects, and lists. `template_limits` bounds size and time; the source length
+bounds compilation. Texts of the template itself are `TemplateText`, so that the prompt tells them from text of messages
+and tools. Importing this module imports jinja2, so `chat_template` does it on first use.
 """
 
 import json
@@ -28,6 +29,7 @@ from headrace.models.text.template_limits import (
     TemplateRefusedError,
     before_reading,
     built,
+    changed,
     charge,
     check_format,
     check_operator,
@@ -63,6 +65,9 @@ _METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     ((int, float, complex, bytes, range, GeneratorType), frozenset()),
     ((type({}.keys()), type({}.values()), type({}.items())), frozenset()),
 )
+# Of lists that a template has made, or of copies that it got: Kimi K2 Thinking, as llama.cpp has it.
+_LIST_CHANGES = frozenset(["append", "pop"])
+_MOST_ARGUMENTS = 64  # after `*` in a call
 _SLOW_SEARCHES = frozenset(["lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"])
 _LONGEST_TIME = 200  # characters of a form of the time
 _DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
@@ -83,7 +88,8 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
                 size += len(text)
                 check_size(size)
                 parts.append(text)
-    except (jinja2.TemplateError, RecursionError, MemoryError, *_DATA_ERRORS) as error:
+    except (jinja2.TemplateError, RuntimeError, MemoryError, *_DATA_ERRORS) as error:
+        # RuntimeError: too deep a recursion, or fields that a loop over them adds.
         raise CheckpointError(f"the chat template failed: {_one_line(error)}") from error
     return as_template_text(concatenate(parts))
 
@@ -125,6 +131,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             optimized=False,  # the optimizer would compute constants outside the limits
             extensions=[ext.loopcontrols, _GenerationBlock],
+            finalize=before_reading,
         )
         allowed = {name: self.filters[name] for name in _FILTERS}
         self.filters = {name: _guarded(function) for name, function in (allowed | _OWN_FILTERS).items()} | _CHECKS
@@ -156,6 +163,8 @@ class _Environment(ImmutableSandboxedEnvironment):
                 return built(_replace(owner, *args))
             if name in _SLOW_SEARCHES:
                 check_search(owner, *args, *kwargs.values())
+        if isinstance(owner, list) and __obj.__name__ in _LIST_CHANGES:
+            changed()
         return built(super().call(__context, __obj, *args, **kwargs))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -168,6 +177,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             return self.undefined(obj=obj, name=attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is list and attr in _LIST_CHANGES:
+            return True
         has_method = next((attr in names for kind, names in _METHODS if isinstance(obj, kind)), True)
         return has_method and super().is_safe_attribute(obj, attr, value)
 
@@ -231,6 +242,23 @@ class _Rewriting(NodeTransformer):
         node.iter = self._filtered(node.iter, "-rounds")
         return node
 
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.target, nodes.NSRef):
+            return node
+        target = nodes.Name(node.target.name, "load", lineno=node.lineno)
+        setting = self._filtered(target, "-set_field")
+        setting.args = [self._own_text(node.target.attr, node.lineno), cast(nodes.Expr, node.node)]
+        return nodes.ExprStmt(setting, lineno=node.lineno)
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if node.dyn_kwargs is not None:
+            raise TemplateRefusedError("it spreads arguments with **")
+        if node.dyn_args is not None:
+            node.dyn_args = self._filtered(node.dyn_args, "-arguments")
+        return node
+
     def visit_Operand(self, node: nodes.Operand) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if not isinstance(node.expr, (nodes.Const, nodes.EnvironmentAttribute)):
@@ -260,12 +288,31 @@ def _rounds(items: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
+def _set_field(value: Any, name: str, field: Any) -> None:
+    """Set a field of a namespace or of an object: messages and tools are copies for the template."""
+    if type(value) not in (dict, _Namespace):
+        raise TemplateRefusedError(f"it sets a field of a {type(value).__name__}")
+    _check_name(name)
+    value[name] = field
+    if type(value) is dict:
+        changed()
+
+
+def _arguments(values: Any) -> list[Any] | tuple[Any, ...]:
+    """Return the values after `*` in a call: few, and no text, which Python would make a tuple of characters."""
+    if not isinstance(values, (list, tuple)) or len(values) > _MOST_ARGUMENTS:
+        raise TemplateRefusedError("it spreads no short list as arguments")
+    return values
+
+
 _CHECKS: dict[str, Callable[..., Any]] = {
+    "-arguments": _arguments,
     "-built": built,
     "-compared": before_reading,
     "-slice": lambda value: built(value, PER_REFERENCE),
     "-concatenate": lambda parts: built(concatenate(parts)),
     "-rounds": _rounds,
+    "-set_field": _set_field,
 }
 
 

@@ -36,7 +36,14 @@ CODE = {
     "cycler": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}",
-    "mutation": "{{ messages.append(1) }}",
+    "field of a text": "{% set s = 'x' %}{% set s.upper = 1 %}",
+    "field of a list": "{% set messages.role = 1 %}",
+    "underscored field": "{% set m = messages[0] %}{% set m.__class__ = 1 %}",
+    "field of a loop": "{% for m in messages %}{% set loop.index = 1 %}{% endfor %}",
+    "text as arguments": "{{ namespace(*'ab') }}",
+    "dictionary as arguments": "{{ namespace(**messages[0]) }}",
+    "many arguments": "{% macro f() %}{{ varargs | length }}{% endmacro %}{{ f(*range(9999) | list) }}",
+    "list cleared": "{{ messages.clear() }}",
     "mutation of a message": "{{ messages[0].update({'role': 'system'}) }}",
 }
 LARGE = "{% set x = 'a' * 900000 %}{% set y = ('a' * 899999) ~ 'b' %}"  # close to the limit of one text
@@ -52,6 +59,8 @@ LOOPS = {
     "containment": LARGE + "{% for i in range(99999) %}{{ " + " or ".join(["'ab' * 9 in x"] * 90) + " }}{% endfor %}",
     "searches": LARGE + "{% for i in range(99999) %}{{ " + " + ".join(["x.find('b')"] * 40) + " }}{% endfor %}",
     "tests": LARGE + "{% for i in range(99999) %}{{ " + " or ".join(["('ab' * 9) is in(x)"] * 40) + " }}{% endfor %}",
+    "growing list": "{% set l = [1] %}{% for i in l %}{% set _ = l.append(i) %}{% endfor %}",
+    "fields within a loop over them": "{% set m = messages[0] %}{% for k in m %}{% set m.a = k %}{% endfor %}",
     "recursive loop": "{% for a in range(3) recursive %}{{ loop(range(3)) }}{% endfor %}",
 }
 BOMBS = {
@@ -62,6 +71,15 @@ BOMBS = {
     "multiplied numbers": doubling("{% set s = s * s %}", "3", "{{ s % 7 }}"),
     "plus": doubling("{% set s = s + s %}"),
     "tilde": doubling("{% set s = s ~ s %}"),
+    "item of itself": "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}",
+    "field of itself": "{% set m = messages[0] %}{% set m.a = m %}{{ m | tojson }}",
+    "printed field of itself": "{% set m = messages[0] %}{% set m.a = m %}{{ m }}",
+    "compared field of itself": "{% set m = messages[0] %}{% set m.a = m %}{% set n = dict(m) %}{% set n.a = n %}"
+    "{{ m == n }}",
+    "grown after it is shared": "{% set a = [] %}{% set s = a %}"
+    + "{% set s = [s, s] %}" * 17
+    + "{% for i in range(99) %}{% set _ = a.append('x' * 99) %}{% endfor %}{{ s }}",
+    "shared fields": doubling("{% set m = dict(a=s, b=s) %}{% set m.c = s %}{% set s = m %}"),
     "set block": doubling("{% set s %}{{ s }}{{ s }}{% endset %}"),
     "replace": doubling("{% set s = s | replace('a', s) %}"),
     "replace method": doubling("{% set s = s.replace('a', s) %}"),

@@ -74,6 +74,29 @@ def test_calls_in_a_loop_beside_a_namespace() -> None:
     assert ChatTemplate({"default": source}).render([{"role": "user", "content": " a "}]) == "[a]user1"
 
 
+def test_a_template_may_change_its_lists() -> None:
+    """Kimi K2 Thinking has a queue of identifiers."""
+    source = "{% set n = namespace(ids=[]) %}{% for m in messages %}{% set _ = n.ids.append(m.role) %}{% endfor %}"
+    template = ChatTemplate({"default": source + "{{ n.ids.pop(0) }}{{ messages.pop().content }}{{ n.ids }}"})
+    assert template.render([USER, SYSTEM]) == template.render([USER, SYSTEM]) == "userbe brief['system']"
+
+
+def test_a_list_may_be_spread_as_arguments() -> None:
+    """Jamba calls macros so."""
+    source = "{% macro f(a, b) %}[{{ a }}{{ b }}]{% endmacro %}{% for m in messages %}{{ f(*[m.role, m.content]) }}"
+    assert ChatTemplate({"default": source + "{% endfor %}"}).render([USER]) == "[userhi]"
+
+
+def test_a_template_may_set_fields_of_its_messages() -> None:
+    """MiroThinker counts calls in them. The conversation itself stays as it is."""
+    source = """{% for m in messages %}{% set m.size = m.content | length %}{% set m.role = 'you' %}{% endfor %}\
+{% for m in messages %}{{ m.role }}{{ m.size }}{% endfor %}"""
+    template = ChatTemplate({"default": source})
+    chat = [USER, SYSTEM]
+    assert template.render(chat) == template.render(chat) == "you2you8"
+    assert USER["role"] == "user"
+
+
 @pytest.mark.parametrize("call", ["'x'.join(['y'], _loop_vars=1)", "'{_loop_vars}'.format(_loop_vars='x' * 99)"])
 def test_names_of_jinja_are_no_arguments(call: str) -> None:
     source = f"{{% for m in messages %}}{{{{ {call} }}}}{{% endfor %}}"
