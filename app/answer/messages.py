@@ -9,7 +9,14 @@ from headrace.runtime.errors import UsageError
 
 MAX_MESSAGES = 10_000
 MAX_CALLS = 1024  # in one message
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",  # of older clients, with the name of the function
+}
 # Parts of a content that are no text, by OpenAI's and Anthropic's types.
 _OTHER_PARTS = {
     "image_url": "image",
@@ -22,15 +29,13 @@ _OTHER_PARTS = {
     "audio": "audio",
     "video_url": "video",
 }
-_COMMON_KEYS = {"role", "content", "name", "refusal", "annotations", "id"}  # all but the first two without effect
-_KEYS = {"assistant": {"tool_calls", "reasoning_content", "reasoning"}, "tool": {"tool_call_id"}}
 
 
 def read_messages(given: object, *, strict: bool = False, where: str = "messages") -> list[dict[str, Any]]:
     """Return a conversation. System messages at its beginning become one.
 
-    strict: refuse unknown keys of a message, and one without content. where: name of the list, for errors. Raises
-    UsageError for a message that cannot be honoured wholly.
+    strict: refuse a message of the user or the system without content, whose key may be misspelt. where: name of the
+    list, for errors. Raises UsageError for a message that cannot be honoured wholly.
     """
     if not isinstance(given, list) or not given:
         raise UsageError(f"{where} must be a list with at least one message")
@@ -113,24 +118,20 @@ def _message(value: Any, where: str, *, strict: bool, in_history: bool) -> dict[
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise UsageError(f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(role)}")
-    calls = value.get("tool_calls") if role == "assistant" else None
-    if strict:
-        known = _COMMON_KEYS | _KEYS.get(role, set())
-        unknown = next((key for key, each in value.items() if key not in known and each not in (None, [], {})), None)
-        if unknown is not None:
-            raise UsageError(f"{where} has the unknown key {shown(unknown)}")
-        if value.get("content") is None and not calls:
-            raise UsageError(f"{where} needs content")
-    for name in ("function_call", "audio"):
-        if value.get(name):
-            raise UsageError(f"{where}.{name} is not supported")
+    if strict and _ROLES[role] in ("system", "user") and value.get("content") is None:
+        raise UsageError(f"{where} needs content")
+    if value.get("audio"):
+        raise UsageError(f"{where}.audio is not supported")
     content = text_content(value.get("content"), f"{where}.content", in_history=in_history)
     message: dict[str, Any] = {"role": _ROLES[role], "content": content}
-    if role == "tool":
+    if message["role"] == "tool":
         return message | {key: _text_of(value, key, where) for key in ("tool_call_id", "name") if value.get(key)}
-    if calls:
+    calls = value.get("tool_calls")
+    if not calls and value.get("function_call"):  # of older clients; its result has no identifier either
+        calls = [{"function": value["function_call"]}]
+    if role == "assistant" and calls:
         message["tool_calls"] = _calls(calls, f"{where}.tool_calls")
-    reasoning = value.get("reasoning_content", value.get("reasoning"))
+    reasoning = value.get("reasoning_content") or value.get("reasoning")
     if role == "assistant" and isinstance(reasoning, str) and reasoning:
         message["reasoning_content"] = reasoning
     return message
