@@ -16,7 +16,7 @@ from headrace.models.text.tools.call import write_json_calls
 from headrace.runtime.errors import UsageError
 
 _NO_RESULT = "(no result)"
-_BEFORE_ANSWER = "..."  # the user's part before a conversation that an assistant begins
+_NOTHING_SAID = "..."  # the user's part before an answer that has none before it
 _PARAGRAPH = TemplateText("\n\n")  # keeps the origin of the texts that it joins
 
 CallsWriter = Callable[[Sequence[Mapping[str, Any]]], str]
@@ -136,7 +136,7 @@ def _adapt_calls(
         if not rules.takes_results or not rules.takes_tools:
             messages = [_result_as_user(message) if message["role"] == "tool" else message for message in messages]
         return messages
-    if not rules.takes_long_ids:
+    if not rules.takes_any_ids:
         messages = _with_short_ids(messages)
     messages = [_with_content_of_calls(message, rules) for message in _split_calls(messages, rules)]
     if not rules.takes_argument_objects:
@@ -262,9 +262,13 @@ def _place_systems(messages: list[dict[str, Any]], rules: TemplateRules) -> list
 
 
 def _takes_first(messages: Sequence[Message], rules: TemplateRules) -> bool:
-    if any(message["role"] == "user" for message in messages):
-        return rules.takes_system
-    return rules.takes_system and rules.takes_system_alone
+    if not any(message["role"] == "user" for message in messages):
+        return rules.takes_system and rules.takes_system_alone
+    # With tools it has one place in all turns, so that the beginning of the prompt stays the same.
+    has_calls = rules.offers_tools or any(message["role"] == "tool" for message in messages)
+    if has_calls and not rules.takes_system_with_calls:
+        return False
+    return rules.takes_system and (messages[-1]["role"] != "assistant" or rules.takes_system_before_answer)
 
 
 # --- turns ---------------------------------------------------------------------------------------------------
@@ -277,29 +281,41 @@ def _adapt_turns(messages: list[dict[str, Any]], rules: TemplateRules) -> list[d
     takes_answer_first = rules.takes_answer_first if has_user else rules.takes_answer_alone
     for message in messages:
         last = adapted[-1] if adapted else None
-        is_empty = message["role"] == "assistant" and not text_of(message) and not message.get("tool_calls")
+        has_calls = bool(message.get("tool_calls"))
+        is_empty = message["role"] == "assistant" and not text_of(message) and not has_calls
         if is_empty and not rules.takes_empty_answer:
             continue
-        if last is not None and _must_join(last, message, rules):
+        if last is not None and _must_join(last, message, rules, _speaker(adapted)):
             texts = [text for text in (text_of(last), text_of(message)) if text]
             adapted[-1] = {**last, **_fields(message), "content": _PARAGRAPH.join(texts)}
             continue
-        if _begins(adapted) and message["role"] == "assistant" and not takes_answer_first:
-            adapted.append({"role": "user", "content": _BEFORE_ANSWER})
+        if message["role"] == "assistant":
+            takes_first = rules.takes_calls_first if has_calls else takes_answer_first
+            answers_itself = rules.alternates_without_calls and not has_calls and _speaker(adapted) == "assistant"
+            if answers_itself or (_begins(adapted) and not takes_first):
+                adapted.append({"role": "user", "content": _NOTHING_SAID})
         adapted.append(message)
-    return adapted or [{"role": "user", "content": _BEFORE_ANSWER}]
+    return adapted or [{"role": "user", "content": _NOTHING_SAID}]
+
+
+def _speaker(messages: Sequence[Message]) -> str:
+    """Return the role of the last message that is no call, result or system message; "" without any."""
+    spoken = (message["role"] for message in reversed(messages) if not message.get("tool_calls"))
+    return next((role for role in spoken if role in ("user", "assistant")), "")
 
 
 def _begins(messages: Sequence[Message]) -> bool:
     return all(message["role"] == "system" for message in messages)
 
 
-def _must_join(last: Message, message: Message, rules: TemplateRules) -> bool:
+def _must_join(last: Message, message: Message, rules: TemplateRules, speaker: str) -> bool:
+    """Return whether a message has to be a part of the last one. speaker: see `_speaker`."""
     roles = (last["role"], message["role"])
     if roles == ("user", "user"):
         return not rules.takes_user_pairs
     if roles == ("tool", "user"):
-        return not rules.takes_user_after_result
+        is_next = rules.alternates_without_calls and speaker == "assistant"
+        return not rules.takes_user_after_result and not is_next
     if roles == ("assistant", "assistant") and not last.get("tool_calls"):
         return not rules.takes_answer_pairs and (not message.get("tool_calls") or rules.takes_text_with_calls)
     return False

@@ -23,6 +23,8 @@ Message = Mapping[str, Any]  # {"role": ..., "content": str | list of parts, ...
 
 _COMMON_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation_prompt", "functions", "datetime"])
 
+_PROBE = "probeone"
+
 # A closed list of texts that count as the template's own, since templates paste the role between the halves of a
 # control token (`<|` + role + `|>`).
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
@@ -63,20 +65,31 @@ class ChatTemplate:
 
         Raises UsageError for malformed messages, CheckpointError if the template fails or is refused.
         """
+        plain = _plain_messages(messages)
+        given = {
+            **variables,
+            "tools": None if tools is None else _plain_data(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._rendered([_with_parts(message) for message in plain] if self._wants_parts else plain, given)
+
+    def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> TemplateText:
         from headrace.models.text.template_sandbox import render_template
 
-        plain = _plain_messages(messages)
-        return render_template(
-            self._template(tools),
-            {
-                **self._special_tokens,
-                **variables,
-                "messages": plain,
-                "tools": None if tools is None else _plain_data(tools),
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            },
-        )
+        given = {**self._special_tokens, "documents": None, "tools": None, **variables, "messages": messages}
+        return render_template(self._template(given["tools"]), given)
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """True if the template shows contents as lists of parts alone: those of models for images, such as Idefics."""
+        message = {"role": TemplateText("user"), "content": _PROBE}
+        return not self._shows_probe(message) and self._shows_probe(_with_parts(message))
+
+    def _shows_probe(self, message: Message) -> bool:
+        try:
+            return _PROBE in self._rendered([message], {})
+        except CheckpointError:
+            return False
 
     def _template(self, tools: object) -> "jinja2.Template":
         from headrace.models.text.template_sandbox import compile_template
@@ -152,6 +165,13 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         }
         plain.append({**fields, "role": TemplateText(message["role"])})
     return plain
+
+
+def _with_parts(message: Message) -> dict[str, Any]:
+    """Return a message with its text as a list of one part."""
+    content = message.get("content")
+    parts = [{"type": TemplateText("text"), "text": content}] if isinstance(content, str) else content
+    return {**message, "content": parts}
 
 
 def _plain_data(value: Any) -> Any:

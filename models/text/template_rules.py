@@ -60,7 +60,7 @@ class TemplateRules:
     def __init__(self, template: ChatTemplate, *, offers_tools: bool = False) -> None:
         """offers_tools: the facts are of conversations with definitions of tools; some templates differ then."""
         self._template = template
-        self._offers_tools = offers_tools
+        self.offers_tools = offers_tools
 
     def accepts(self, variables: Variables) -> bool:
         """Return whether the template renders a conversation with these variables."""
@@ -72,6 +72,20 @@ class TemplateRules:
     def takes_system(self) -> bool:
         """True if a system message at the beginning is shown; Gemma 2 refuses it, others drop it."""
         return self._shows(_system("one"), _user("two"))
+
+    @cached_property
+    def takes_system_before_answer(self) -> bool:
+        """True if a first system message is shown, too, where an answer is the last message."""
+        return self._shows(_system("one"), _user("two"), _answer("three"))
+
+    @cached_property
+    def takes_system_with_calls(self) -> bool:
+        """True if it is shown, too, where a result is the last message.
+
+        Mistral Nemo's template writes it into a last message of the user alone.
+        """
+        calls = self._calls("three")
+        return not self.takes_calls or self._shows(_system("one"), _user("two"), calls, _result("four"))
 
     @cached_property
     def takes_later_system(self) -> bool:
@@ -204,16 +218,33 @@ class TemplateRules:
 
     @cached_property
     def takes_text_with_calls(self) -> bool:
-        """True if the text beside a call is shown."""
-        call = {**self._calls("three"), "content": _WORDS["two"]}
-        return self._shows(_user("one"), call, _result("four"))
+        """True if the text beside a call is shown, each time; DeepSeek R1 shows the first one."""
+        return self._shows_texts_with_calls({})
+
+    @cached_property
+    def takes_calls_first(self) -> bool:
+        """True if a conversation may begin with calls; Llama 4's template takes a first message for the user's."""
+        if self.alternates_without_calls:
+            return False
+        messages = [self._calls("one"), _result("two")]
+        return self._shows(*messages) and self._shows(*messages, _user("three"))
+
+    @cached_property
+    def alternates_without_calls(self) -> bool:
+        """True if users and answers alternate, where calls and results count as neither: Mistral's templates."""
+        if self.takes_user_after_result or not self.takes_calls:
+            return False
+        return self._shows(_user("one"), _answer("two"), self._calls("three"), _result("four"), _user("five"))
 
     @cached_property
     def takes_text_and_thinking_with_calls(self) -> bool:
         """True if a message may have text, thinking and a call; GPT-OSS refuses it."""
-        thinking = {"reasoning_content": "x", "thinking": "x"}
+        return self._shows_texts_with_calls({"reasoning_content": "x", "thinking": "x"})
+
+    def _shows_texts_with_calls(self, thinking: Mapping[str, str]) -> bool:
         call = {**self._calls("three"), "content": _WORDS["two"], **thinking}
-        return self._shows(_user("one"), call, _result("four"))
+        later = {**self._calls("six"), "content": _WORDS["five"], **thinking}
+        return self._shows(_user("one"), call, _result("four"), later, _result("seven"))
 
     @cached_property
     def takes_user_after_result(self) -> bool:
@@ -221,11 +252,14 @@ class TemplateRules:
         return self._shows(_user("one"), self._calls("two"), _result("three"), _user("four"))
 
     @cached_property
-    def takes_long_ids(self) -> bool:
-        """True if identifiers of calls may have any form; Mistral's have nine letters and digits."""
+    def takes_any_ids(self) -> bool:
+        """True if identifiers of calls may have any form; Mistral's have nine letters and digits, or at least nine."""
+        return self._shows_id("x") and self._shows_id(_LONG_ID)
+
+    def _shows_id(self, identifier: str) -> bool:
         call = self._calls("two")
-        call["tool_calls"][0]["id"] = _LONG_ID
-        return self._shows(_user("one"), call, _result("three", _LONG_ID))
+        call["tool_calls"][0]["id"] = identifier
+        return self._shows(_user("one"), call, _result("three", identifier))
 
     def _calls(self, *words: str) -> dict[str, Any]:
         """Return an assistant's message with a call for each word, with arguments as the template takes them."""
@@ -281,7 +315,7 @@ class TemplateRules:
 
     @property
     def _probe_tools(self) -> Variables:
-        return self.tool_variables([_TOOL] if self._offers_tools else [])
+        return self.tool_variables([_TOOL] if self.offers_tools else [])
 
     def _render(
         self, messages: Sequence[Message], variables: Variables, *, add_generation_prompt: bool = True
@@ -301,7 +335,7 @@ _NO_THINKING = re.compile(
 )
 _LATER_ID = "f5g6h7i8j"
 # No template looks for these, or changes them.
-_WORDS = {name: f"probe{name}" for name in ("one", "two", "three", "four", "five")}
+_WORDS = {name: f"probe{name}" for name in ("one", "two", "three", "four", "five", "six", "seven")}
 
 
 def _difference(one: str, other: str) -> int:

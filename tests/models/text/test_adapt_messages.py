@@ -78,6 +78,17 @@ TEMPLATES = {
     "no calls, no results": _drop("message.role == 'tool'").replace("message.tool_calls or []", "[]"),
     "no tools at all": _refuse("message.role == 'tool' or message.tool_calls").replace("tools or []", "[]"),
     "ids of nine": _refuse("message.tool_calls and message.tool_calls[0].id | length != 9"),
+    "ids of nine or more": _refuse("message.tool_calls and message.tool_calls[0].id | length < 9"),
+    "system before a last user message": "{%- set last = messages | last -%}"
+    + _drop("message.role == 'system' and last.role != 'user'"),
+    "text with the first calls alone": "{%- set seen = namespace(calls=false) -%}"
+    + _TURNS.replace(
+        "if message.content %}", "if message.content and not (message.tool_calls and seen.calls) %}"
+    ).replace("{%- for call in", "{%- if message.tool_calls %}{% set seen.calls = true %}{% endif %}{%- for call in"),
+    "a first message without calls": _TURNS.replace(
+        "message.tool_calls or []", "((message.tool_calls or []) if message != messages[0] else [])"
+    ),
+    "contents in parts": _TURNS.replace("{{ message.content }}", "{{ message.content[0]['text'] }}"),
     "arguments as text": _TURNS.replace("(call.function.arguments | tojson)", "('' + call.function.arguments)"),
     "arguments as object": _TURNS.replace(
         "(call.function.arguments | tojson)", "(call.function.arguments.items() | list)"
