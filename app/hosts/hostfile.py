@@ -1,6 +1,6 @@
 """Hosts of a run: a hostfile of mlx.launch, or names that ssh reaches.
 
-The first host is this machine, rank 0. MLX's own reader parses both forms.
+The first host is this machine, rank 0.
 """
 
 import ipaddress
@@ -8,13 +8,14 @@ import json
 import re
 import socket
 import subprocess
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from msgspec import Struct
+
+from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import UsageError
 
 RING = "ring"
@@ -23,14 +24,31 @@ JACCL_RING = "jaccl-ring"
 NCCL = "nccl"
 _BACKENDS = (RING, JACCL, JACCL_RING, NCCL)
 _FORM = 'a hostfile looks like [{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
-_KEYS = {"hosts", "backend", "envs"}
-_ROW_KEYS = {"ssh", "ips", "rdma", "python"}
 _NAMES = "names are separated by commas: localhost,mac2"
 _OWN_ENVS = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_WORLD_SIZE")  # of each start
 _LONGEST_NAME = 255
 _ENV = re.compile(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f\ud800-\udfff]*\Z", re.ASCII)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 64
+Device = str | tuple[str, ...] | None
+"""RDMA device, or several, towards another rank; None: none."""
+
+
+class _Row(Struct, forbid_unknown_fields=True):
+    """A host of a hostfile, as MLX writes them; see `Host`."""
+
+    ssh: str
+    ips: tuple[str, ...] = ()
+    rdma: tuple[Device, ...] = ()
+    python: str | None = None
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    """A hostfile. It may be the list of hosts alone."""
+
+    hosts: tuple[_Row, ...]
+    backend: str | None = None
+    envs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,7 @@ class Host:
     rank: int
     ssh: str
     ips: tuple[str, ...]
-    rdma: tuple[Any, ...] = ()
+    rdma: tuple[Device, ...] = ()
     python: str | None = None
 
     @property
@@ -81,35 +99,18 @@ class Hosts:
 
 def read_hosts(text: str) -> Hosts:
     """Return the hosts of a file, or of names with commas. Raises UsageError that names the fault."""
-    from mlx._distributed_utils.common import Hostfile
-
-    path = _file(text)
-    if path is None and "," not in text:
-        raise UsageError(f"--hosts: no such hostfile: {text:.200}", f"or {_NAMES}")
-    try:
-        pythons = _pythons(path) if path else []  # first: MLX's reader leaves broken files open
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # MLX leaves the file to the collector
-            names = ",".join(name.strip() for name in text.split(","))
-            read = Hostfile.from_file(path) if path else Hostfile.from_list(names)
-    except (ValueError, OSError, RecursionError) as error:
-        unread = isinstance(error, json.JSONDecodeError | UnicodeError | RecursionError)
-        where = f"{path} is not JSON: " if unread else ""
-        raise UsageError(f"--hosts: {where}{error}", _FORM if path else _NAMES) from error
+    read = _read(text)
     backend = read.backend or RING
     if backend not in _BACKENDS:
         raise UsageError(f"--hosts: {backend!r} is no backend here", f"use one of {', '.join(_BACKENDS)}")
     if not 2 <= len(read.hosts) <= MOST:
         raise UsageError(f"--hosts: {len(read.hosts)} hosts, where 2 to {MOST} are needed", _FORM)
-    hosts = [
-        _checked(Host(rank, one.ssh_hostname, one.ips, one.rdma, (pythons or [None] * len(read.hosts))[rank]))
-        for rank, one in enumerate(read.hosts)
-    ]
+    hosts = [_checked(rank, row) for rank, row in enumerate(read.hosts)]
     _check_rdma(backend, hosts)
-    envs = read.envs
-    if not isinstance(envs, list) or not all(isinstance(one, str) and _ENV.match(one) for one in envs):
+    if not all(map(_ENV.match, read.envs)):
         raise UsageError("--hosts: envs must be a list of NAME=VALUE in printable characters", _FORM)
-    if own := next((name for name in _OWN_ENVS if any(one.startswith(f"{name}=") for one in envs)), None):
+    own = next((name for name in _OWN_ENVS if any(env.startswith(f"{name}=") for env in read.envs)), None)
+    if own is not None:
         raise UsageError(f"--hosts: envs has {own}, which every start sets itself", "leave it out")
     if not is_here(hosts[0].ssh):
         raise UsageError(
@@ -118,7 +119,7 @@ def read_hosts(text: str) -> Hosts:
     hosts = _addressed(hosts)
     if backend == RING:
         _check_ring(hosts)
-    return Hosts(tuple(hosts), backend, tuple(envs))
+    return Hosts(tuple(hosts), backend, read.envs)
 
 
 def is_here(name: str) -> bool:
@@ -139,41 +140,51 @@ def _file(text: str) -> Path | None:
     return None
 
 
-def _pythons(path: Path) -> list[str | None]:
-    """Return the interpreters that a hostfile names, which MLX ignores."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    rows = data.get("hosts") if isinstance(data, dict) else data
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "ssh" in row for row in rows):
-        raise ValueError(f"{path} has no list of hosts")
-    unknown = {key for row in rows for key in row} - _ROW_KEYS | (
-        set(data) - _KEYS if isinstance(data, dict) else set()
-    )
-    if unknown:
-        raise ValueError(f"{path} has an unknown key: {min(unknown)!r:.60}")
-    found = [row.get("python") for row in rows]
-    if not all(one is None or (isinstance(one, str) and one and one.isprintable()) for one in found):
-        raise ValueError("python must be the path of an interpreter")
-    return found
+def _read(text: str) -> _File:
+    """Return the content of the hostfile of this name, or hosts by their names. Raises UsageError."""
+    path = _file(text)
+    if path is None and "," not in text:
+        raise UsageError(f"--hosts: no such hostfile: {text:.200}", f"or {_NAMES}")
+    if path is None:
+        return _File(tuple(_Row(name.strip(), _ips_of(name.strip())) for name in text.split(",")))
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--hosts: {path} is not JSON: {error}", _FORM) from error
+    except OSError as error:
+        raise UsageError(f"--hosts: {error}", _FORM) from error
+    try:
+        return typed(_File, {"hosts": document} if isinstance(document, list) else document)
+    except ValueError as error:
+        raise UsageError(f"--hosts: {path}: {error}", _FORM) from None
 
 
-def _checked(host: Host) -> Host:
-    ssh = host.ssh
-    if not isinstance(ssh, str) or not ssh.strip() or ssh.startswith("-") or not ssh.isprintable():
+def _ips_of(name: str) -> tuple[str, ...]:
+    """Return the name itself if it is an address."""
+    with suppress(ValueError):
+        return (str(ipaddress.ip_address(name)),)
+    return ()
+
+
+def _checked(rank: int, row: _Row) -> Host:
+    """Return the host of a row. Raises UsageError."""
+    ssh = row.ssh
+    if not ssh.strip() or ssh.startswith("-") or not ssh.isprintable():
         raise UsageError(f"--hosts: {ssh!r:.60} is no host", _FORM)
     if len(ssh) > _LONGEST_NAME:
         raise UsageError(f"--hosts: {ssh[:60]}... is no host: a name of {len(ssh):,} characters", _FORM)
-    if not isinstance(host.ips, list) or not isinstance(host.rdma, list):
-        raise UsageError(f"--hosts: {ssh}: ips and rdma must be lists", _FORM)
-    return replace(host, ips=tuple(_address(ssh, one) for one in host.ips), rdma=tuple(host.rdma))
+    if row.python is not None and not (row.python and row.python.isprintable()):
+        raise UsageError(f"--hosts: {ssh}: python must be the path of an interpreter", _FORM)
+    return Host(rank, ssh, tuple(_address(ssh, ip) for ip in row.ips), row.rdma, row.python)
 
 
-def _address(ssh: str, text: Any) -> str:
+def _address(ssh: str, text: str) -> str:
     """Return an address as others connect to it. Raises UsageError."""
     try:
-        address = ipaddress.ip_address(str.strip(text))  # numbers would be addresses, too
+        address = ipaddress.ip_address(text.strip())
         if not address.is_unspecified and not address.is_multicast:
             return str(address)
-    except (ValueError, TypeError):
+    except ValueError:
         pass
     raise UsageError(f"--hosts: {ssh}: {text!r:.60} is no machine's IP address", "headrace chooses ports itself")
 

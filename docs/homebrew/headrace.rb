@@ -31,8 +31,8 @@ class Headrace < Formula
   end
 
   resource "charset-normalizer" do
-    url "https://files.pythonhosted.org/packages/8c/ab/176fbfd5b64939c55d652366aa5b9ef1d767af207a3aa6ebeb0d226c484d/charset_normalizer-3.5.2-cp37-abi3-macosx_10_9_universal2.whl", using: :nounzip
-    sha256 "4275811936e2f06feff5e598fb42a1b7ae852da8e39605211892b56b81a34efd"
+    url "https://files.pythonhosted.org/packages/64/57/146cbf75a34eb50a27ca6daf4841a4a13a0726fa05db6f7fe97c8f14f383/charset_normalizer-3.5.3-cp37-abi3-macosx_10_9_universal2.whl", using: :nounzip
+    sha256 "84356c7b7ddf090e3e4692cb99fc820e6189b5f6662ca7e8589f41095cc8efca"
   end
 
   resource "click" do
@@ -51,8 +51,8 @@ class Headrace < Formula
   end
 
   resource "filelock" do
-    url "https://files.pythonhosted.org/packages/8a/c9/eb6b6528c7edb958d4c24ac47a8b94113d9de36e4cfc6eecd599b1a4f349/filelock-4.2.12-py3-none-any.whl", using: :nounzip
-    sha256 "21decfec02f116ed4c954433cdb31f28c3b346b784543177b6d7059da2702ee9"
+    url "https://files.pythonhosted.org/packages/53/7b/678c8fbd372ff96375ac0bbdd20b78f20ef8ba6ca5966c49548fa5886557/filelock-4.3.1-py3-none-any.whl", using: :nounzip
+    sha256 "79e43df8e9fe509cd83a3899a7c186c8077cbbe4d200a1ed3705c2f3bb6bc487"
   end
 
   resource "fonttools" do
@@ -180,14 +180,19 @@ class Headrace < Formula
     end
   end
 
+  resource "msgspec" do
+    url "https://files.pythonhosted.org/packages/13/6b/2bffffa31662b1353a62e672442865d51c291ad778352fd490de16361dc6/msgspec-0.22.0-cp314-cp314-macosx_11_0_arm64.whl", using: :nounzip
+    sha256 "dd9568695911055440d2bb7099ed9098fc181d335daa772d0eb3fe8f31ba4efb"
+  end
+
   resource "numpy" do
     url "https://files.pythonhosted.org/packages/4c/e1/016c3d9c9c6e5a457d615cfbcf6bcd01a4cabde82c639776be23365186c1/numpy-2.5.5-cp314-cp314-macosx_14_0_arm64.whl", using: :nounzip
     sha256 "229743571f901a082f031f511dc4f926b4b4a714075d98b1ff2af62d836365ac"
   end
 
   resource "packaging" do
-    url "https://files.pythonhosted.org/packages/63/34/ba1c580383c9eada3711951fef0795c80b829a078d72188184bcab9dd527/packaging-26.3-py3-none-any.whl", using: :nounzip
-    sha256 "d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c"
+    url "https://files.pythonhosted.org/packages/ba/7b/5504f91c9c2733f693d7759e50ede5d27119d4da7e5836c46d3b5ff81d56/packaging-26.4-py3-none-any.whl", using: :nounzip
+    sha256 "81383611a09c1bc0b08b76e0fd5829d7c6824c65b27a6aee339da133f4233ea2"
   end
 
   resource "pathspec" do
