@@ -5,9 +5,8 @@ from typing import Any
 
 from headrace.app.engine.events import BatchStatus, Delta, Died, Done, Event, Failed, PeakMeasured, Prefill, Ready
 from headrace.app.engine.model_card import ModelCard
-from headrace.runtime.metrics.telemetry import Percentiles, PoolStats, RankTimes, StepParts, StepRecord, Summary
-
-_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
+from headrace.runtime.config.typed import typed
+from headrace.runtime.metrics.telemetry import PoolStats, StepRecord, Summary
 
 
 def document(event: Event) -> tuple[str, dict[str, Any]] | None:
@@ -36,44 +35,29 @@ def document(event: Event) -> tuple[str, dict[str, Any]] | None:
 
 
 def event_of(name: str, found: dict[str, Any]) -> Event | None:
-    """Return the event of a document; None for an unknown name. Raises TypeError and KeyError for other documents."""
+    """Return the event of a document; None for an unknown name. Raises ValueError, TypeError, KeyError."""
     from headrace.runtime.machine.peaks import Peak
 
     match name:
         case "model":
             return Ready(_read_card(found))
         case "prefill":
-            return Prefill(**found)
+            return typed(Prefill, found)
         case "steps":
-            return Delta(found["id"], "", [_read_step(step) for step in found["steps"]], found["ttft_s"])
+            return Delta(found["id"], "", typed(list[StepRecord], found["steps"]), found["ttft_s"])
         case "done":
-            return Done(found["id"], found["reason"], _read_summary(found["summary"]), False)
+            return Done(found["id"], found["reason"], typed(Summary, found["summary"]), False)
         case "failed":
             return Failed(found["id"], "", None)
         case "load":
-            blocks = PoolStats(**found["blocks"]) if found["blocks"] else None
+            blocks = typed(PoolStats, found["blocks"]) if found["blocks"] else None
             states = {int(answer): state for answer, state in found["states"].items()}
             return BatchStatus(**found | {"states": states, "blocks": blocks, "batches": tuple(found["batches"])})
         case "bandwidth":
-            return PeakMeasured(**found | {"peak": Peak(**found["peak"])})
+            return PeakMeasured(**found | {"peak": typed(Peak, found["peak"])})
         case "died":
             return Died("the engine stopped")
     return None
-
-
-_ACHIEVED = "achieved_bandwidth_gb_s"
-
-
-def _read_step(found: dict[str, Any]) -> StepRecord:
-    parts = StepParts(**found["parts"]) if found["parts"] else None
-    ranks = tuple(RankTimes(**times) for times in found["ranks"])
-    read = {name: value for name, value in found.items() if name != _ACHIEVED}
-    return StepRecord(**read | {"parts": parts, "ranks": ranks})
-
-
-def _read_summary(found: dict[str, Any]) -> Summary:
-    spread = {name: Percentiles(**found[name]) if found[name] else None for name in ("step_latency", "itl")}
-    return Summary(**{name: value for name, value in found.items() if name not in _RATES} | spread)
 
 
 def _card(card: ModelCard) -> dict[str, Any]:
@@ -91,12 +75,12 @@ def _card(card: ModelCard) -> dict[str, Any]:
 def _read_card(found: dict[str, Any]) -> ModelCard:
     from headrace.runtime.machine.hardware import Machine
     from headrace.runtime.machine.peaks import Peak
-    from headrace.runtime.metrics.cost import LayerKV, StepCost
+    from headrace.runtime.metrics.cost import StepCost
 
-    machine = Machine(**found["machine"], isa=frozenset())
+    machine = typed(Machine, {**found["machine"], "isa": []})
     machine.__dict__.update(gpu_cores=None, chip=None)  # those of the other machine are not known here
-    cost = StepCost(**found["cost"] | {"kv": [LayerKV(**layer) for layer in found["cost"]["kv"]]})
-    peak = Peak(**found["peak"]) if found["peak"] else None
+    cost = typed(StepCost, found["cost"])
+    peak = typed(Peak, found["peak"]) if found["peak"] else None
     unknown: dict[str, Any] = {
         "path": "",
         "origin": "",

@@ -8,15 +8,16 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import fields, replace
+from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 from headrace.app.sessions.records import DAMAGED, EVERYTHING, Attachment, Draft, Message, Role, Session
-from headrace.runtime.metrics.telemetry import Percentiles, Summary
+from headrace.runtime.config.typed import typed
+from headrace.runtime.metrics.telemetry import Summary
 
 T = TypeVar("T")
 _LATEST = 2.0**37  # seconds since the epoch, the year 6325: within every system's calendar
-_LARGEST_ID = 2**63 - 1
+_LARGEST = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
 _RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")  # derived
 _WHOLE = ("top_k", "seed", "max_tokens")
@@ -157,7 +158,7 @@ def _number(value: Any, largest: float) -> float:
 
 
 def _id(value: Any) -> int:
-    if type(value) is not int or not 0 < value <= _LARGEST_ID:
+    if type(value) is not int or not 0 < value <= _LARGEST:
         raise ValueError
     return value
 
@@ -208,22 +209,16 @@ def _is_finite(value: Any) -> bool:
 def _summary(value: Any) -> Summary:
     """Return a stored summary. Earlier versions stored rates and few other fields."""
     stored = value if "steps" in value else _completed(value)
-    named = {name: figure for name, figure in stored.items() if name not in _RATES}
-    for name in ("step_latency", "itl"):
-        if named[name] is not None:
-            named[name] = Percentiles(*(_number(named[name][field.name], _MAX_FLOAT) for field in fields(Percentiles)))
-    summary = Summary(**named)
-    for field in fields(summary):
-        figure = getattr(summary, field.name)
-        if field.type is bool:
-            if type(figure) is not bool:
-                raise ValueError
-        elif field.type is int:
-            if type(figure) is not int or not 0 <= figure < 2**63:
-                raise ValueError
-        elif not isinstance(figure, Percentiles) and (figure is not None or field.type is float):
-            _number(figure, _MAX_FLOAT)
+    summary = typed(Summary, stored)
+    for figure in astuple(summary):
+        numbers = figure if isinstance(figure, tuple) else (figure,)
+        if not all(number is None or 0 <= number <= _largest(number) for number in numbers):
+            raise ValueError
     return summary
+
+
+def _largest(figure: float) -> float:
+    return _LARGEST if isinstance(figure, int) else _MAX_FLOAT
 
 
 def _completed(value: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +232,7 @@ def _completed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draft(value: Any) -> Draft:
-    draft = Draft(**value)
+    draft = typed(Draft, value)
     texts = [draft.text, *draft.pastes, *draft.pastes.values()]
     if not all(map(_is_text, texts)) or "" in draft.pastes:
         raise ValueError
@@ -245,7 +240,7 @@ def _draft(value: Any) -> Draft:
 
 
 def _attachments(value: Any) -> tuple[Attachment, ...]:
-    attachments = tuple(Attachment(**item) for item in value)
+    attachments = typed(tuple[Attachment, ...], value)
     if not all(_is_text(attachment.name) and _is_text(attachment.text) for attachment in attachments):
         raise ValueError
     return attachments

@@ -8,8 +8,6 @@ Types are msgspec's structs, dataclasses and standard annotations; `msgspec.Meta
 import re
 from typing import TypeVar
 
-import msgspec
-
 T = TypeVar("T")
 _NOUNS = {
     "str": "a text",
@@ -28,6 +26,8 @@ _RANGE = re.compile(r"Expected `\w+` (>=?|<=?) (\S+)")
 
 def typed(kind: type[T], value: object) -> T:
     """Return a parsed document as `kind`. Raises ValueError that names the first wrong field by its path."""
+    import msgspec  # late: the chat's first frame reads no document
+
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
