@@ -6,6 +6,7 @@ that disagree. Fits are kept per machine and kernels.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ from headrace.app.predict.step_cost_fit import StepCostFit
 from headrace.runtime import ops
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
+from headrace.runtime.config.typed import typed
 from headrace.runtime.machine.hardware import Machine
 from headrace.runtime.machine.peaks import cached_peak
 
@@ -115,11 +117,10 @@ def _fits(stored: object) -> list[MeasuredFit]:
     """Return the usable fits of a file with arbitrary content."""
     found = []
     for entry in stored if isinstance(stored, list) else []:
-        try:
-            fit = MeasuredFit(**entry)
-            found += [fit] if fit.usable and isinstance(fit.created, str) and isinstance(fit.command, str) else []
-        except TypeError:
-            continue
+        with suppress(ValueError):
+            fit = typed(MeasuredFit, entry)
+            if fit.usable:
+                found.append(fit)
     return found
 
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from headrace.runtime.config.cache_file import read_cache, write_cache
 from headrace.runtime.config.paths import cache_dir
+from headrace.runtime.config.typed import typed
 from headrace.runtime.machine.hardware import Machine, machine, power_state
 
 RECENT_DAYS = 30
@@ -53,10 +53,8 @@ class Peak:
 
     @property
     def valid(self) -> bool:
-        """True if rates and texts are plausible; a file may have any values."""
-        rates = (self.bytes_per_second, self.median, self.best)
-        texts = (self.method, self.measured_at, self.source)
-        return all(math.isfinite(rate) and rate > 0 for rate in rates) and all(isinstance(text, str) for text in texts)
+        """True if rates are plausible; a file may have any."""
+        return all(math.isfinite(rate) and rate > 0 for rate in (self.bytes_per_second, self.median, self.best))
 
 
 def summarise(rates: Sequence[float], *, pass_bytes: int, method: str, source: str, busy: bool = False) -> Peak:
@@ -141,12 +139,12 @@ def _recent(kept: Sequence[Peak]) -> list[Peak]:
     return [peak for peak in kept if peak.measured_at >= oldest]
 
 
-def _read(entry: Any) -> Peak | None:
+def _read(entry: object) -> Peak | None:
     try:
-        peak = Peak(**entry)
-        return peak if peak.valid else None
-    except TypeError:
+        peak = typed(Peak, entry)
+    except ValueError:
         return None
+    return peak if peak.valid else None
 
 
 def _key(host: Machine) -> str:
