@@ -371,7 +371,7 @@ def _model_name(name: object) -> str | None:
 
 
 def _whole(name: str, value: object, *, least: int = 1) -> int:
-    return int(read_value(Whole(least), name, value))
+    return read_value(Whole(least), name, value)
 
 
 def _check_type(name: str, value: object, kind: type) -> None:

@@ -64,14 +64,14 @@ class Option:
     None keeps the option out of it.
     """
 
-    kind: ValueType
+    kind: ValueType[object]
     help: str
     short: str = ""
     default: str = ""
     example: float | str | bool | None = None
 
 
-def _option(kind: ValueType, help: str, *, short: str = "", default: str = "", example: Any = None) -> Any:
+def _option(kind: ValueType[object], help: str, *, short: str = "", default: str = "", example: Any = None) -> Any:
     return field(default=None, metadata={"option": Option(kind, help, short, default, example)})
 
 

@@ -7,7 +7,7 @@ from headrace.app.answer.messages import read_messages
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.answer.tools import read_tools
 from headrace.models.text.tools.use import ToolUse
-from headrace.runtime.config.value_types import Flag, Text, read_value, shown
+from headrace.runtime.config.value_types import Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
 TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
@@ -35,24 +35,12 @@ def refuse_unknown(given: Mapping[str, Any], known: frozenset[str], where: str =
             raise UsageError(f"unknown key {shown(key)}{where}")
 
 
-def text(key: str, value: Any) -> str:
-    """Return a text. Raises UsageError for anything else."""
-    found: str = read_value(Text(), key, value)
-    return found
-
-
 def prompt_text(value: Any) -> str:
     """Return a prompt. Raises UsageError for anything but a text with more than spaces."""
-    prompt = text("prompt", value)
+    prompt = read_value(Text(), "prompt", value)
     if not prompt.strip():
         raise UsageError("prompt must not be empty")
     return prompt
-
-
-def flag(key: str, value: Any) -> bool:
-    """Return a flag. Raises UsageError for anything else."""
-    found: bool = read_value(Flag(), key, value)
-    return found
 
 
 def conversation(value: Any, system: str) -> Conversation:

@@ -13,9 +13,9 @@ from typing import Any
 from headrace.app.answer.options import GRAMMARS, OPTIONS
 from headrace.app.answer.response_format import read_response_format
 from headrace.app.answer.token_reports import read_logprobs
-from headrace.app.batch.fields import TOOLS, conversation, line_tools, prompt_text, read_options, refuse_unknown, text
+from headrace.app.batch.fields import TOOLS, conversation, line_tools, prompt_text, read_options, refuse_unknown
 from headrace.app.batch.line import Asked, Defaults, Form
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import Text, read_value, shown
 from headrace.runtime.errors import UsageError
 
 PREFIX = "batch_req_"
@@ -100,7 +100,9 @@ def _check_fixed(body: Mapping[str, Any]) -> None:
 
 
 def _check_model(body: Mapping[str, Any], defaults: Defaults) -> None:
-    if "model" in body and defaults.names is not None and text("model", body["model"]) not in defaults.names:
+    if "model" not in body or defaults.names is None:
+        return
+    if read_value(Text(), "model", body["model"]) not in defaults.names:
         raise UsageError(
             f"the line asks for model {shown(body['model'])}, but {defaults.model} answers",
             "-m MODEL has that model answer every line, whatever model they name",

@@ -19,19 +19,17 @@ from headrace.app.answer.options import OPTIONS
 from headrace.app.batch.fields import (
     TOOLS,
     conversation,
-    flag,
     line_tools,
     prompt_text,
     read_options,
     refuse_unknown,
     system_message,
-    text,
 )
 from headrace.app.batch.line import Asked, BadLine, Defaults, Form, Line
 from headrace.app.batch.openai_form import form_of, read_body
 from headrace.app.config.bounded_input import DOCUMENT, read_bounded, without_mark
 from headrace.models.checkpoint.json_object import repeated_key
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import Flag, Text, read_value, shown
 from headrace.runtime.errors import HeadraceError, UsageError
 
 STDIN = "-"
@@ -149,8 +147,8 @@ def read_plain(given: Mapping[str, Any], defaults: Defaults) -> Asked:
     options = read_options(given)
     if ("prompt" in given) == ("messages" in given):
         raise UsageError("a line needs a prompt or messages, one of them")
-    system = text("system", given["system"]) if "system" in given else None
-    raw = flag("raw", given["raw"]) if "raw" in given else defaults.raw
+    system = read_value(Text(), "system", given["system"]) if "system" in given else None
+    raw = read_value(Flag(), "raw", given["raw"]) if "raw" in given else defaults.raw
     if "messages" in given:
         if system is not None or given.get("raw"):
             raise UsageError("system and raw go with a prompt, not with messages")

@@ -24,7 +24,7 @@ from headrace.runtime.errors import HeadraceError, UsageError
 _LARGEST = 1 << 20  # bytes of a file
 
 
-def _setting(default: Any, kind: ValueType, comment: str) -> Any:
+def _setting(default: Any, kind: ValueType[object], comment: str) -> Any:
     return field(default=default, metadata={"option": Option(kind, comment)})
 
 

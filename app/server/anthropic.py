@@ -12,13 +12,13 @@ from headrace.app.engine.events import Delta, Done, Event, Prefill
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import Body, answer_options, choice, flag, items, mapping, refuse, text
+from headrace.app.server.fields import Body, answer_options, flag, items, mapping, read, refuse
 from headrace.app.server.form import named
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
 from headrace.app.server.tools import message_tools
 from headrace.app.server.usage import timings
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import OneOf, Text, shown
 
 REFUSED = frozenset({"mcp_servers", "container"})
 _BILLING = "x-anthropic-billing-header:"  # begins a system text that differs in every request and means nothing
@@ -40,11 +40,11 @@ def read_call(body: Body) -> Call:
     if not any(message["role"] in ("user", "tool") for message in messages):
         raise refused("messages needs a message of the user", "messages")
     return Call(
-        model=text(body, "model"),
+        model=read(body, "model", Text()),
         messages=messages,
         options=answer_options({**body, "thinking": None}, {"stop_sequences": "stop"}, structure),
         stream=flag(body, "stream"),
-        effort=choice(output, "effort", (*EFFORTS, "max")),
+        effort=read(output, "effort", OneOf((*EFFORTS, "max"))),
         budget=_budget(mapping(body, "thinking")),
         continue_text=continue_text,
         tools=message_tools(body),

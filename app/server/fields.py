@@ -1,12 +1,13 @@
 """Fields of JSON bodies: typed reading, and refusal by name of fields that would change an answer."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.app.answer.options import OPTIONS, AnswerOptions
 from headrace.app.server.errors import refused
-from headrace.runtime.config.value_types import Flag, OneOf, Text, ValueType, Whole, read_value, shown
+from headrace.runtime.config.value_types import Flag, ValueType, read_value, shown
 
+T = TypeVar("T")
 Body = Mapping[str, Any]
 MAX_STOPS = 64
 MAX_BIASES = 4096
@@ -14,34 +15,15 @@ MAX_CHOICES = 16
 _LEAST_TOP_P = 1e-6
 
 
-def read(body: Body, name: str, kind: ValueType, default: Any = None) -> Any:
-    """Return a field, or `default` if it is missing or null. Raises UsageError."""
+def read(body: Body, name: str, kind: ValueType[T]) -> T | None:
+    """Return a field; None if it is missing or null. Raises UsageError."""
     value = body.get(name)
-    return default if value is None else read_value(kind, name, value)
+    return None if value is None else read_value(kind, name, value)
 
 
 def flag(body: Body, name: str) -> bool:
     """Return a field that is true or false; false if it is missing."""
-    found: bool = read(body, name, Flag(), False)
-    return found
-
-
-def text(body: Body, name: str, default: str | None = None) -> str | None:
-    """Return a text."""
-    found: str | None = read(body, name, Text(), default)
-    return found
-
-
-def whole(body: Body, name: str, least: int, most: int | None, default: int | None = None) -> int | None:
-    """Return a whole number in a range."""
-    found: int | None = read(body, name, Whole(least, most), default)
-    return found
-
-
-def choice(body: Body, name: str, names: tuple[str, ...]) -> str | None:
-    """Return one of several names."""
-    found: str | None = read(body, name, OneOf(names))
-    return found
+    return read(body, name, Flag()) or False
 
 
 def mapping(body: Body, name: str) -> Body:

@@ -15,22 +15,13 @@ from headrace.app.engine.telemetry import document
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import (
-    MAX_CHOICES,
-    Body,
-    answer_options,
-    choice,
-    flag,
-    mapping,
-    refuse,
-    text,
-    whole,
-)
+from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, read, refuse
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import format_options
 from headrace.app.server.tools import chat_tools, custom_input, custom_names
 from headrace.app.server.usage import request_usage
+from headrace.runtime.config.value_types import OneOf, Text, Whole
 
 _RENAMED = {"max_completion_tokens": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # Of OpenAI's API, of vLLM's and of llama.cpp's server: each changes the answer.
@@ -57,15 +48,15 @@ def read_call(body: Body) -> Call:
             raise refused("continue_final_message needs a last message of the assistant", "continue_final_message")
         continue_text = str(last["content"])
     return Call(
-        model=text(body, "model"),
+        model=read(body, "model", Text()),
         messages=messages,
         continue_text=continue_text,
         options=answer_options(_without_switch(body), _RENAMED, format_options(body)),
-        count=whole(body, "n", 1, MAX_CHOICES, 1) or 1,
+        count=read(body, "n", Whole(1, MAX_CHOICES)) or 1,
         stream=flag(body, "stream"),
         include_usage=flag(mapping(body, "stream_options"), "include_usage"),
         logprobs=read_logprobs(body.get("logprobs"), body.get("top_logprobs")),
-        effort=choice(body, "reasoning_effort", EFFORTS),
+        effort=read(body, "reasoning_effort", OneOf(EFFORTS)),
         budget=_thinking_switch(body),
         tools=chat_tools(body),
         custom=custom_names(body),
@@ -79,7 +70,7 @@ def _thinking_switch(body: Body) -> bool | None:
     variables = mapping(body, "chat_template_kwargs")
     switch = next((flag(variables, name) for name in ("enable_thinking", "thinking") if name in variables), None)
     if isinstance(given := body.get("thinking"), dict):
-        return choice(given, "type", ("enabled", "disabled", "auto", "adaptive")) != "disabled"
+        return read(given, "type", OneOf(("enabled", "disabled", "auto", "adaptive"))) != "disabled"
     return switch
 
 

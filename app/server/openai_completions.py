@@ -12,12 +12,12 @@ from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, refuse, text, whole
+from headrace.app.server.fields import MAX_CHOICES, Body, answer_options, flag, mapping, read, refuse
 from headrace.app.server.form import COMMENT, data
 from headrace.app.server.openai_chat import REFUSED
 from headrace.app.server.structure import format_options
 from headrace.app.server.usage import request_usage
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import Text, Whole, shown
 
 MAX_LOGPROBS = 5
 
@@ -31,18 +31,18 @@ def read_call(body: Body) -> Call:
     if options.thinking is not None:
         raise refused("thinking needs a conversation, not a text to continue", "thinking")
     prompts = _prompts(body.get("prompt"))
-    count = whole(body, "n", 1, MAX_CHOICES, 1) or 1
+    count = read(body, "n", Whole(1, MAX_CHOICES)) or 1
     if len(prompts) * count > MAX_CHOICES:
         raise refused(f"prompt: at most {MAX_CHOICES} answers a request", "prompt")
     return Call(
-        model=text(body, "model"),
+        model=read(body, "model", Text()),
         prompts=prompts,
-        suffix=text(body, "suffix") or None,
+        suffix=read(body, "suffix", Text()) or None,
         options=options,
         count=count,
         stream=flag(body, "stream"),
         include_usage=flag(mapping(body, "stream_options"), "include_usage"),
-        logprobs=whole(body, "logprobs", 0, MAX_LOGPROBS),
+        logprobs=read(body, "logprobs", Whole(0, MAX_LOGPROBS)),
         explain=flag(mapping(body, "headrace"), "explain"),
     )
 

@@ -20,7 +20,7 @@ from headrace.app.engine.events import Delta, Done, Event
 from headrace.app.server.call import EFFORTS, Call
 from headrace.app.server.errors import ApiError, refused
 from headrace.app.server.explain import prefix_of
-from headrace.app.server.fields import Body, answer_options, choice, flag, items, mapping, refuse, text
+from headrace.app.server.fields import Body, answer_options, flag, items, mapping, read, refuse
 from headrace.app.server.form import COMMENT, named
 from headrace.app.server.parts import AnswerParts, CallPart, Part
 from headrace.app.server.structure import flat_format
@@ -33,7 +33,7 @@ from headrace.app.server.tools import (
     response_tools,
 )
 from headrace.app.server.usage import request_usage
-from headrace.runtime.config.value_types import shown
+from headrace.runtime.config.value_types import OneOf, Text, shown
 
 REFUSED = frozenset({"previous_response_id", "conversation", "background", "prompt"})
 _ECHOED: dict[str, Any] = {
@@ -50,15 +50,15 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 def read_call(body: Body) -> Call:
     """Return the call of a body. Raises ApiError and UsageError that name the field."""
     refuse(body, REFUSED)
-    choice(body, "truncation", ("auto", "disabled"))  # a prompt that is too long is refused either way
+    read(body, "truncation", OneOf(("auto", "disabled")))  # a prompt that is too long is refused either way
     return Call(
-        model=text(body, "model"),
+        model=read(body, "model", Text()),
         messages=read_input(body),
         options=answer_options(
             body, {"max_output_tokens": "max_tokens"}, flat_format(mapping(mapping(body, "text"), "format"))
         ),
         stream=flag(body, "stream"),
-        effort=choice(mapping(body, "reasoning"), "effort", EFFORTS),
+        effort=read(mapping(body, "reasoning"), "effort", OneOf(EFFORTS)),
         tools=response_tools(body),
         custom=custom_names(body),
         namespaces=namespaces(body),
@@ -73,7 +73,7 @@ def read_input(body: Body) -> list[dict[str, Any]]:
     entries = [{"role": "user", "content": given}] if isinstance(given, str) else items(body, "input", MAX_MESSAGES)
     if not entries:
         raise refused("input must be a text or a list with at least one item", "input")
-    instructions = text(body, "instructions")
+    instructions = read(body, "instructions", Text())
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     reasoning = ""
     newest = newest_user([entry.get("role") if isinstance(entry, dict) else None for entry in entries])

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from headrace.runtime.errors import UsageError
 
+Read = TypeVar("Read", covariant=True)
 _BIAS = "an object of token ids and numbers"
 _SHOWN = 60  # characters of a refused value
 _NO_LIMIT = 2**31 - 1  # tokens: beyond any context
@@ -208,13 +209,13 @@ class LogitBias:
             raise ValueError(_BIAS) from None
 
 
-class ValueType(Protocol):
+class ValueType(Protocol[Read]):
     """A type of values. Its text describes the range."""
 
-    def read(self, value: object) -> Any: ...
+    def read(self, value: object) -> Read: ...
 
 
-def read_value(kind: ValueType, name: str, value: object) -> Any:
+def read_value(kind: ValueType[Read], name: str, value: object) -> Read:
     """Return a value of a document. name: for the error. Raises UsageError."""
     try:
         return kind.read(value)
@@ -222,7 +223,7 @@ def read_value(kind: ValueType, name: str, value: object) -> Any:
         raise UsageError(f"{name} must be {error}, not {shown(value)}") from None
 
 
-def parse_value(kind: ValueType, text: str) -> Any:
+def parse_value(kind: ValueType[object], text: str) -> object:
     """Return a typed value: `on` or `off` for a flag, texts with ` | ` between and \\n for a line break.
 
     Raises ValueError.

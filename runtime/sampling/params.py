@@ -12,7 +12,7 @@ MAX_MAGNITUDE = 1e6  # of temperature and penalties: times any token count it is
 MIN_TEMPERATURE = 1e-6  # lower temperatures are greedy: they no longer separate float32 logits
 
 
-def _parameter(default: Any, kind: ValueType) -> Any:
+def _parameter(default: Any, kind: ValueType[object]) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
@@ -49,5 +49,5 @@ def random_seed() -> int:
     return secrets.randbits(53)
 
 
-RANGES: Mapping[str, ValueType] = {row.name: row.metadata["kind"] for row in fields(SamplingParams)}
+RANGES: Mapping[str, ValueType[object]] = {row.name: row.metadata["kind"] for row in fields(SamplingParams)}
 """Values of each parameter, for every interface that takes them."""
