@@ -14,6 +14,7 @@ from headrace.app.bench.measure.plan import Test
 from headrace.app.bench.measure.sample import Sample
 from headrace.app.bench.measure.setup import Setup
 from headrace.runtime.config import environment
+from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import EngineError
 
 WARM_UP_TOKENS = 16
@@ -89,7 +90,10 @@ class ChildProcess:
         if (chosen := reply.pop("chosen", None)) is not None:
             named = {f"{test.label} with": " ".join(map(str, chosen.values()))}
             self.setup = replace(self.setup, settings={**self.setup.settings, **named})
-        return Sample(**reply)
+        try:
+            return typed(Sample, reply)
+        except ValueError as error:
+            raise EngineError(f"{self.engine} failed: {error}") from None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return the reply."""
