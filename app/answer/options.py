@@ -192,7 +192,7 @@ class AnswerOptions:
         base = recommended
         if self.temperature is not None and self.temperature < MIN_TEMPERATURE:
             base = replace(base, repetition_penalty=None)  # `-t 0` takes the model's most likely tokens
-        return self.over(base).over(AnswerOptions(temperature=0.0))
+        return self.over(base).over(_GREEDY)
 
     def sampling_params(self) -> SamplingParams:
         """Return the engine's sampling parameters, greedy decoding where nothing is set."""
@@ -208,6 +208,7 @@ OPTIONS: Mapping[str, Option] = {row.name: row.metadata["option"] for row in fie
 """The table, by name."""
 DEFAULTS = AnswerOptions(max_tokens=DEFAULT_MAX_TOKENS)
 """Options outside the chat, where nothing else is set."""
+_GREEDY = AnswerOptions(temperature=0.0)
 SamplingSource = Literal["options", "session", "settings", "model", "default"]
 """Origin of an answer's temperature; `default` is greedy decoding."""
 
@@ -218,7 +219,7 @@ def recommended_options(recommended: Mapping[str, Any]) -> AnswerOptions:
     `do_sample` alone is temperature 1; `do_sample: false` is greedy decoding.
     """
     if recommended.get("do_sample") is False:
-        return AnswerOptions(temperature=0.0)
+        return _GREEDY
     numbers: dict[str, Any] = {
         name: int(value) if name == "top_k" else float(value)
         for name, value in recommended.items()

@@ -54,7 +54,8 @@ class Call:
 
     def commands(self, ids: Sequence[int], card: ModelCard, defaults: AnswerOptions) -> list[Generate]:
         """Return one command per choice. defaults: options that the request does not set."""
-        options = replace(self.options.over(defaults), thinking=self.thinking(card, defaults))
+        options = self.options.over(defaults)
+        thinking = self.thinking(card, defaults)
         prompts: Sequence[str | None] = self.prompts or (None,)
         commands = []
         for number, generation in enumerate(ids):
@@ -65,7 +66,7 @@ class Call:
                 Generate(
                     generation,
                     self.messages if prompt is None else (),
-                    replace(options, seed=seed),
+                    replace(options, thinking=thinking, seed=seed),
                     prompt=prompt,
                     suffix=self.suffix,
                     logprobs=self.logprobs,
@@ -87,4 +88,6 @@ class Call:
         if self.options.thinking is None and self.budget is not None and (card.thinks or self.budget is False):
             return self.budget
         hinted = self.options.thinking is None and self.effort is not None and card.thinks
-        return True if hinted else self.options.over(defaults).thinking
+        if hinted:
+            return True
+        return defaults.thinking if self.options.thinking is None else self.options.thinking
