@@ -1,12 +1,12 @@
 """Explanations of figures, from `assets/explain.toml`: a sentence, the formula, good values, improvements."""
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
 from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import UsageError
 
 FIELDS = (("formula", "formula"), ("good", "good values"), ("improve", "to improve it"))
@@ -25,17 +25,12 @@ class Explanation:
     good: str
     improve: str
 
-    @classmethod
-    def of(cls, row: dict[str, str | Sequence[str]]) -> "Explanation":
-        """Return the explanation of a row of the file. Raises TypeError for missing or unknown keys."""
-        return cls(**{key: value if isinstance(value, str) else tuple(value) for key, value in row.items()})  # type: ignore[arg-type]
-
 
 @cache
 def explanations() -> tuple[Explanation, ...]:
     """Return all of them, in the order of the file."""
     with (ASSETS / "explain.toml").open("rb") as file:
-        return tuple(Explanation.of(row) for row in tomllib.load(file)["figure"])
+        return typed(tuple[Explanation, ...], tomllib.load(file)["figure"])
 
 
 def explanation(name: str) -> Explanation:

@@ -6,12 +6,14 @@ The gain depends on predictability, so there are three kinds: *copy* repeats the
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from msgspec import Struct
+
 from headrace.runtime.config.paths import ASSETS
+from headrace.runtime.config.typed import typed
 from headrace.runtime.errors import UsageError
 
 Kind = Literal["copy", "structure", "free"]
@@ -19,8 +21,7 @@ KINDS = cast(tuple[Kind, ...], get_args(Kind))
 _TEMPLATE = 128  # tokens, more than a chat template adds to a few messages
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     """A conversation to be answered with at most `max_tokens`. about: a one-line description."""
 
     name: str
@@ -53,5 +54,5 @@ def chosen_workloads(names: Sequence[str]) -> list[Workload]:
 
 def _read(path: Path) -> Workload:
     row = tomllib.loads(path.read_text(encoding="utf-8"))
-    messages = [{**message, "content": message["content"].strip()} for message in row.pop("messages")]
-    return Workload(name=path.stem, messages=messages, **row)
+    messages = [{**message, "content": message["content"].strip()} for message in row["messages"]]
+    return typed(Workload, {**row, "name": path.stem, "messages": messages})
