@@ -1,8 +1,9 @@
 """Decoder-only transformer of the llama family, in the operations of `runtime.ops`.
 
-A layer is five operations: norm + q/k/v, attention, output + residual, norm + gated feed-forward, down + residual.
-Recurrent mixing (gated delta networks, Mamba-2, short convolutions) may stand in place of attention or beside it.
-Norms may stand after each half, or only there. A mixture of experts is one operation in place of the last two.
+A layer (`Decoder._block`) is norm, attention, residual, norm, feed-forward, residual. Recurrent mixing (gated delta
+networks, Mamba-2, short convolutions) may stand in place of attention or next to it, and a mixture of experts in place
+of the feed-forward. Norms may stand after each half, or only there. Where the operations can, they run all layers as
+one node (`Decoder._fuse`), with the same bits.
 
 Dimensions: B sequences, T new tokens, E hidden size, F feed-forward size, H query heads, Hkv key-value heads, D head
 size, V vocabulary.
@@ -21,10 +22,11 @@ from headrace.models.network.layer_inputs import LayerInputs
 from headrace.models.network.layers import kv_shape_of, read_layers
 from headrace.models.network.parameters import Parameters, module_bytes
 from headrace.models.network.projections import (
-    Ends,
+    Epilogue,
+    Product,
     Residual,
     add_experts,
-    add_projected,
+    add_products,
     project,
     stacked,
     with_gates,
@@ -218,21 +220,22 @@ class Decoder:
 
         With a draft head, the last norm, too.
         """
-        x = self._through(x, kv)
+        x = self._run_layers(x, kv)
         return x if self.draft_head is None else self._ops.rms_norm(x, self._norm, self.config.norm_eps)
 
-    def _through(self, x: mx.array, kv: KVPass) -> mx.array:
+    def _run_layers(self, x: mx.array, kv: KVPass) -> mx.array:
+        """Run the layers on x (B, T, E + L * P), as one node for each group of them if the operations can."""
         embedded = x
-        at = Residual(x)
+        residual = Residual(x)
         for layers, node in self._layer_groups:
             if node is not None and kv.runs_fused:
-                at = Residual(kv.run_fused(layers, self._with_inputs(at.x, embedded, layers), node))
-                if at.x.shape[1] == 0:  # no row is wanted, and layers behind append nothing
+                residual = Residual(kv.run_fused(layers, self._with_inputs(residual.x, embedded, layers), node))
+                if residual.x.shape[1] == 0:  # no row is wanted, and later layers append nothing
                     break
                 continue
             for index in range(layers.start, layers.stop):
-                at = self._layer(at, kv, index, embedded)
-        return at.x
+                residual = self._layer(residual, kv, index, embedded)
+        return residual.x
 
     def logits(self, x: mx.array) -> mx.array:
         """Return the logits (B, V) of the last position of x (B, T, E)."""
@@ -242,7 +245,7 @@ class Decoder:
         """Return the logits (B, T, V) of every position of x (B, T, E)."""
         if self.draft_head is not None:  # x is normalized
             return self._ops.linear(x, self._head)
-        logits = self._ops.norm_linear(self._centred(x), self._norm, self.config.norm_eps, self._head)
+        logits = self._ops.norm_linear(self._centred(Residual(x)).x, self._norm, self.config.norm_eps, self._head)
         cap = self.config.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
@@ -272,67 +275,71 @@ class Decoder:
         own = embedded[..., width + layers.start * size : width + layers.stop * size]
         return mx.concatenate([x[..., :width], own], axis=-1)
 
-    def _layer(self, at: Residual, kv: KVPass, index: int, embedded: mx.array) -> Residual:
+    def _layer(self, residual: Residual, kv: KVPass, index: int, embedded: mx.array) -> Residual:
+        """Run one layer, then add its own input, if layers have some. embedded: what `embed` returned."""
         ops = self._ops
         layer = self._layers[index]
         size = self.config.input_size
         width = self.config.hidden_size
         own = layer.own_input
-        ends = Ends(self._following(index), layer.scalar)
-        at = at if at.x.shape[-1] == width else Residual(at.x[..., :width])
+        epilogue = Epilogue(self._next_norm(index), layer.scalar)
+        if residual.x.shape[-1] != width:
+            residual = Residual(residual.x[..., :width])
         if own is None:
-            return self._attend_and_feed(at, kv, index, ends)
-        x = self._attend_and_feed(at, kv, index, Ends()).x
+            return self._block(residual, kv, index, epilogue)
+        x = self._block(residual, kv, index, Epilogue()).x
         inputs = embedded[..., width + index * size : width + (index + 1) * size]  # (B, T, P)
         gated = ops.glu(ops.linear(x, own.gate), inputs, "gelu")
-        return add_projected(ops, x, gated, own.projection, own.norm, self.config.norm_eps, ends)
+        return add_products(ops, x, [Product(gated, own.projection)], own.norm, self.config.norm_eps, epilogue)
 
-    def _following(self, index: int) -> mx.array | None:
+    def _next_norm(self, index: int) -> mx.array | None:
         """Return the norm that begins the next layer, if that normalizes the sum that ends this one as it is."""
         family = self.config.family
         after = index + 1
         last = family.centred or family.parallel or after == len(self._layers)
         return None if last else self._layers[after].input_norm
 
-    def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
-        ops = self._ops
-        eps = self.config.norm_eps
+    def _block(self, residual: Residual, kv: KVPass, index: int, epilogue: Epilogue) -> Residual:
+        """Run norm, attention or mixer, residual, norm, feed-forward or mixture, residual."""
         layer = self._layers[index]
         family = self.config.family
-        x = at.x
-        at = at._replace(x=self._centred(at.x))
-        heads, beside = self._heads(at, kv, index)
-        if layer.mixture is None and layer.down is None and beside is None:
-            return add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps, ends)
-        within = Ends(None if beside is not None or family.centred or family.parallel else layer.mlp_norm)
-        added = add_projected(ops, x, heads, layer.output, layer.attention_post_norm, eps, within)
-        if beside is not None and layer.mixer_ends is not None:
-            added = Residual(ops.linear_add(beside, layer.mixer_ends[1], added.x))
-        if layer.mixture is not None:
-            dense = self._feed_forward(added, layer) if layer.down is not None else None
-            return add_experts(ops, added, layer, dense, self.config, ends)
-        if layer.down is None:
-            return added
-        inner = self._feed_forward(at if family.parallel else added._replace(x=self._centred(added.x)), layer)
-        return add_projected(ops, added.x, inner, layer.down, layer.mlp_post_norm, eps, ends)
 
-    def _heads(self, at: Residual, kv: KVPass, index: int) -> tuple[mx.array, mx.array | None]:
-        """Return the heads of attention, gated (B, T, H * D), and the output of a mixer beside it, if any."""
+        # x (B, T, E) + output(attention(qkv(norm(x))))
+        inputs = self._centred(residual)
+        attended = self._attention(inputs, kv, index)  # (B, T, H * D); then a mixer's, next to it
+        if family.parallel:  # both halves have the same input, and one sum
+            return self._add(residual.x, [*attended, self._feed_forward(inputs, layer)], None, epilogue)
+        if layer.mixture is None and layer.down is None:
+            return self._add(residual.x, attended, layer.attention_post_norm, epilogue)
+        mlp_norm = None if family.centred else layer.mlp_norm
+        residual = self._add(residual.x, attended, layer.attention_post_norm, Epilogue(mlp_norm))
+
+        # x (B, T, E) + down(activation(gate_up(norm(x))))
+        if layer.mixture is not None:
+            dense = self._feed_forward(residual, layer) if layer.down is not None else None
+            return self._add_experts(residual, layer, dense, epilogue)
+        fed = self._feed_forward(self._centred(residual), layer)  # (B, T, F)
+        return self._add(residual.x, [fed], layer.mlp_post_norm, epilogue)
+
+    def _attention(self, residual: Residual, kv: KVPass, index: int) -> list[Product]:
+        """Return the heads of attention, gated, (B, T, H * D), and the output of a mixer next to it, if any."""
         ops = self._ops
         eps = self.config.norm_eps
         layer = self._layers[index]
-        beside = None
-        qkv = project(ops, at, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
-        heads = self._mixed(kv, index, qkv, layer)
+        qkv = project(ops, residual, layer.input_norm, eps, layer.qkv)  # (B, T, (H + 2 Hkv) * D) or its parts
+        heads = self._mix_tokens(kv, index, qkv)
         if layer.gate is not None:
-            heads = ops.glu(stacked(project(ops, at, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+            heads = ops.glu(stacked(project(ops, residual, layer.input_norm, eps, [layer.gate])), heads, "sigmoid")
+        products = [Product(heads, layer.output)]
         if layer.mixer_ends is not None and layer.mixer is not None:
-            into = project(ops, at, layer.input_norm, eps, [layer.mixer_ends[0]])
-            beside = kv.mix(index, stacked(into), layer.mixer)
-        return heads, beside
+            into_mixer, out_of_mixer = layer.mixer_ends
+            projected = project(ops, residual, layer.input_norm, eps, [into_mixer])
+            products.append(Product(kv.mix(index, stacked(projected), layer.mixer), out_of_mixer))
+        return products
 
-    def _mixed(self, kv: KVPass, index: int, projected: Projections, layer: LayerWeights) -> mx.array:
-        """Mix tokens by attention, or by recurrent state in its place."""
+    def _mix_tokens(self, kv: KVPass, index: int, projected: Projections) -> mx.array:
+        """Mix tokens by attention over the KV cache, or by recurrent state in its place."""
+        layer = self._layers[index]
         if layer.mixer is not None and layer.attention is None:
             return kv.mix(index, with_gates(self._ops, stacked(projected), layer), layer.mixer)
         spec = layer.attention
@@ -343,17 +350,31 @@ class Decoder:
         rows = absorbed(self._ops, projected, latent, spec.heads)
         return values_of(self._ops, kv.attend(index, rows, spec), latent, spec.heads)
 
-    def _feed_forward(self, at: Residual, layer: LayerWeights) -> mx.array:
+    def _feed_forward(self, residual: Residual, layer: LayerWeights) -> Product:
+        """Return the inner values of the dense feed-forward (B, T, F), and its projection back."""
         ops = self._ops
         eps = self.config.norm_eps
         activation = self.config.family.activation
+        assert layer.down is not None
         if len(layer.gate_up) == 1 and layer.mlp_norm is not None:
-            x, norm = (at.x, layer.mlp_norm) if at.normed is None else (at.normed, None)
-            return ops.norm_glu(x, norm, eps, layer.gate_up[0], layer.curve or activation)
-        projected = project(ops, at, layer.mlp_norm, eps, layer.gate_up)
+            x, norm = (residual.x, layer.mlp_norm) if residual.normed is None else (residual.normed, None)
+            return Product(ops.norm_glu(x, norm, eps, layer.gate_up[0], layer.curve or activation), layer.down)
+        projected = project(ops, residual, layer.mlp_norm, eps, layer.gate_up)
         gate, up = mx.split(projected, 2, axis=-1) if isinstance(projected, mx.array) else projected
-        return ops.glu(gate, up, activation)
+        return Product(ops.glu(gate, up, activation), layer.down)
 
-    def _centred(self, x: mx.array) -> mx.array:
-        """Return x less its mean, of which the root mean square norm is LayerNorm; else x itself."""
-        return x - x.mean(axis=-1, keepdims=True) if self.config.family.centred else x
+    def _add(self, x: mx.array, products: list[Product], post_norm: mx.array | None, epilogue: Epilogue) -> Residual:
+        """Project the results of a half of a layer, and add them to the residual stream x (B, T, E)."""
+        return add_products(self._ops, x, products, post_norm, self.config.norm_eps, epilogue)
+
+    def _add_experts(
+        self, residual: Residual, layer: LayerWeights, dense: Product | None, epilogue: Epilogue
+    ) -> Residual:
+        """Add the output of a layer's experts. dense: the feed-forward next to them, if any."""
+        return add_experts(self._ops, residual, layer, dense, self.config, epilogue)
+
+    def _centred(self, residual: Residual) -> Residual:
+        """Return x less its mean, of which the root mean square norm is LayerNorm; else the stream itself."""
+        if not self.config.family.centred:
+            return residual
+        return residual._replace(x=residual.x - residual.x.mean(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Projections of the residual stream, with the norms before and behind them."""
+"""Projections from and to the residual stream, with the norms before and after them."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,18 @@ class Residual(NamedTuple):
     normed: mx.array | None = None
 
 
-class Ends(NamedTuple):
-    """Steps behind a sum: a norm of it for the next projection, and before that a factor (1,)."""
+class Epilogue(NamedTuple):
+    """Steps after a sum, in one operation with it where there is one: a factor (1,), then a norm for the next."""
 
     norm: mx.array | None = None
     scalar: mx.array | None = None
+
+
+class Product(NamedTuple):
+    """The result of attention, of a mixer or of a feed-forward (B, T, K), and its projection to the residual stream."""
+
+    x: mx.array
+    weight: Weight
 
 
 def stacked(projected: Projections) -> mx.array:
@@ -27,9 +34,9 @@ def stacked(projected: Projections) -> mx.array:
     return projected if isinstance(projected, mx.array) else mx.concatenate(projected, axis=-1)
 
 
-def project(ops: Ops, at: Residual, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:
+def project(ops: Ops, residual: Residual, norm: mx.array | None, eps: float, weights: list[Weight]) -> Projections:
     """Normalize, if there is a norm, and project, in one operation if the projections are stacked."""
-    x, norm = (at.x, norm) if at.normed is None else (at.normed, None)
+    x, norm = (residual.x, norm) if residual.normed is None else (residual.normed, None)
     if len(weights) == 1 and norm is not None:
         return ops.norm_linear(x, norm, eps, weights[0])
     x = x if norm is None else ops.rms_norm(x, norm, eps)
@@ -47,36 +54,50 @@ def with_gates(ops: Ops, x: mx.array, layer: LayerWeights) -> mx.array:
     return mx.concatenate([mixed, ops.linear(mx.contiguous(z), gate), b, ops.linear(mx.contiguous(a), decay)], axis=-1)
 
 
-def add_projected(
-    ops: Ops, to: mx.array, x: mx.array, weight: Weight, post_norm: mx.array | None, eps: float, ends: Ends
+def add_products(
+    ops: Ops, x: mx.array, products: list[Product], post_norm: mx.array | None, eps: float, epilogue: Epilogue
 ) -> Residual:
-    """Project a block's result and add it to the residual stream, after the block's second norm, if any."""
-    return Residual(*ops.linear_add_norm(x, weight, to, post_norm, ends.norm, eps, ends.scalar))
+    """Project results and add them to the residual stream.
+
+    x: the residual stream (B, T, E).
+    products: one after the other; `post_norm` is of the last.
+    epilogue: steps after the sum.
+    """
+    *first, (result, weight) = products
+    for product in first:
+        x = ops.linear_add(product.x, product.weight, x)
+    return Residual(*ops.linear_add_norm(result, weight, x, post_norm, epilogue.norm, eps, epilogue.scalar))
 
 
 def add_experts(
-    ops: Ops, at: Residual, layer: LayerWeights, dense: mx.array | None, config: DecoderConfig, ends: Ends
+    ops: Ops, residual: Residual, layer: LayerWeights, dense: Product | None, config: DecoderConfig, epilogue: Epilogue
 ) -> Residual:
-    """Add the output of a layer's experts, and that of its dense feed-forward (B, T, F) beside them, if any."""
+    """Add the output of a layer's experts to the residual stream.
+
+    dense: the dense feed-forward next to them, if any.
+    epilogue: steps after the sum.
+    """
     eps = config.norm_eps
     activation = config.family.activation
     branches = layer.branches
     assert layer.mlp_norm is not None
     assert layer.mixture is not None
-    dense = dense if dense is None else gated(ops, at, layer, dense, eps)
-    if branches is None or dense is None or layer.down is None:
-        x = ops.experts(at.x, layer.mlp_norm, eps, layer.mixture, activation, at.normed)
-        if dense is None or layer.down is None:
-            return Residual(x if ends.scalar is None else x * ends.scalar)
-        return add_projected(ops, x, dense, layer.down, None, eps, ends)
-    own = ops.experts(at.x, branches.before_experts, eps, layer.mixture, activation)
+    if dense is not None:
+        dense = gated(ops, residual, layer, dense, eps)
+    if branches is None or dense is None:
+        x = ops.experts(residual.x, layer.mlp_norm, eps, layer.mixture, activation, residual.normed)
+        if dense is None:
+            return Residual(x if epilogue.scalar is None else x * epilogue.scalar)
+        return add_products(ops, x, [dense], None, eps, epilogue)
+    own = ops.experts(residual.x, branches.before_experts, eps, layer.mixture, activation)
     own = ops.rms_norm(own, branches.after_experts, eps)
-    both = add_projected(ops, own, dense, layer.down, branches.after_dense, eps, Ends()).x
-    return Residual(*ops.add_norms(both, at.x, layer.mlp_post_norm, ends.norm, eps, ends.scalar))
+    both = add_products(ops, own, [dense], branches.after_dense, eps, Epilogue()).x
+    return Residual(*ops.add_norms(both, residual.x, layer.mlp_post_norm, epilogue.norm, eps, epilogue.scalar))
 
 
-def gated(ops: Ops, at: Residual, layer: LayerWeights, dense: mx.array, eps: float) -> mx.array:
-    """Multiply the dense feed-forward's inner values by its gate, if it has one."""
+def gated(ops: Ops, residual: Residual, layer: LayerWeights, dense: Product, eps: float) -> Product:
+    """Multiply the dense feed-forward's inner values (B, T, F) by its gate, if it has one."""
     if layer.down_gate is None:
         return dense
-    return dense * mx.sigmoid(stacked(project(ops, at, layer.mlp_norm, eps, [layer.down_gate])))
+    gate = stacked(project(ops, residual, layer.mlp_norm, eps, [layer.down_gate]))
+    return dense._replace(x=dense.x * mx.sigmoid(gate))

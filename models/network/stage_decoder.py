@@ -119,7 +119,7 @@ class StageDecoder(Decoder):
         """Run this rank's layers and send their output on; None if none is wanted. x (1, N, E + P of layers left)."""
         group = self._group
         own = self.config.hidden_size + self.config.input_size * len(self._layers)
-        out = self._through(x[..., :own] if x.shape[-1] > own else x, kv)
+        out = self._run_layers(x[..., :own] if x.shape[-1] > own else x, kv)
         if self._last:
             wanted = _wanted(kv.rows)
             return group.send(out[:, :wanted], 0) if wanted else None

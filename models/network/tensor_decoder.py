@@ -12,11 +12,11 @@ import mlx.core as mx
 
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
-from headrace.models.network.projections import Ends, Residual, gated
+from headrace.models.network.projections import Epilogue, Product, Residual, gated
 from headrace.models.network.shared_norms import SharedNorms
 from headrace.models.network.tensor_part import TensorPart
 from headrace.runtime.kv.cache import KVPass
-from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops, Weight
+from headrace.runtime.ops import LayersNode, LayerWeights, Mixture, Ops
 from headrace.runtime.ops.kv_format import KVFormat
 from headrace.runtime.ops.native_plans import kernels
 from headrace.runtime.ranks.group import Group
@@ -93,60 +93,45 @@ class TensorDecoder(Decoder):
         own = self._vocabulary[self._group.rank]
         return self._ops.embed(tokens, self._table, self._dtype, own.start)
 
-    def _attend_and_feed(self, at: Residual, kv: KVPass, index: int, ends: Ends) -> Residual:
-        x = self._fed(at, kv, index)
-        return Residual(x if ends.scalar is None else x * ends.scalar)
-
-    def _fed(self, at: Residual, kv: KVPass, index: int) -> mx.array:
+    def _add(self, x: mx.array, products: list[Product], post_norm: mx.array | None, epilogue: Epilogue) -> Residual:
+        """See `Decoder`: this rank's products, then the sum of all ranks'. Rank 0 has x in its part."""
         ops = self._ops
-        layer = self._layers[index]
-        x = at.x
-        at = at._replace(x=self._centred(at.x))
-        heads, beside = self._heads(at, kv, index)
-        parallel = self.config.family.parallel
-        after = layer.attention_post_norm
-        partial = self._partial(x, heads, layer.output, after)
-        if beside is not None and layer.mixer_ends is not None:
-            partial = ops.linear_add(beside, layer.mixer_ends[1], partial)
-        if not parallel:
-            x = self._joined(x, partial, after)
-        if layer.mixture is not None:
-            return self._mixture(x, layer, layer.mixture)
-        if layer.down is None:
-            return x
-        inner = self._feed_forward(at if parallel else Residual(self._centred(x)), layer)  # (B, T, F)
-        if parallel:
-            return self._group.all_sum(ops.linear_add(inner, layer.down, partial))
-        after = layer.mlp_post_norm
-        return self._joined(x, self._partial(x, inner, layer.down, after), after)
-
-    def _partial(self, x: mx.array, inner: mx.array, weight: Weight, after: mx.array | None) -> mx.array:
-        """Return this rank's product, on rank 0 plus x unless a norm comes first."""
-        if self._first and after is None:
-            return self._ops.linear_add(inner, weight, x)
-        return self._ops.linear(inner, weight)
-
-    def _joined(self, x: mx.array, partial: mx.array, after: mx.array | None) -> mx.array:
-        """Return x plus the ranks' products, behind the norm `after`, if any."""
+        (result, weight), *others = products
+        adds = self._first and post_norm is None  # a norm of the sum comes before x
+        partial = ops.linear_add(result, weight, x) if adds else ops.linear(result, weight)
+        for product in others:
+            partial = ops.linear_add(product.x, product.weight, partial)
         total = self._group.all_sum(partial)
-        return total if after is None else x + self._ops.rms_norm(total, after, self.config.norm_eps)
+        if post_norm is not None:
+            total = x + ops.rms_norm(total, post_norm, self.config.norm_eps)
+        return _scaled(total, epilogue)
 
-    def _mixture(self, x: mx.array, layer: LayerWeights, mixture: Mixture) -> mx.array:
+    def _add_experts(
+        self, residual: Residual, layer: LayerWeights, dense: Product | None, epilogue: Epilogue
+    ) -> Residual:
+        """See `Decoder`: each rank has a part of every expert."""
         ops = self._ops
         eps = self.config.norm_eps
         activation = self.config.family.activation
         branches = layer.branches
+        x = residual.x
         assert layer.mlp_norm is not None
-        dense = None  # (B, T, F)
-        if layer.down is not None:
-            dense = gated(ops, Residual(x), layer, self._feed_forward(Residual(x), layer), eps)
-        if branches is None or dense is None or layer.down is None:
-            partial = ops.experts(x, layer.mlp_norm, eps, mixture, activation)
-            return self._group.all_sum(
-                partial if dense is None or layer.down is None else ops.linear_add(dense, layer.down, partial)
-            )
+        assert layer.mixture is not None
+        if dense is not None:
+            dense = gated(ops, residual, layer, dense, eps)
+        if branches is None or dense is None:
+            partial = ops.experts(x, layer.mlp_norm, eps, layer.mixture, activation)
+            if dense is not None:
+                partial = ops.linear_add(dense.x, dense.weight, partial)
+            return _scaled(self._group.all_sum(partial), epilogue)
         assert layer.mlp_post_norm is not None
-        own = ops.experts(x, branches.before_experts, eps, mixture, activation)
-        dense, own = mx.split(self._group.all_sum(mx.concatenate([ops.linear(dense, layer.down), own])), 2)
-        both = ops.rms_norm(dense, branches.after_dense, eps) + ops.rms_norm(own, branches.after_experts, eps)
-        return x + ops.rms_norm(both, layer.mlp_post_norm, eps)
+        own = ops.experts(x, branches.before_experts, eps, layer.mixture, activation)
+        parts = mx.concatenate([ops.linear(dense.x, dense.weight), own])
+        of_dense, of_experts = mx.split(self._group.all_sum(parts), 2)
+        both = ops.rms_norm(of_dense, branches.after_dense, eps) + ops.rms_norm(of_experts, branches.after_experts, eps)
+        return _scaled(x + ops.rms_norm(both, layer.mlp_post_norm, eps), epilogue)
+
+
+def _scaled(x: mx.array, epilogue: Epilogue) -> Residual:
+    """Return the sum of all ranks. The norm that follows is left to the next projection."""
+    return Residual(x if epilogue.scalar is None else x * epilogue.scalar)
