@@ -6,7 +6,7 @@ Contract: a pass of the head, and its logits, are handed to the device at once a
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
@@ -16,15 +16,13 @@ from headrace.runtime.kv.cache import KVCache, KVPass, PassRow
 from headrace.runtime.metrics.cost import StepCost
 from headrace.runtime.network import DraftHead
 from headrace.runtime.ops import Phase
-
-if TYPE_CHECKING:
-    from headrace.runtime.ranks.leader import Leader
+from headrace.runtime.ranks.leader import Leader, LeaderCache
 
 
 class LeaderHead:
     """A `DraftHead` of one rank's part, whose passes the followers repeat. All else is the head's own."""
 
-    def __init__(self, head: DraftHead, leader: "Leader") -> None:
+    def __init__(self, head: DraftHead, leader: Leader) -> None:
         self._head, self._leader, self._numbers = head, leader, count()
 
     def __getattr__(self, name: str) -> Any:
@@ -33,7 +31,7 @@ class LeaderHead:
     def kv_backend(self, options: KVOptions) -> KVBackend:
         """Return the head's backend, for caches that begin empty."""
         backend = self._head.kv_backend(options)
-        return cast(KVBackend, _LeaderBackend(backend, self._leader, next(self._numbers), options.limit))
+        return cast(KVBackend, _HeadBackend(backend, self._leader, next(self._numbers), options.limit))
 
     def hidden(self, tokens: mx.array, hidden: mx.array, kv: KVPass) -> mx.array:
         """See `DraftHead`."""
@@ -51,10 +49,10 @@ class LeaderHead:
         return out
 
 
-class _LeaderBackend:
+class _HeadBackend:
     """The backend of one sequence's cache, which the followers have, too, under `number`."""
 
-    def __init__(self, backend: KVBackend, leader: "Leader", number: int, limit: int) -> None:
+    def __init__(self, backend: KVBackend, leader: Leader, number: int, limit: int) -> None:
         self._backend = backend
         self._leader = leader
         self._number = number
@@ -62,39 +60,15 @@ class _LeaderBackend:
 
     def acquire(self, prompt: Sequence[int], entries: int = 0) -> KVCache:
         self._leader.log("head", "acquire", self._number, self._limit)
-        return cast(KVCache, _LeaderCache(self._backend.acquire(prompt, entries), self._number, self._leader))
+        inner = self._backend.acquire(prompt, entries)
+        return cast(KVCache, LeaderCache(inner, self._number, self._leader, [], ("head",)))
 
     def make_passes(self, rows: Sequence[PassRow]) -> list[KVPass]:
         [row] = rows
-        cache = cast(_LeaderCache, row.cache).inner
+        cache = cast(LeaderCache, row.cache).inner
         passes = self._backend.make_passes([replace(row, cache=cache)])
         self._leader.log("head", "hidden", self._number, cache.length, row.count, row.phase)
         return passes
-
-
-class _LeaderCache:
-    """A cache whose calls the followers repeat."""
-
-    def __init__(self, inner: KVCache, number: int, leader: "Leader") -> None:
-        self.inner = inner
-        self._number = number
-        self._leader = leader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def commit(self, tokens: int) -> None:
-        self._leader.log("head", "commit", self._number, tokens)
-        self.inner.commit(tokens)
-
-    def rollback(self) -> None:
-        if self.inner.length > self.inner.committed:
-            self._leader.log("head", "rollback", self._number)
-        self.inner.rollback()
-
-    def close(self) -> None:
-        self._leader.log("head", "close", self._number)
-        self.inner.close()
 
 
 class DividedHead(Protocol):
@@ -148,7 +122,8 @@ class FollowerHead:
         self._caches[number][1].commit(tokens)
 
     def rollback(self, number: int) -> None:
-        self._caches[number][1].rollback()
+        if number in self._caches:  # else cleared, after an error
+            self._caches[number][1].rollback()
 
     def close(self, number: int) -> None:
         if number in self._caches:  # else cleared, after an error

@@ -286,13 +286,22 @@ def _told(row: PassRow) -> list[Any]:
 
 
 class LeaderCache:
-    """A cache whose calls the followers repeat. tokens: those that the followers know."""
+    """A cache whose calls the followers repeat.
 
-    def __init__(self, inner: KVCache, number: int, leader: Leader, tokens: list[int]) -> None:
+    inner: the cache of this rank.
+    number: its number among those that the followers have.
+    tokens: those that the followers know.
+    path: names before each call, such as "head" for the caches of a prediction head.
+    """
+
+    def __init__(
+        self, inner: KVCache, number: int, leader: Leader, tokens: list[int], path: tuple[str, ...] = ()
+    ) -> None:
         self.inner = inner
         self.number = number
-        self._leader = leader
         self.tokens = tokens
+        self._leader = leader
+        self._path = path
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -304,13 +313,13 @@ class LeaderCache:
         return new
 
     def commit(self, tokens: int) -> None:
-        self._leader.log("commit", self.number, tokens)
+        self._leader.log(*self._path, "commit", self.number, tokens)
         self.inner.commit(tokens)
 
     def rollback(self) -> None:
-        self._leader.log("rollback", self.number)
+        self._leader.log(*self._path, "rollback", self.number)
         self.inner.rollback()
 
     def close(self) -> None:
-        self._leader.log("close", self.number)
+        self._leader.log(*self._path, "close", self.number)
         self.inner.close()
