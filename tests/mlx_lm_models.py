@@ -50,6 +50,10 @@ _GLM_LITE = {
     "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "moe_layer_freq": 1, "attention_bias": False,
     "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0, "head_dim": None,
 }  # fmt: skip
+_DOTS = {
+    **_GLM_MOE, "model_type": "dots1", "scoring_func": "noaux_tc", "mlp_bias": False, "attention_bias": False,
+    "partial_rotary_factor": 1.0,
+}  # fmt: skip
 _MINIMAX = {
     "model_type": "minimax", "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 0,
     "rotary_dim": 16, "use_qk_norm": True,
@@ -169,6 +173,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4-moe": _GLM_MOE,
     "glm4-moe-groups": {**_GLM_MOE, "n_group": 4, "topk_group": 2, "use_qk_norm": False},
     "minimax": _MINIMAX,
+    "dots1": _DOTS,
+    "dots1-groups": {**_DOTS, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
     "glm4-lite": _GLM_LITE,
     "glm4-lite-at-once": {**_GLM_LITE, "q_lora_rank": None, "first_k_dense_replace": 0},
     "deepseek-v3": {

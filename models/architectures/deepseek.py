@@ -1,10 +1,15 @@
-"""DeepSeek V2 and V3: attention over latents, and mixtures with shared experts."""
+"""DeepSeek V2 and V3, dots.llm1: mixtures with shared experts; attention over latents in the first two."""
 
 from dataclasses import replace
 
 from headrace.models.architectures.architecture import Architecture, HeadNames
 from headrace.models.architectures.config import ExpertLayers, Family
-from headrace.models.architectures.experts import after_dense_layers, corrected_experts, deepseek_experts
+from headrace.models.architectures.experts import (
+    after_dense_layers,
+    corrected_experts,
+    deepseek_experts,
+    several_experts,
+)
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.latent import latent_config
 from headrace.runtime.errors import UnsupportedModelError
@@ -50,6 +55,18 @@ ROWS = (
         rotated=1.0,
         experts=deepseek_experts,
         latent=latent_config,
+        plain=(".mlp.gate",),
+    ),
+    Architecture(
+        "dots1",
+        Family(qk_norm="head"),
+        tensor_names=(
+            (".experts.gate_proj.", ".switch_mlp.gate_proj."),
+            (".experts.up_proj.", ".switch_mlp.up_proj."),
+            (".experts.down_proj.", ".switch_mlp.down_proj."),
+        ),
+        experts=deepseek_experts,
+        runs=several_experts,
         plain=(".mlp.gate",),
     ),
 )

@@ -45,6 +45,11 @@ def after_dense_layers(fields: Fields, layers: int, experts: ExpertsConfig) -> E
     return [None if i < dense or i % step else experts for i in range(layers)]
 
 
+def several_experts(fields: Fields) -> bool:
+    """Return False for one expert a token, whose weight is 1 in mlx-lm's class, whatever its score."""
+    return fields.values.get("num_experts_per_tok") != 1
+
+
 def _groups(fields: Fields) -> tuple[int, int]:
     """Return the number of groups of experts and how many of them a token may use."""
     count, groups, kept = (fields.count(key, default=1) for key in ("n_routed_experts", "n_group", "topk_group"))

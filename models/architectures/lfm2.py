@@ -2,7 +2,7 @@
 
 from headrace.models.architectures.architecture import Architecture
 from headrace.models.architectures.config import ExpertLayers, ExpertsConfig, Family, MixerConfig
-from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.experts import count_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.mixers import mixer_sizes
 
@@ -39,11 +39,6 @@ def _experts(fields: Fields, layers: int) -> ExpertLayers:
     )
     dense = fields.count("num_dense_layers") if fields.values.get("num_dense_layers") != 0 else 0
     return [None if i < dense else experts for i in range(layers)]
-
-
-def several_experts(fields: Fields) -> bool:
-    """Return False for one expert a token, whose weight is 1 in mlx-lm's class, whatever its score."""
-    return fields.values.get("num_experts_per_tok") != 1
 
 
 ROWS = (

@@ -11,10 +11,9 @@ from headrace.models.architectures.config import (
     NormNames,
     RopeConfig,
 )
-from headrace.models.architectures.experts import count_experts
+from headrace.models.architectures.experts import count_experts, several_experts
 from headrace.models.architectures.fields import Fields
 from headrace.models.architectures.layers import full_rope, head_size
-from headrace.models.architectures.lfm2 import several_experts
 from headrace.models.architectures.olmo import AFTER
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from headrace.models.architectures.families import architecture_named
 from headrace.models.architectures.read import decoder_config
 from headrace.models.checkpoint.normalize import normalized
 from headrace.models.checkpoint.safetensors import open_checkpoint
@@ -27,10 +28,7 @@ from tests.tiny import load_decoder, quantize_model
 pytestmark = pytest.mark.peer
 
 EIGHT_BITS = {f"{at}model.layers.1.self_attn.k_proj": {"bits": 8, "group_size": 32} for at in ("", "language_model.")}
-ROUTERS = {
-    f"{at}.gate": False for i in range(6) for at in (f"model.layers.{i}.mlp", f"backbone.layers.{i}.mixer")
-}  # plain in these classes:
-PLAIN_ROUTERS = ("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "nemotron_h")
+ROUTERS = {f"{at}.gate": False for i in range(6) for at in (f"model.layers.{i}.mlp", f"backbone.layers.{i}.mixer")}
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]  # longer than the window
 STEPS = 20
 
@@ -87,7 +85,7 @@ def test_logits_equal_mlx_lms(tmp_path: Path, directory: Path, ops: Ops, quantiz
         directory = quantize_model(
             directory,
             tmp_path / "quantized",
-            {**EIGHT_BITS, **(ROUTERS if kind_of(directory) in PLAIN_ROUTERS else {})},
+            {**EIGHT_BITS, **(ROUTERS if ".mlp.gate" in architecture_named(kind_of(directory)).plain else {})},
         )
     decoder = load_decoder(directory, ops)
     assert decoder.pages == (ops is not reference)
