@@ -22,7 +22,6 @@ from headrace.runtime.metrics.cost import Matrix
 Way = Literal["alone", "tensor", "pipeline"]
 SPLITS: tuple[Way, ...] = ("tensor", "pipeline")
 
-_REPLICATED = ("router", "shared gate", "q_a_proj", "kv_a_proj_with_mqa")  # small, and needed whole by every rank
 _SQUARES = 8  # bytes of a row's sums of squares of queries and keys
 _ELEMENT = 2  # bytes of an element of the hidden states
 _PEAK_SHARE = (
@@ -190,7 +189,7 @@ def _table(shape: StepShape) -> int:
 
 def _share(matrix: Matrix, share: float) -> float:
     """Return the part of a matrix of a machine with this share in tensor parallel."""
-    return 1.0 if matrix.name in _REPLICATED else share
+    return share if matrix.divided else 1.0
 
 
 def _tensor_part(

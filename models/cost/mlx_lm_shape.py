@@ -5,6 +5,7 @@ From a config alone, parameters get the shapes and types implied by its quantiza
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import prod
@@ -22,6 +23,8 @@ from headrace.models.mlx_lm.load import load, of_config, refused
 from headrace.models.mlx_lm.ranked import ways
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops.kv_format import FLOAT16, FORMATS
+
+_UNDIVIDED = ("router", "q_a_proj", "kv_a_proj_with_mqa")  # modules that classes leave whole on every rank
 
 
 def shape_of_mlx_lm_checkpoint(checkpoint: Checkpoint) -> StepShape:
@@ -86,10 +89,9 @@ def _matrices(model: Any, measured: Measured) -> Sequence[Matrix]:
         share = Fraction(measured.shares[name]).limit_denominator(count)
         output = array.shape[0] == measured.vocab_size
         kind = ("expert " if count > 1 else "") + module.rpartition(".")[2]
-        found[Matrix(kind, count, rows, columns, nbytes // count, share, output)] += 1
-    return [
-        Matrix(m.name, m.count * times, m.rows, m.columns, m.nbytes, m.share, m.output) for m, times in found.items()
-    ]
+        divided = kind not in _UNDIVIDED
+        found[Matrix(kind, count, rows, columns, nbytes // count, share, output, divided=divided)] += 1
+    return [replace(matrix, count=matrix.count * times) for matrix, times in found.items()]
 
 
 def _merged(kv: Sequence[LayerKV]) -> Sequence[LayerKV]:

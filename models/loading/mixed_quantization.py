@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from headrace.models.architectures.config import DecoderConfig
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.quantization import BITS, GROUP_SIZES, Groups
 from headrace.models.checkpoint.safetensors import Checkpoint
@@ -25,6 +26,7 @@ from headrace.models.loading.fitted_rounding import dequantized, rounded, square
 from headrace.models.loading.keep_quantized import copy_text_files
 from headrace.models.network.decoder import Decoder
 from headrace.models.network.parameters import Parameters
+from headrace.models.network.tensors import layer_tensors
 from headrace.models.registry.progress import Progress
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.metrics.cost import FLOAT_MODES
@@ -34,7 +36,6 @@ FORMATS = (
     Groups(*FLOAT_MODES["mxfp4"], "mxfp4"),
     Groups(*FLOAT_MODES["nvfp4"], "nvfp4"),
 )
-_JOINED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -99,14 +100,19 @@ def quantizable_parts(checkpoint: Checkpoint, name: str) -> list[Part]:
                 f"`headrace pull {name} --quantize 4` quantizes all matrices alike",
             )
         matrices[module] = (info.shape[0], info.shape[1])
-    return _joined(matrices)
+    return _joined(matrices, config)
 
 
-def _joined(matrices: Mapping[str, tuple[int, int]]) -> list[Part]:
+def _joined(matrices: Mapping[str, tuple[int, int]], config: DecoderConfig) -> list[Part]:
+    """Return the matrices in parts: those of one product together."""
+    products: dict[str, str] = {}
+    for index, layer in enumerate(config.layers):
+        for tensor in layer_tensors(config, layer):
+            for module in (tensor.name, tensor.whole):
+                products[f"model.layers.{index}.{module}"] = f"model.layers.{index}.{tensor.product}"
     shapes: dict[str, dict[str, tuple[int, int]]] = {}
     for module, shape in matrices.items():
-        parent, _, own = module.rpartition(".")
-        shapes.setdefault(f"{parent}.{_JOINED.get(own, own)}".lstrip("."), {})[module] = shape
+        shapes.setdefault(products.get(module, module), {})[module] = shape
     parts = [Part(name, modules, _layer_of(name)) for name, modules in shapes.items()]
     return sorted(parts, key=lambda part: (-1 if part.layer is None else part.layer, part.name))
 

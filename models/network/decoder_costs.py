@@ -30,7 +30,16 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
             size = _size_of(tensor, f"model.layers.{index}", tensors, size_of)
             share = Fraction(tensor.active, tensor.count)
             is_late = index > last or (index == last and not tensor.before_append)
-            matrix = Matrix(tensor.shown_name, 0, tensor.rows, tensor.columns, size, share, part=tensor.part)
+            matrix = Matrix(
+                name=tensor.shown_name,
+                count=0,
+                rows=tensor.rows,
+                columns=tensor.columns,
+                nbytes=size,
+                share=share,
+                part=tensor.part,
+                divided=tensor.is_divided,
+            )
             counts[matrix] += tensor.count
             late[matrix] += tensor.count * is_late
     matrices = [replace(matrix, count=count, late=late[matrix]) for matrix, count in counts.items()]
@@ -38,7 +47,7 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
         name = "per_layer_model_projection"
         rows = len(config.layers) * config.input_size
         size = size_of(f"model.{name}", rows, config.hidden_size)
-        matrices.append(Matrix(name, 1, rows, config.hidden_size, size, part="MLP"))
+        matrices.append(Matrix(name, 1, rows, config.hidden_size, size, part="MLP", divided=False))
     return matrices
 
 

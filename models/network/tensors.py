@@ -37,6 +37,16 @@ class Tensor:
     single: str = ""  # module of a single stored expert, with {} for its number
 
     @property
+    def is_divided(self) -> bool:
+        """True if a rank has a part of it in tensor parallelism, False if every rank has all of it."""
+        return self.rows_by is not None or self.columns_by is not None
+
+    @property
+    def product(self) -> str:
+        """Name of the product that it is a part of: of all tensors with the same `whole`, which have one input."""
+        return self.whole.removesuffix("_proj") or self.name
+
+    @property
     def shown_name(self) -> str:
         """Name in tables of costs."""
         return self.title or self.name.rpartition(".")[2]

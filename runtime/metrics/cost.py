@@ -128,6 +128,7 @@ class Matrix:
     output: bool = False  # makes the logits
     late: int = 0  # those of the `count` after the last entry that a token appends, which prefill skips
     part: str = ""  # of the network, for `StepCost.weight_parts`; empty if it is not known
+    divided: bool = True  # in tensor parallelism; False: every rank has all of it
 
     @property
     def weights(self) -> int:
