@@ -11,12 +11,10 @@ from headrace.models.network.layer_inputs import read_input
 from headrace.models.network.mixers import read_gates, read_mixer
 from headrace.models.network.parameters import Parameters
 from headrace.models.network.rope import make_rope
-from headrace.models.network.tensors import attention, expert_stacks, feed_forward, router, shared_gate
+from headrace.models.network.tensors import BRANCH_NORMS, attention, expert_stacks, feed_forward, router, shared_gate
 from headrace.runtime.kv.cache import KVShape
 from headrace.runtime.ops import AttentionSpec, BranchNorms, LayerWeights, Mixture, Rope, Weight, Xielu
 from headrace.runtime.ops.kv_format import KVFormat
-
-_BRANCHES = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 
 
 def read_layers(
@@ -90,7 +88,7 @@ def _layer(
         if (shared := shared_gate(config, layer.experts)) is not None:
             down_gate = parameters.router(prefix, shared)
         if layer.experts.branch:
-            branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in _BRANCHES))
+            branches = BranchNorms(*(parameters.vector(f"{prefix}.{name}.weight", width) for name in BRANCH_NORMS))
     if dense := feed_forward(config, layer):
         gate_up = parameters.fused(prefix, dense[:-1])
         down = parameters.tensor(prefix, dense[-1])

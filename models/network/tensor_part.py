@@ -7,14 +7,14 @@ are whole on every rank.
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, LayerConfig, MixerConfig
-from headrace.models.network.tensors import Tensor, Unit, latent_heads, layer_tensors
+from headrace.models.network.tensors import Segments, Tensor, Unit, latent_heads, layer_tensors, layer_vectors
 from headrace.runtime.errors import UnsupportedModelError, UsageError
-from headrace.runtime.ops import MixerSizes
 from headrace.runtime.ranks.split import Split
 
 _HINT = "--split pipeline divides it by layers"
@@ -48,15 +48,24 @@ class TensorPart:
         arrays: of MLX, or parts of files (`models.checkpoint.file_parts`).
         """
         modules = [_modules(self.whole, layer) for layer in self.whole.layers]
+        vectors = [
+            {vector.name: vector.segments for vector in layer_vectors(self.whole, layer)} for layer in self.whole.layers
+        ]
         taken: dict[str, Any] = {}
         for name, array in arrays.items():
-            part = self._taken(name, array, modules)
+            part = self._taken(name, array, modules, vectors)
             if part is not None:
                 taken[name] = mx.contiguous(part) if isinstance(part, mx.array) and part is not array else part
         return taken
 
-    def _taken(self, name: str, array: Any, modules: list[dict[str, list[Tensor]]]) -> Any:
-        """Return the part of one tensor. modules: each layer's stored modules, with the table's rows in them."""
+    def _taken(
+        self, name: str, array: Any, modules: list[dict[str, list[Tensor]]], vectors: list[dict[str, Segments]]
+    ) -> Any:
+        """Return the part of one tensor, as the rows of the table divide it.
+
+        modules: each layer's stored modules, with the matrices in them.
+        vectors: each layer's other tensors.
+        """
         module, kind = name.rpartition(".")[::2]
         if module in ("model.embed_tokens", "lm_head"):
             return _rows(array, kind, [self.own(array.shape[0])])
@@ -67,60 +76,42 @@ class TensorPart:
         path = found[2]
         tensors = modules[int(found[1])].get(_NUMBER.sub(".{}.", path))
         if tensors is None:
-            return self._vector(path, kind, array, layer)
+            segments = vectors[int(found[1])].get(f"{path}.{kind}", ())
+            return _numbers(array, self._ranges(segments, layer)) if segments else array
         tensor = tensors[0]
         if tensor.columns_by is not None:
-            [columns] = self._ranges(tensor, tensor.columns_by, tensor.columns, layer)
+            columns = self._range(tensor.columns_by, tensor.columns, layer)
             return self._columns(array, kind, columns, tensor.columns, name)
         if tensor.rows_by == "head_stack":
             return array[self.heads.start : self.heads.stop]
-        if tensor.rows_by is None:
-            return array
+        segments = tuple(chain.from_iterable(part.row_segments for part in tensors))  # one below the other
+        return _rows(array, kind, self._ranges(segments, layer)) if segments else array
+
+    def _ranges(self, segments: Segments, layer: LayerConfig) -> list[range]:
+        """Return this rank's rows of a tensor."""
         ranges = list[range]()
         start = 0
-        for tensor in tensors:  # one below the other
-            assert tensor.rows_by is not None
-            ranges += [_moved(rows, start) for rows in self._ranges(tensor, tensor.rows_by, tensor.rows, layer)]
-            start += tensor.rows
-        return _rows(array, kind, ranges)
+        for unit, size in segments:
+            ranges.append(_moved(self._range(unit, size, layer), start))
+            start += size
+        return ranges
 
-    def _ranges(self, tensor: Tensor, unit: Unit, size: int, layer: LayerConfig) -> list[range]:
-        """Return this rank's rows or columns of a tensor that has `size` of them."""
+    def _range(self, unit: Unit, size: int, layer: LayerConfig) -> range:
+        """Return this rank's part of `size` rows or columns."""
         heads = self.whole.heads
         kv_heads = self.whole.heads_of(layer)[0]
         if unit == "inner":
-            return [self.own(size)]
-        if unit == "mixer" and layer.mixer is not None:
-            key = "inner" if tensor.columns_by == "mixer" else tensor.name.rpartition(".")[2]
-            return self._mixer_places(layer.mixer)[key]
+            return self.own(size)
         if unit == "kv_heads":
-            return [_scaled(kv_range(self.heads, heads, kv_heads), size // kv_heads)]
-        return [_scaled(self.heads, size // heads)]
-
-    def _mixer_places(self, mixer: MixerConfig) -> dict[str, list[range]]:
-        return mixer_places(mixer.sizes, mixer_ranges(mixer, self.split, self.unit)[self.rank])
-
-    def _vector(self, path: str, kind: str, array: Any, layer: LayerConfig) -> Any:
-        """Return this rank's part of a tensor that is no matrix: norms over all heads, and those of a mixer."""
-        block, _, last = path.partition(".")
-        if kind == "sinks":
-            return array[self.heads.start : self.heads.stop]
-        if block == "self_attn" and last in ("q_norm", "k_norm") and self.whole.family.qk_norm == "heads":
-            kv_heads, dim = self.whole.heads_of(layer)
-            heads = self.heads if last == "q_norm" else kv_range(self.heads, self.whole.heads, kv_heads)
-            return array[heads.start * dim : heads.stop * dim]
-        if block != "mixer" or layer.mixer is None:
-            return array
-        places = self._mixer_places(layer.mixer)
-        if last.endswith("conv1d"):
-            return _rows(array, "bias" if array.ndim == 1 else "taps", places[last])
-        if last == "norm":
-            [inner] = places["inner"]
-            return array[inner.start : inner.stop] if array.size == layer.mixer.sizes.inner else array
-        if kind in ("A_log", "dt_bias", "D"):
-            [heads] = places["decays" if kind == "dt_bias" else "heads"]
-            return array.reshape(-1)[heads.start : heads.stop]
-        return array
+            return _scaled(kv_range(self.heads, heads, kv_heads), size // kv_heads)
+        if unit not in ("mixer_heads", "mixer_keys"):
+            return _scaled(self.heads, size // heads)
+        assert layer.mixer is not None
+        sizes = layer.mixer.sizes
+        own = mixer_ranges(layer.mixer, self.split, self.unit)[self.rank]  # heads, or channels
+        if unit == "mixer_keys":
+            return _scaled(kv_range(own, sizes.heads, sizes.key_heads), size // sizes.key_heads)
+        return _scaled(own, size // (sizes.inner if sizes.kind == "conv" else sizes.heads))
 
     def _columns(self, array: Any, kind: str, own: range, total: int, name: str) -> Any:
         """Return columns `own` of `total`, packed or by group. A bias is added by rank 0 alone."""
@@ -198,32 +189,6 @@ def mixer_ranges(mixer: MixerConfig, split: Split, unit: int) -> list[range]:
     return ranges
 
 
-def mixer_places(sizes: MixerSizes, own: range) -> dict[str, list[range]]:
-    """Return a rank's rows of a mixer's tensors. own: its heads, or its channels of a short convolution."""
-    if sizes.kind == "conv":
-        return {"inner": [own], "conv1d": [own], "in_proj": [_moved(own, i * sizes.inner) for i in range(3)]}
-    per_key = sizes.heads // sizes.key_heads
-    keys = sizes.key_heads * sizes.key_dim
-    groups = kv_range(own, sizes.heads, sizes.key_heads)
-    key = _scaled(groups, sizes.key_dim)
-    inner = _scaled(own, sizes.value_dim)
-    rows = 2 * keys + sizes.inner
-    decays = _scaled(own, sizes.decays // sizes.heads)
-    places = {"inner": [inner], "heads": [own], "decays": [decays]}
-    if sizes.kind == "ssm":
-        channels = [inner, _moved(key, sizes.inner), _moved(key, sizes.inner + keys)]  # x, B, C
-        steps = _moved(own, sizes.inner + rows)
-        return places | {"conv1d": channels, "in_proj": [inner, *(_moved(r, sizes.inner) for r in channels), steps]}
-    places |= {"q_proj": [key], "k_proj": [key], "v_proj": [inner], "g_proj": [inner], "a_proj": [own]}
-    places |= {"b_proj": [own], "g_b_proj": [inner], "f_b_proj": [decays]}
-    places |= {f"{name}_conv1d": places[f"{name}_proj"] for name in "qkv"}
-    joined = 2 * sizes.key_dim + 2 * per_key * sizes.value_dim
-    places |= {"in_proj_qkvz": [_scaled(groups, joined)], "in_proj_ba": [_scaled(groups, 2 * per_key)]}
-    channels = [key, _moved(key, keys), _moved(inner, 2 * keys)]
-    places |= {"in_proj_qkv": channels, "in_proj_z": [inner], "in_proj_b": [own], "in_proj_a": [own]}
-    return places | {"conv1d": channels}
-
-
 def _layer(config: DecoderConfig, layer: LayerConfig, split: Split, rank: int, unit: int, heads: range) -> LayerConfig:
     def own(size: int) -> int:
         return len(_in_units(size, split, unit)[rank]) if size else 0
@@ -268,15 +233,23 @@ def _in_units(size: int, split: Split, unit: int) -> list[range]:
     return [*ranges[:-1], range(ranges[-1].start, size)]
 
 
+def _numbers(array: Any, ranges: list[range]) -> Any:
+    """Return some of a vector, or channels of a convolution (C, ...). Vectors may be stored with axes of one."""
+    if array.shape[0] == 1:
+        array = array.reshape(-1)
+    parts = [array[own.start : own.stop] for own in ranges]
+    if len(parts) == 1:
+        return parts[0]
+    return mx.concatenate(parts) if isinstance(array, mx.array) else parts[0].joined(parts[1:], 0)
+
+
 def _rows(array: Any, kind: str, ranges: list[range]) -> Any:
     """Return rows of a matrix or of a stack of them, or numbers of a bias."""
-    if kind == "taps":
-        parts = [array[own.start : own.stop] for own in ranges]
-    elif kind == "bias":
+    if kind == "bias":
         parts = [array[..., own.start : own.stop] for own in ranges]
     else:
         parts = [array[..., own.start : own.stop, :] for own in ranges]
-    axis = {"taps": 0, "bias": -1}.get(kind, -2)
+    axis = -1 if kind == "bias" else -2
     if len(parts) == 1:
         return parts[0]
     return mx.concatenate(parts, axis=axis) if isinstance(array, mx.array) else parts[0].joined(parts[1:], axis)

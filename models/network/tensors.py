@@ -1,4 +1,4 @@
-"""Table of the matrices of a layer, block by block. Loading, costs and division over ranks loop over it.
+"""Table of the matrices and vectors of a layer, block by block. Loading, costs and division over ranks loop over it.
 
 Names are those of `models.checkpoint.text_part`, below the layer. Each block is a function from the configuration to
 its rows, in the order of computation.
@@ -11,9 +11,12 @@ from typing import Literal
 
 from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LatentConfig, LayerConfig, MixerConfig
 
-Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer"]
+Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer_heads", "mixer_keys"]
 """Units that ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its
-first axis), heads of K/V, heads or channels of a mixer."""
+first axis), heads of K/V, heads of a mixer (channels of a short convolution), and its heads of keys."""
+
+Segments = tuple[tuple[Unit, int], ...]
+"""Rows of a tensor in order: what ranks divide them by, and their number."""
 
 
 _EXPERTS = "experts used"
@@ -27,6 +30,7 @@ class Tensor:
     rows: int  # outputs
     columns: int  # inputs
     rows_by: Unit | None = None  # ranks have some of the rows
+    segments: Segments = ()  # the same, of rows with several units
     columns_by: Unit | None = None  # ranks have some of the columns
     whole: str = ""  # module that some checkpoints have instead: the rows of all tensors with this `whole`
     before_append: bool = False  # needed for the entry that a token appends to K/V or recurrent state
@@ -39,7 +43,12 @@ class Tensor:
     @property
     def is_divided(self) -> bool:
         """True if a rank has a part of it in tensor parallelism, False if every rank has all of it."""
-        return self.rows_by is not None or self.columns_by is not None
+        return bool(self.row_segments) or self.columns_by is not None
+
+    @property
+    def row_segments(self) -> Segments:
+        """The rows by their units; empty if ranks have all of them."""
+        return self.segments or (() if self.rows_by is None else ((self.rows_by, self.rows),))
 
     @property
     def product(self) -> str:
@@ -115,39 +124,50 @@ def latent_heads(config: DecoderConfig, sizes: LatentConfig) -> Tensor:
 def mixer_inputs(config: DecoderConfig, mixer: MixerConfig) -> list[Tensor]:
     """Return the stored projections into a mixer."""
     sizes = mixer.sizes
-    keys = mixer.sizes.key_heads * mixer.sizes.key_dim
+    keys = sizes.key_heads * sizes.key_dim
+    inner: Segments = (("mixer_heads", sizes.inner),)
+    heads: Segments = (("mixer_heads", sizes.heads),)
+    key: Segments = (("mixer_keys", keys),)
+    rows: dict[str, Segments]
     if mixer.apart:
-        rows = {"q_proj": keys, "k_proj": keys, "v_proj": sizes.inner}
+        rows = {"q_proj": key, "k_proj": key, "v_proj": inner}
         if mixer.rank:
-            rows |= {"g_a_proj": mixer.rank, "f_a_proj": mixer.rank, "b_proj": sizes.heads}
+            rows |= {"g_a_proj": (), "f_a_proj": (), "b_proj": heads}
         else:
-            rows |= {"g_proj": sizes.inner, "b_proj": sizes.heads, "a_proj": sizes.heads}
+            rows |= {"g_proj": inner, "b_proj": heads, "a_proj": heads}
     elif mixer.by_key_head:
-        rows = {"in_proj_qkvz": sizes.channels + sizes.inner, "in_proj_ba": 2 * sizes.heads}
-    elif sizes.kind == "delta":
         rows = {
-            "in_proj_qkv": sizes.channels,
-            "in_proj_z": sizes.inner,
-            "in_proj_b": sizes.heads,
-            "in_proj_a": sizes.heads,
+            "in_proj_qkvz": (("mixer_keys", sizes.channels + sizes.inner),),
+            "in_proj_ba": (("mixer_keys", 2 * sizes.heads),),
         }
+    elif sizes.kind == "delta":
+        rows = {"in_proj_qkv": _channels(mixer), "in_proj_z": inner, "in_proj_b": heads, "in_proj_a": heads}
     elif sizes.kind == "conv":
-        rows = {"in_proj": 3 * sizes.inner}
+        rows = {"in_proj": 3 * inner}
     else:
-        rows = {"in_proj": sizes.inner + sizes.channels + sizes.heads}
-    width = config.hidden_size
-    of_latents = ("g_a_proj", "f_a_proj")
+        rows = {"in_proj": (*inner, *_channels(mixer), *heads)}
     return [
         Tensor(
             f"mixer.{name}",
-            count,
-            width,
-            rows_by=None if name in of_latents else "mixer",
+            sum(count for _, count in segments) or mixer.rank,
+            config.hidden_size,
+            segments=segments,
             whole="mixer.in_proj",
             before_append=True,
         )
-        for name, count in rows.items()
+        for name, segments in rows.items()
     ]
+
+
+def _channels(mixer: MixerConfig) -> Segments:
+    """Return the channels of a mixer's convolution, as they are stored."""
+    sizes = mixer.sizes
+    keys = sizes.key_heads * sizes.key_dim
+    if sizes.kind == "conv":
+        return (("mixer_heads", sizes.inner),)
+    if sizes.kind == "ssm":
+        return ("mixer_heads", sizes.inner), ("mixer_keys", keys), ("mixer_keys", keys)  # x, B, C
+    return ("mixer_keys", keys), ("mixer_keys", keys), ("mixer_heads", sizes.inner)
 
 
 def mixer_gates(mixer: MixerConfig) -> list[Tensor]:
@@ -156,12 +176,13 @@ def mixer_gates(mixer: MixerConfig) -> list[Tensor]:
         return []
     rows = {"g_b_proj": mixer.sizes.inner, "f_b_proj": mixer.sizes.decays}
     return [
-        Tensor(f"mixer.{name}", count, mixer.rank, rows_by="mixer", before_append=True) for name, count in rows.items()
+        Tensor(f"mixer.{name}", count, mixer.rank, rows_by="mixer_heads", before_append=True)
+        for name, count in rows.items()
     ]
 
 
 def mixer_output(config: DecoderConfig, mixer: MixerConfig) -> Tensor:
-    return Tensor("mixer.out_proj", config.hidden_size, mixer.sizes.inner, columns_by="mixer")
+    return Tensor("mixer.out_proj", config.hidden_size, mixer.sizes.inner, columns_by="mixer_heads")
 
 
 def feed_forward(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
@@ -228,3 +249,88 @@ def layer_input(config: DecoderConfig) -> list[Tensor]:
         Tensor("per_layer_input_gate", size, width, part="MLP"),
         Tensor("per_layer_projection", width, size, part="MLP"),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A tensor of a layer that is no matrix. Of a convolution, the numbers of a channel count as one."""
+
+    name: str  # below the layer
+    size: int
+    segments: Segments = ()  # empty if ranks have all of it
+    width: int = 1  # numbers of each of the `size`
+    optional: bool = False  # only some checkpoints have it
+
+
+def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
+    """Return the norms of a layer, and the small tensors of its attention, mixer and experts."""
+    width = config.hidden_size
+    names = config.family.norms_of(layer.attends)
+    norms = [names.attention, names.after_attention, *([names.mlp, names.after_mlp] if layer.feeds else [])]
+    vectors = [Vector(f"{name}.weight", width) for name in dict.fromkeys(norms) if name is not None]
+    if layer.attends:
+        vectors += _attention_vectors(config, layer)
+    if layer.mixer is not None:
+        vectors += _mixer_vectors(layer.mixer)
+    experts = layer.experts
+    if experts is not None and experts.correction is not None:
+        vectors.append(Vector(f"mlp.{experts.correction}", experts.count))
+    if experts is not None and experts.branch:
+        vectors += [Vector("mlp.router_norm.weight", width), Vector("mlp.expert_scale", experts.count)]
+        vectors += [Vector(f"{name}.weight", width) for name in BRANCH_NORMS]
+    if config.input_size:
+        vectors.append(Vector("post_per_layer_input_norm.weight", width))
+    if config.family.scaled:
+        vectors.append(Vector("layer_scalar", 1, optional=True))
+    return vectors
+
+
+BRANCH_NORMS = (
+    "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2",
+)  # fmt: skip
+"""Norms after a dense feed-forward, before the experts next to it, and after those."""
+
+
+def _attention_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
+    at = "self_attn"
+    if config.latent is not None:
+        latents = {"q_a_layernorm": config.latent.queries, "kv_a_layernorm": config.latent.size}
+        return [Vector(f"{at}.{name}.weight", size) for name, size in latents.items() if size]
+    kv_heads, dim = config.heads_of(layer)
+    vectors = []
+    units: dict[str, tuple[Unit, int]] = {"q": ("heads", config.heads), "k": ("kv_heads", kv_heads)}
+    for part, (unit, heads) in units.items():
+        if part not in layer.projects or config.family.qk_norm in (None, "unit"):
+            continue
+        together = config.family.qk_norm == "heads"
+        size = heads * dim if together else dim
+        vectors.append(Vector(f"{at}.{part}_norm.weight", size, ((unit, size),) if together else ()))
+    if config.sinks:
+        vectors.append(Vector(f"{at}.sinks", config.heads, (("heads", config.heads),)))
+    return vectors
+
+
+def _mixer_vectors(mixer: MixerConfig) -> list[Vector]:
+    sizes = mixer.sizes
+    vectors = []
+    segments = _channels(mixer)
+    convolutions = (
+        dict(zip(("q_conv1d", "k_conv1d", "v_conv1d"), ([part] for part in segments), strict=True))
+        if mixer.apart
+        else {"conv1d": segments}
+    )
+    for name, channels in convolutions.items():
+        count = sum(size for _, size in channels)
+        vectors.append(Vector(f"mixer.{name}.weight", count, tuple(channels), sizes.width))
+        vectors.append(Vector(f"mixer.{name}.bias", count, tuple(channels), optional=True))
+    if sizes.kind == "conv":
+        return vectors
+    heads: Segments = (("mixer_heads", sizes.heads),)
+    vectors.append(Vector("mixer.A_log", sizes.heads, heads))
+    vectors.append(Vector("mixer.dt_bias", sizes.decays, (("mixer_heads", sizes.decays),)))
+    if sizes.kind != "ssm":
+        return [*vectors, Vector("mixer.norm.weight", sizes.value_dim)]
+    vectors.append(Vector("mixer.D", sizes.heads, heads))
+    if mixer.norm_parts:
+        vectors.append(Vector("mixer.norm.weight", sizes.inner, (("mixer_heads", sizes.inner),)))
+    return vectors
