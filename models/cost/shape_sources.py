@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import StepShape
 from headrace.models.network.decoder_costs import SizeOf, kv_layers, layer_matrices, state_bytes
 from headrace.models.network.stacks import stacks_of
-from headrace.models.network.tensors import latent_heads
+from headrace.models.network.tensors import latent_heads, layer_vectors
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import FLOAT_MODES, Matrix, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
@@ -167,7 +168,7 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
     matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True, part="head"))
     table = 0 if config.tied_embeddings else size_of("model.embed_tokens", config.vocab_size, width)
     table += _input_table_bytes(config, size_of)
-    vectors = _norm_weights(config) * _HALF
+    vectors = _vector_weights(config) * _HALF
     return StepShape(
         source=source,
         layers=len(config.layers),
@@ -212,23 +213,11 @@ def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:
     return growth
 
 
-def _norm_weights(config: DecoderConfig) -> int:
-    """Return the number of weights in norms and other vectors."""
-    names = config.family.norms
-    width = config.hidden_size
-    places = len({names.attention, names.after_attention, names.mlp, names.after_mlp} - {None})
-    total = width + config.input_size
-    for layer in config.layers:
-        kv_heads, head_dim = config.heads_of(layer)
-        heads = {None: 0, "unit": 0, "head": 1 + ("k" in layer.projects), "heads": config.heads + kv_heads}[
-            config.family.qk_norm
-        ]
-        total += places * width + heads * head_dim + (config.heads if config.sinks else 0)
-        total += (width if config.input_size else 0) + config.family.scaled
-        total += config.latent.queries + config.latent.size if config.latent is not None else 0
-        if layer.experts is not None and layer.experts.branch:
-            total += 4 * width + layer.experts.count
-    return total
+def _vector_weights(config: DecoderConfig) -> int:
+    """Return the number of weights that no matrix has: norms, convolutions and the like."""
+    vectors = chain.from_iterable(layer_vectors(config, layer) for layer in config.layers)
+    own = sum(vector.size * vector.width for vector in vectors if not vector.optional)
+    return config.hidden_size + config.input_size + own
 
 
 def _splits(config: DecoderConfig) -> tuple[Sequence[str], Sequence[str]]:

@@ -259,7 +259,7 @@ class Vector:
     size: int
     segments: Segments = ()  # empty if ranks have all of it
     width: int = 1  # numbers of each of the `size`
-    optional: bool = False  # only some checkpoints have it
+    optional: bool = False  # few checkpoints have it
 
 
 def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
@@ -281,7 +281,7 @@ def layer_vectors(config: DecoderConfig, layer: LayerConfig) -> list[Vector]:
     if config.input_size:
         vectors.append(Vector("post_per_layer_input_norm.weight", width))
     if config.family.scaled:
-        vectors.append(Vector("layer_scalar", 1, optional=True))
+        vectors.append(Vector("layer_scalar", 1))
     return vectors
 
 
@@ -314,15 +314,15 @@ def _mixer_vectors(mixer: MixerConfig) -> list[Vector]:
     sizes = mixer.sizes
     vectors = []
     segments = _channels(mixer)
-    convolutions = (
-        dict(zip(("q_conv1d", "k_conv1d", "v_conv1d"), ([part] for part in segments), strict=True))
-        if mixer.apart
-        else {"conv1d": segments}
-    )
+    convolutions: dict[str, Segments] = {"conv1d": segments}
+    if mixer.apart:
+        names = ("q_conv1d", "k_conv1d", "v_conv1d")
+        convolutions = {name: (segment,) for name, segment in zip(names, segments, strict=True)}
     for name, channels in convolutions.items():
         count = sum(size for _, size in channels)
-        vectors.append(Vector(f"mixer.{name}.weight", count, tuple(channels), sizes.width))
-        vectors.append(Vector(f"mixer.{name}.bias", count, tuple(channels), optional=True))
+        vectors.append(Vector(f"mixer.{name}.weight", count, channels, sizes.width))
+        if sizes.kind in ("ssm", "conv"):
+            vectors.append(Vector(f"mixer.{name}.bias", count, channels, optional=sizes.kind == "conv"))
     if sizes.kind == "conv":
         return vectors
     heads: Segments = (("mixer_heads", sizes.heads),)

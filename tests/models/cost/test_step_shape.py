@@ -17,7 +17,9 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops import Mixture, reference
 from headrace.runtime.ops.kv_format import Q8
+from tests import mlx_lm_models
 from tests.alone import new_cache, prefill
+from tests.mlx_lm_models import MODELS, write_mlx_lm_model
 from tests.tiny import VARIANTS, config_of, load_decoder, quantize_model, write_model
 
 
@@ -113,6 +115,14 @@ def test_a_config_alone_gives_the_same_sizes(variant: str, tmp_path: Path) -> No
     guessed = shape_of_config({**config_of(variant), "torch_dtype": "float16"})
     assert guessed.cost.weight_bytes == exact.cost.weight_bytes
     assert guessed.resident_bytes == exact.resident_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "lfm2-biased"])  # few convolutions have a bias
+def test_a_config_alone_gives_the_bytes_of_norms_and_mixers(name: str, tmp_path: Path) -> None:
+    config = mlx_lm_models.config_of(name)
+    directory = write_mlx_lm_model(tmp_path / "model", config, dtype=mx.bfloat16)
+    guessed = shape_of_config({**config, "torch_dtype": "bfloat16"})
+    assert guessed.vector_bytes == shape_of_checkpoint(open_checkpoint(directory)).vector_bytes
 
 
 def test_a_projection_by_hand() -> None:
