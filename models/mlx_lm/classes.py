@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from headrace.models.checkpoint.text_part import BODIES, text_config, text_name
+from headrace.models.mlx_lm.fixes import fix_of
 from headrace.models.network.mtp import without_head
 
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
@@ -28,37 +28,25 @@ def classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return (model class, argument class). Raises ValueError if mlx-lm has none for this `model_type`."""
     from mlx_lm.utils import _get_classes
 
-    squared = config.get("model_type") == "arcee"  # Llama with an MLP of two matrices
-    stock, arguments = _get_classes({**config, "model_type": "llama"} if squared else dict(config))
+    fix = fix_of(config)
+    stock, arguments = _get_classes({**config, "model_type": fix.stock} if fix.stock else dict(config))
 
     class Adapted(stock):  # type: ignore[misc, valid-type]
         def __init__(self, args: Any) -> None:
             super().__init__(args)
-            for layer in self.model.layers if squared else ():
-                layer.mlp = _SquaredMLP(args.hidden_size, args.intermediate_size, args.mlp_bias)
+            if fix.change is not None:
+                fix.change(self, args)
 
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             """Return the arrays under the names of this class's parameters."""
             names = dict(tree_flatten(self.parameters()))
-            weights = _renamed(_moved(without_head(weights, config), names), config)
+            weights = _moved(without_head(weights, config), names)
+            weights = weights if fix.rename is None else fix.rename(weights, config)
             weights = super().sanitize(weights) if hasattr(stock, "sanitize") else weights
             return _stacked(weights, names)
 
     Adapted.__module__, Adapted.__name__, Adapted.__qualname__ = stock.__module__, stock.__name__, stock.__qualname__
     return Adapted, arguments
-
-
-class _SquaredMLP(nn.Module):  # type: ignore[misc]
-    """down(relu(up(x)) squared). x: (batch, length, width)."""
-
-    def __init__(self, width: int, inner: int, bias: bool) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        result: mx.array = self.down_proj(nn.relu2(self.up_proj(x)))
-        return result
 
 
 def _moved(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, mx.array]:
@@ -76,23 +64,6 @@ def _moved(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, 
         for name, text in texts.items()
         if text is not None
     }
-
-
-def _renamed(weights: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
-    """Give arrays the names and the orientation of the family's first checkpoints, which its class reads."""
-    kind = config.get("model_type")
-    if kind == "gpt2":
-        return {name.removeprefix("transformer."): array for name, array in weights.items()}
-    if kind == "olmo_hybrid":
-        older = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
-        pattern = re.compile("|".join(older))
-        return {pattern.sub(lambda match: older[match[0]], name): array for name, array in weights.items()}
-    if kind == "qwen3_vl_moe":
-        inner = config["text_config"]["moe_intermediate_size"]
-        turned = [name for name, array in weights.items() if ".experts.down_proj" in name and array.shape[-1] == inner]
-        both = {part for name in turned for part in (name, name.replace(".down_proj", ".gate_up_proj"))}
-        return {name: array.swapaxes(-2, -1) if name in both else array for name, array in weights.items()}
-    return weights
 
 
 def _stacked(weights: dict[str, mx.array], names: Mapping[str, Any]) -> dict[str, mx.array]:

@@ -1,7 +1,15 @@
-"""Corrections of mlx-lm classes that answer otherwise than the model they are named for, or that need Metal."""
+"""Corrections of mlx-lm's classes: those that answer otherwise than the model they are named for, or that need Metal.
 
+Each function names the class of mlx-lm 0.32 (`mlx_lm/models/NAME.py`) by its row in `FIXES`, and what that class does
+otherwise. A row goes when its class does so no more.
+"""
+
+import math
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +18,7 @@ from mlx.utils import tree_unflatten
 
 from headrace.models.checkpoint.arrays import read_arrays
 from headrace.models.checkpoint.safetensors import Checkpoint
-from headrace.runtime.errors import CheckpointError
+from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 
 _BIAS = ".e_score_correction_bias"
 _GROUPS = (128, 64, 32)
@@ -18,35 +26,163 @@ _BITS = 2
 _PER_WORD = 16
 _PER_BYTE = 4
 
+Config = Mapping[str, Any]
+Weights = dict[str, mx.array]
 
-def fix(model: Any, checkpoint: Checkpoint) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """Differences of one class from its model."""
+
+    stock: str = ""  # model_type of the class to change, if mlx-lm has none of this name
+    change: Callable[[Any, Any], None] | None = None  # of a new model, by its arguments
+    rename: Callable[[Weights, Config], Weights] | None = None  # to the names that the class reads
+    correct: Callable[[Any, Checkpoint], None] | None = None  # of a loaded model
+    refuse: Callable[[Config], None] | None = None  # raises UnsupportedModelError
+    scalings: tuple[str, ...] = ()  # kinds of rope scaling that the class applies, if it ignores others; empty: all
+    masked_by_caches: bool = False  # the class takes its masks from the caches, which may have a window
+
+
+def fix_of(config: Config) -> Fix:
+    """Return the row of a config's model_type, or one without differences."""
+    kind = config.get("model_type")
+    return FIXES.get(kind, _NOTHING) if isinstance(kind, str) else _NOTHING
+
+
+def correct(model: Any, checkpoint: Checkpoint) -> None:
     """Correct a loaded model. Raises UnsupportedModelError if the checkpoint lacks what that takes."""
-    _fix_rotated_share(model, checkpoint.config)
-    kind = checkpoint.config.get("model_type")
-    if kind == "ernie4_5_moe":
-        _correct_experts(model, checkpoint)
-    if kind == "jamba":
-        _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
-    if kind == "hunyuan" and "use_cla" in checkpoint.config and not checkpoint.config["use_cla"]:
-        _weigh_experts(model, lambda layer: layer.mlp, normalized=True)
-    if kind == "phi3small":
-        _mask_future(model)
-    if kind == "plamo3":
-        _keep_whole_windows(model)
     if not mx.metal.is_available():
         ternary_to_affine(model)
-    if kind == "falcon_h1":
-        _scale_keys(model, checkpoint.config)
-    if kind == "minicpm3" and model.args.tie_word_embeddings:  # its class divides only the scores of a head of its own
+    fix = fix_of(checkpoint.config)
+    if fix.correct is not None:
+        fix.correct(model, checkpoint)
+
+
+def refuse_what_classes_ignore(config: Config) -> None:
+    """Raise UnsupportedModelError for settings that a class would ignore silently."""
+    kind = config.get("model_type")
+    fix = fix_of(config)
+    scaling = config.get("rope_scaling")
+    if fix.scalings and isinstance(scaling, Mapping):
+        stated = scaling.get("rope_type") or scaling.get("type") or "default"
+        if stated not in fix.scalings:
+            raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
+    if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        factor = scaling.get("factor")
+        amplitude = scaling.get("attention_factor")
+        usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
+        if isinstance(amplitude, int | float) and abs(amplitude - usual) > 1e-3:
+            raise UnsupportedModelError(f"config.json: {kind} with a YaRN attention_factor of {amplitude:g}")
+    if fix.refuse is not None:
+        fix.refuse(config)
+
+
+def apply_ignored_windows(model: Any, config: Config) -> None:
+    """Apply a window that all layers attend through, if the class keeps every entry for all.
+
+    Raises UnsupportedModelError where the class makes its masks itself.
+    """
+    from mlx_lm.models.cache import KVCache
+
+    text = config.get("text_config", config)
+    window, longest, kinds = (text.get(key) for key in ("sliding_window", "max_position_embeddings", "layer_types"))
+    slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
+    if not slides or not isinstance(window, int) or window >= (longest or window + 1):
+        return
+    if not all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
+        return
+    if not fix_of(config).masked_by_caches or (kinds is not None and set(kinds) != {"sliding_attention"}):
+        raise UnsupportedModelError(
+            f"config.json: {config.get('model_type')} with a sliding window of {window} tokens is not supported"
+        )
+    _attend_in_window(model, window)
+
+
+# What classes have no words for
+
+
+def _square_activations(model: Any, args: Any) -> None:
+    """Give Llama's class the feed-forward of Arcee: two matrices, and a squared ReLU."""
+    for layer in model.model.layers:
+        layer.mlp = _SquaredMLP(args.hidden_size, args.intermediate_size, args.mlp_bias)
+
+
+class _SquaredMLP(nn.Module):  # type: ignore[misc]
+    """down(relu(up(x)) squared). x: (batch, length, width)."""
+
+    def __init__(self, width: int, inner: int, bias: bool) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        result: mx.array = self.down_proj(nn.relu2(self.up_proj(x)))
+        return result
+
+
+# Names and orientations that transformers 5 writes, and the classes do not read
+
+
+def _without_prefix(weights: Weights, _config: Config) -> Weights:
+    return {name.removeprefix("transformer."): array for name, array in weights.items()}
+
+
+def _older_norms(weights: Weights, _config: Config) -> Weights:
+    older = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    pattern = re.compile("|".join(older))
+    return {pattern.sub(lambda match: older[match[0]], name): array for name, array in weights.items()}
+
+
+def _turned_experts(weights: Weights, config: Config) -> Weights:
+    """Transpose stacks of experts whose `down_proj` is (X, E, F), as transformers 5 writes them."""
+    inner = config["text_config"]["moe_intermediate_size"]
+    turned = [name for name, array in weights.items() if ".experts.down_proj" in name and array.shape[-1] == inner]
+    both = {part for name in turned for part in (name, name.replace(".down_proj", ".gate_up_proj"))}
+    return {name: array.swapaxes(-2, -1) if name in both else array for name, array in weights.items()}
+
+
+# Settings that classes ignore
+
+
+def _refuse_olmo(_config: Config) -> None:
+    if find_spec("hf_olmo") is None:  # its class prints to stdout and exits
+        raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
+
+
+def _refuse_norms_by_groups(config: Config) -> None:
+    if config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
+        raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")
+
+
+def _refuse_capped_logits(config: Config) -> None:
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
+        raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
+
+
+# Results of classes
+
+
+def _rotate_share(model: Any, checkpoint: Checkpoint) -> None:
+    """Apply GLM-4's partial rotation, which its class ignores."""
+    for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
+        module.dims = int(module.dims * checkpoint.config.get("partial_rotary_factor", 0.5))
+
+
+def _weigh_jamba(model: Any, _checkpoint: Checkpoint) -> None:
+    _weigh_experts(model, lambda layer: layer.feed_forward, normalized=False)
+
+
+def _weigh_hunyuan(model: Any, checkpoint: Checkpoint) -> None:
+    if "use_cla" in checkpoint.config and not checkpoint.config["use_cla"]:
+        _weigh_experts(model, lambda layer: layer.mlp, normalized=True)
+
+
+def _scale_tied_logits(model: Any, _checkpoint: Checkpoint) -> None:
+    """Divide the scores of MiniCPM3's tied table, too: its class divides those of a head of its own alone."""
+    if model.args.tie_word_embeddings:
         norm = model.model.norm
         norm.weight = norm.weight * (model.args.dim_model_base / model.args.hidden_size)
-
-
-def _fix_rotated_share(model: Any, config: Mapping[str, Any]) -> None:
-    """Apply GLM-4's partial rotation, which its class ignores."""
-    if config.get("model_type") == "glm":
-        for module in (module for _, module in model.named_modules() if isinstance(module, nn.RoPE)):
-            module.dims = int(module.dims * config.get("partial_rotary_factor", 0.5))
 
 
 def _weigh_experts(model: Any, mixture: Callable[[Any], Any], *, normalized: bool) -> None:
@@ -74,7 +210,7 @@ def _weighing_class(stock: Any, normalized: bool) -> Any:
     return Weighing
 
 
-def _mask_future(model: Any) -> None:
+def _mask_future(model: Any, _checkpoint: Checkpoint) -> None:
     """Mask later tokens in Phi-3 small's sparse layers: its class adds the mask's truth values to the scores.
 
     Raises CheckpointError for a vocabulary without the tokens that its class excludes: it writes behind the logits.
@@ -98,7 +234,7 @@ def _masking_class(stock: Any) -> Any:
     return Masking
 
 
-def _keep_whole_windows(model: Any) -> None:
+def _keep_whole_windows(model: Any, _checkpoint: Checkpoint) -> None:
     """Keep all entries that PLaMo 3's masks show: its class keeps one fewer, so answers depend on chunks of prompts."""
     from mlx_lm.models.cache import RotatingKVCache
 
@@ -111,7 +247,7 @@ def _keep_whole_windows(model: Any) -> None:
     model.__class__ = Whole
 
 
-def attend_in_window(model: Any, window: int) -> None:
+def _attend_in_window(model: Any, window: int) -> None:
     """Let all layers attend to the last `window` entries, where a class attends to every entry of its caches."""
     from mlx_lm.models.cache import RotatingKVCache
 
@@ -123,8 +259,9 @@ def attend_in_window(model: Any, window: int) -> None:
     model.__class__ = Windowed
 
 
-def _scale_keys(model: Any, config: Mapping[str, Any]) -> None:
+def _scale_keys(model: Any, checkpoint: Checkpoint) -> None:
     """Apply Falcon-H1's multipliers of keys and values, which its class omits when it folds the others in."""
+    config = checkpoint.config
     inputs = float(config.get("attention_in_multiplier") or 1.0)
     keys = float(config.get("key_multiplier") or 1.0)
     for layer in model.layers:
@@ -204,3 +341,38 @@ def _affine(layer: Any) -> nn.QuantizedLinear:
     if layer.bias is not None:
         affine.bias = layer.bias
     return affine
+
+
+_UNSCALED = ("default",)
+_NOTHING = Fix()
+FIXES = {
+    "arcee": Fix(stock="llama", change=_square_activations),
+    "cohere2": Fix(scalings=_UNSCALED),
+    "deepseek_v2": Fix(scalings=("yarn",)),
+    "ernie4_5": Fix(scalings=_UNSCALED),
+    "ernie4_5_moe": Fix(correct=_correct_experts),
+    "falcon_h1": Fix(correct=_scale_keys, refuse=_refuse_norms_by_groups),
+    "gemma3": Fix(refuse=_refuse_capped_logits),
+    "glm": Fix(correct=_rotate_share),
+    "glm4": Fix(scalings=_UNSCALED),
+    "glm4_moe": Fix(scalings=_UNSCALED),
+    "gpt2": Fix(rename=_without_prefix),
+    "granitemoehybrid": Fix(scalings=_UNSCALED),
+    "hunyuan": Fix(correct=_weigh_hunyuan),
+    "jamba": Fix(correct=_weigh_jamba),
+    "lfm2": Fix(scalings=_UNSCALED),
+    "lfm2_moe": Fix(scalings=_UNSCALED),
+    "llama4_text": Fix(scalings=_UNSCALED),
+    "minicpm3": Fix(correct=_scale_tied_logits),
+    "minimax": Fix(scalings=_UNSCALED),
+    "mixtral": Fix(scalings=_UNSCALED, masked_by_caches=True),
+    "olmo": Fix(refuse=_refuse_olmo),
+    "olmo_hybrid": Fix(scalings=_UNSCALED, rename=_older_norms),
+    "phi3": Fix(scalings=("longrope", "su", "linear", "default")),
+    "phi3small": Fix(correct=_mask_future),
+    "plamo3": Fix(correct=_keep_whole_windows),
+    "qwen3_moe": Fix(scalings=_UNSCALED),
+    "qwen3_vl_moe": Fix(rename=_turned_experts),
+    "starcoder2": Fix(masked_by_caches=True),
+}
+"""Rows by mlx-lm's model_type."""

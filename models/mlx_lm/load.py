@@ -5,10 +5,8 @@ a class's `sanitize` may split, join and transpose them, and quantized to 8 bits
 represent exactly stay packed, except experts, which classes stack. Groups of 16 become 8 bits too.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +19,7 @@ from headrace.models.checkpoint.quantization import GROUPS_OF_16, Quantization, 
 from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import stored_dtype
 from headrace.models.mlx_lm.classes import classes, known_config
-from headrace.models.mlx_lm.fixes import attend_in_window, fix
+from headrace.models.mlx_lm.fixes import apply_ignored_windows, correct, refuse_what_classes_ignore
 from headrace.models.mlx_lm.kernels import Stored, stored_arrays
 from headrace.models.mlx_lm.mtp import Head
 from headrace.models.network.dtypes import compute_dtype
@@ -29,11 +27,6 @@ from headrace.runtime.errors import CheckpointError, UnsupportedModelError
 from headrace.runtime.ops import groups_of_16
 
 _FLOAT32 = ("A_log", "correction", "e_score_correction_bias")  # small numbers that decide much
-_MASKED_BY_CACHES = ("mixtral", "starcoder2")  # classes that take their masks from the caches
-_UNSCALED = "qwen3_moe mixtral glm4 glm4_moe ernie4_5 cohere2 minimax lfm2 lfm2_moe llama4_text granitemoehybrid"
-# Rope scaling of classes that would ignore any other.
-_SCALINGS: dict[str, tuple[str, ...]] = dict.fromkeys([*_UNSCALED.split(), "olmo_hybrid"], ("default",))
-_SCALINGS |= {"phi3": ("longrope", "su", "linear", "default"), "deepseek_v2": ("yarn",)}
 
 
 def load(
@@ -47,13 +40,13 @@ def load(
     head: make the model of one layer of this multi-token prediction head. divide: leaves a model a rank's part. Raises
     UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
-    _refuse_what_classes_ignore(checkpoint.config)
+    refuse_what_classes_ignore(checkpoint.config)
     try:
         checkpoint = replace(checkpoint, config=known_config(checkpoint.config))
         stock = head is None and checkpoint.foreign is None and not has_groups_of_16(checkpoint.quantization)
         model = _from_files(checkpoint) if stock else _from_arrays(checkpoint, device, head)
-        fix(model, checkpoint)
-        _apply_ignored_windows(model, checkpoint.config)
+        correct(model, checkpoint)
+        apply_ignored_windows(model, checkpoint.config)
         if divide is not None:
             divide(model)
         stored = stored_arrays(model)
@@ -73,7 +66,7 @@ def of_config(config: Mapping[str, Any]) -> Any:
 
     Raises UnsupportedModelError if mlx-lm has no class for it, CheckpointError if its class refuses it.
     """
-    _refuse_what_classes_ignore(config)
+    refuse_what_classes_ignore(config)
     section = config.get("quantization") or config.get("quantization_config")
     section = section if isinstance(section, Mapping) and section.get("bits") else None
     dtype = mx.float32 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else mx.bfloat16
@@ -81,7 +74,7 @@ def of_config(config: Mapping[str, Any]) -> Any:
         config = known_config(config)
         model_class, arguments = classes(config)
         model = model_class(arguments.from_dict(dict(config)))
-        _apply_ignored_windows(model, config)
+        apply_ignored_windows(model, config)
         model.set_dtype(dtype)
         if section is not None:
             _quantize_as_stated(model, section)
@@ -101,50 +94,6 @@ def _quantize_as_stated(model: Any, section: Mapping[str, Any]) -> None:
         return settings if _fits(module, settings.get("group_size", 64)) else False
 
     nn.quantize(model, class_predicate=wanted)
-
-
-def _refuse_what_classes_ignore(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError for settings that a class would ignore silently."""
-    kind = config.get("model_type")
-    scaling = config.get("rope_scaling")
-    if kind == "olmo" and find_spec("hf_olmo") is None:  # its class prints to stdout and exits
-        raise UnsupportedModelError("mlx-lm's class of OLMo 1 needs the ai2-olmo package", "take OLMo 2 or 3")
-    if isinstance(kind, str) and kind in _SCALINGS and isinstance(scaling, Mapping):
-        stated = scaling.get("rope_type") or scaling.get("type") or "default"
-        if stated not in _SCALINGS[kind]:
-            raise UnsupportedModelError(f"config.json: {kind} with {stated!r} rope scaling is not supported")
-    if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
-        factor = scaling.get("factor")
-        amplitude = scaling.get("attention_factor")
-        usual = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor > 1 else 1.0
-        if isinstance(amplitude, int | float) and abs(amplitude - usual) > 1e-3:
-            raise UnsupportedModelError(f"config.json: {kind} with a YaRN attention_factor of {amplitude:g}")
-    if kind == "falcon_h1" and config.get("mamba_rms_norm") and config.get("mamba_n_groups", 1) != 1:
-        raise UnsupportedModelError("config.json: falcon_h1 with a norm by groups runs on a CPU only")
-    text = config.get("text_config")
-    if kind == "gemma3" and isinstance(text, Mapping) and text.get("final_logit_softcapping") is not None:
-        raise UnsupportedModelError("config.json: gemma3 with capped logits is not supported")
-
-
-def _apply_ignored_windows(model: Any, config: Mapping[str, Any]) -> None:
-    """Apply a window that all layers attend through, if the class keeps every entry for all.
-
-    Raises UnsupportedModelError where the class makes its masks itself.
-    """
-    from mlx_lm.models.cache import KVCache
-
-    text = config.get("text_config", config)
-    window, longest, kinds = (text.get(key) for key in ("sliding_window", "max_position_embeddings", "layer_types"))
-    slides = text.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
-    if not slides or not isinstance(window, int) or window >= (longest or window + 1):
-        return
-    if not all(type(part) is KVCache for part in (model.make_cache() if hasattr(model, "make_cache") else ())):
-        return
-    if config.get("model_type") not in _MASKED_BY_CACHES or (kinds is not None and set(kinds) != {"sliding_attention"}):
-        raise UnsupportedModelError(
-            f"config.json: {config.get('model_type')} with a sliding window of {window} tokens is not supported"
-        )
-    attend_in_window(model, window)
 
 
 def refused(config: Mapping[str, Any], name: str, error: BaseException) -> CheckpointError:
