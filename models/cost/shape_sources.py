@@ -25,11 +25,18 @@ from headrace.models.checkpoint.safetensors import Checkpoint
 from headrace.models.checkpoint.tensor_info import TensorInfo
 from headrace.models.checkpoint.text_part import text_config, text_part
 from headrace.models.cost.step_shape import StepShape
-from headrace.models.network.decoder_costs import SizeOf, kv_layers, layer_matrices, state_bytes
+from headrace.models.network.decoder_costs import (
+    SizeOf,
+    kv_layers,
+    layer_matrices,
+    looked_up_bytes,
+    output_matrix,
+    state_bytes,
+)
 from headrace.models.network.stacks import stacks_of
 from headrace.models.network.tensors import latent_heads, layer_vectors
 from headrace.runtime.errors import CheckpointError, UnsupportedModelError
-from headrace.runtime.metrics.cost import FLOAT_MODES, Matrix, quantized_bytes
+from headrace.runtime.metrics.cost import FLOAT_MODES, quantized_bytes
 from headrace.runtime.ops.kv_format import FLOAT16, Q4, Q8
 
 if TYPE_CHECKING:
@@ -98,10 +105,11 @@ def shape_of_checkpoint(checkpoint: Checkpoint, decoder: DecoderConfig | None = 
     def size_of(module: str, _rows: int, _columns: int) -> int:
         return sizes[module] // (count if _STACK.search(module) else 1)
 
-    shape = _build(replace(config, tied_embeddings=tied), size_of, "safetensors headers")
-    unread = "lm_head" if tied else "model.embed_tokens"  # an untied table is looked up, not read
+    config = replace(config, tied_embeddings=tied)
+    shape = _build(config, size_of, "safetensors headers")
     constant = sum(tensor.nbytes for name, tensor in part.tensors.items() if ".act_fn." in name)
-    read = part.nbytes + more - constant - size_of(unread, 0, 0) - _input_table_bytes(config, size_of)
+    unread = looked_up_bytes(config, size_of) + (sizes["lm_head"] if tied else 0)  # a tied table may be stored twice
+    read = part.nbytes + more - constant - unread
     vectors = read - sum(matrix.count * matrix.nbytes for matrix in shape.matrices)
     return replace(shape, vector_bytes=vectors, resident_bytes=part.nbytes + more)
 
@@ -161,13 +169,8 @@ def shape_of_decoder(
 
 
 def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
-    width = config.hidden_size
-    matrices = layer_matrices(config, size_of)
-    head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
-    head_bytes = size_of(head, config.vocab_size, width)
-    matrices.append(Matrix(head.rpartition(".")[2], 1, config.vocab_size, width, head_bytes, output=True, part="head"))
-    table = 0 if config.tied_embeddings else size_of("model.embed_tokens", config.vocab_size, width)
-    table += _input_table_bytes(config, size_of)
+    matrices = [*layer_matrices(config, size_of), output_matrix(config, size_of)]
+    tables = looked_up_bytes(config, size_of)
     vectors = _vector_weights(config) * _HALF
     return StepShape(
         source=source,
@@ -180,17 +183,11 @@ def _build(config: DecoderConfig, size_of: SizeOf, source: str) -> StepShape:
         vector_bytes=vectors,
         kv=kv_layers(config, KV),
         state_bytes=state_bytes(config),
-        resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + table + vectors,
+        resident_bytes=sum(matrix.count * matrix.nbytes for matrix in matrices) + tables + vectors,
         splits=_splits(config),
         joint_norms=sum(map(partial(joint_norms, config.family), config.layers)),
         family=config.architecture,
     )
-
-
-def _input_table_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
-    """Return the bytes of the table of single layers' inputs, of which a step looks up rows."""
-    wide = len(config.layers) * config.input_size
-    return size_of("model.embed_tokens_per_layer", config.input_vocab, wide) if wide else 0
 
 
 def _split_latents(sizes: Counter[str], config: DecoderConfig) -> int:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from headrace.models.architectures.config import DecoderConfig
-from headrace.models.network.tensors import Tensor, layer_tensors
+from headrace.models.network.tensors import Tensor, ends, layer_tensors
 from headrace.runtime.metrics.cost import LayerKV, Matrix
 from headrace.runtime.ops.kv_format import KVFormat
 
@@ -43,12 +43,31 @@ def layer_matrices(config: DecoderConfig, size_of: SizeOf) -> list[Matrix]:
             counts[matrix] += tensor.count
             late[matrix] += tensor.count * is_late
     matrices = [replace(matrix, count=count, late=late[matrix]) for matrix, count in counts.items()]
-    if config.input_size:
-        name = "per_layer_model_projection"
-        rows = len(config.layers) * config.input_size
-        size = size_of(f"model.{name}", rows, config.hidden_size)
-        matrices.append(Matrix(name, 1, rows, config.hidden_size, size, part="MLP", divided=False))
-    return matrices
+    return matrices + [_end(tensor, size_of) for tensor in ends(config) if not (tensor.looked_up or tensor.output)]
+
+
+def output_matrix(config: DecoderConfig, size_of: SizeOf) -> Matrix:
+    """Return the output projection."""
+    [tensor] = (tensor for tensor in ends(config) if tensor.output)
+    return _end(tensor, size_of)
+
+
+def looked_up_bytes(config: DecoderConfig, size_of: SizeOf) -> int:
+    """Return the bytes of tables of which a step reads single rows."""
+    return sum(size_of(tensor.name, tensor.rows, tensor.columns) for tensor in ends(config) if tensor.looked_up)
+
+
+def _end(tensor: Tensor, size_of: SizeOf) -> Matrix:
+    return Matrix(
+        name=tensor.shown_name,
+        count=1,
+        rows=tensor.rows,
+        columns=tensor.columns,
+        nbytes=size_of(tensor.name, tensor.rows, tensor.columns),
+        output=tensor.output,
+        part=tensor.part,
+        divided=tensor.is_divided,
+    )
 
 
 def _size_of(tensor: Tensor, prefix: str, tensors: Sequence[Tensor], size_of: SizeOf) -> int:

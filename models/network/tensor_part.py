@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from headrace.models.architectures.config import DecoderConfig, LayerConfig, MixerConfig
-from headrace.models.network.tensors import Segments, Tensor, Unit, latent_heads, layer_tensors, layer_vectors
+from headrace.models.network.tensors import Segments, Tensor, Unit, ends, latent_heads, layer_tensors, layer_vectors
 from headrace.runtime.errors import UnsupportedModelError, UsageError
 from headrace.runtime.ranks.split import Split
 
@@ -67,7 +67,7 @@ class TensorPart:
         vectors: each layer's other tensors.
         """
         module, kind = name.rpartition(".")[::2]
-        if module in ("model.embed_tokens", "lm_head"):
+        if any(tensor.name == module and tensor.rows_by == "vocabulary" for tensor in ends(self.whole)):
             return _rows(array, kind, [self.own(array.shape[0])])
         found = _LAYER.fullmatch(name)
         if found is None:

@@ -11,9 +11,9 @@ from typing import Literal
 
 from headrace.models.architectures.config import DecoderConfig, ExpertsConfig, LatentConfig, LayerConfig, MixerConfig
 
-Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer_heads", "mixer_keys"]
+Unit = Literal["inner", "heads", "head_stack", "kv_heads", "mixer_heads", "mixer_keys", "vocabulary"]
 """Units that ranks divide: numbers inside a feed-forward, heads of queries (also if they are stored as a stack, as its
-first axis), heads of K/V, heads of a mixer (channels of a short convolution), and its heads of keys."""
+first axis), heads of K/V, heads of a mixer (channels of a short convolution), its heads of keys, and tokens."""
 
 Segments = tuple[tuple[Unit, int], ...]
 """Rows of a tensor in order: what ranks divide them by, and their number."""
@@ -26,7 +26,7 @@ _EXPERTS = "experts used"
 class Tensor:
     """A matrix of a layer, or a stack of the experts' matrices."""
 
-    name: str  # module below the layer
+    name: str  # module, below the layer if it is in one
     rows: int  # outputs
     columns: int  # inputs
     rows_by: Unit | None = None  # ranks have some of the rows
@@ -39,6 +39,8 @@ class Tensor:
     count: int = 1  # experts
     active: int = 1  # of them, for each token
     single: str = ""  # module of a single stored expert, with {} for its number
+    looked_up: bool = False  # a table of which a step reads single rows
+    output: bool = False  # makes the logits
 
     @property
     def is_divided(self) -> bool:
@@ -59,6 +61,31 @@ class Tensor:
     def shown_name(self) -> str:
         """Name in tables of costs."""
         return self.title or self.name.rpartition(".")[2]
+
+
+def ends(config: DecoderConfig) -> list[Tensor]:
+    """Return the matrices outside of layers."""
+    width = config.hidden_size
+    vocabulary = config.vocab_size
+    tied = config.tied_embeddings
+    tensors = [
+        Tensor(
+            "model.embed_tokens",
+            vocabulary,
+            width,
+            rows_by="vocabulary",
+            part="head",
+            looked_up=not tied,
+            output=tied,
+        )
+    ]
+    if not tied:
+        tensors.append(Tensor("lm_head", vocabulary, width, rows_by="vocabulary", part="head", output=True))
+    if config.input_size:
+        inputs = len(config.layers) * config.input_size
+        tensors.append(Tensor("model.embed_tokens_per_layer", config.input_vocab, inputs, looked_up=True))
+        tensors.append(Tensor("model.per_layer_model_projection", inputs, width, part="MLP"))
+    return tensors
 
 
 def layer_tensors(config: DecoderConfig, layer: LayerConfig) -> list[Tensor]:
