@@ -97,6 +97,22 @@ def sentence(of: StepFigures) -> str:
     return " ".join([_bytes(of), _limit(of), _speed(of)])
 
 
+def cause(of: StepFigures) -> str:
+    """Return in one short line why steps are not faster; "" before their time is known."""
+    if of.slowed_by:
+        short = of.slowed_by.partition(" (")[0]
+        return f"{short[0].upper()}{short[1:]}."
+    if of.share is None or of.least_s is None or of.step_s is None:
+        return ""
+    arithmetic = of.limit is not None and of.limit.roof == "arithmetic"
+    if of.share > 1:
+        return "Above the limit: some bytes came from a cache."
+    if of.share >= _ALL:
+        return "All of a step is computing." if arithmetic else "All of a step is reading."
+    rest = format_seconds(of.step_s - of.least_s)
+    return f"{rest} of a step is not {'computing' if arithmetic else 'reading'}."
+
+
 OTHERS = "other programs used the CPU"
 """`cpu_phrase` where it is not known how much."""
 

@@ -235,4 +235,5 @@ class HeadraceApp(InputMethodCursor, CrashReports[None]):
             return
         keys = [] if isinstance(self.screen, ChatScreen) else keys_of(self.screen)
         figures = self.screen.figures if isinstance(self.screen, DecodeScreen) else ()
-        self.push_screen(HelpScreen(keys, figures))
+        why = self.screen.why if isinstance(self.screen, DecodeScreen) else ""
+        self.push_screen(HelpScreen(keys, figures, why))

@@ -15,8 +15,8 @@ from headrace.app.engine.events import Done, Event, Ready
 from headrace.app.engine.telemetry_reader import TelemetryReader
 from headrace.app.output.explanations import of_section
 from headrace.app.output.sanitise import sanitise
+from headrace.app.tui.decode.meters import MeterLines, whole_why
 from headrace.app.tui.decode.panel import Sections
-from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.hangup import end_on_signals, when_mounted
 from headrace.app.tui.metrics.facts import Turn
 from headrace.app.tui.metrics.feed import feed
@@ -31,7 +31,7 @@ from headrace.app.tui.widgets.status_bar import Status, StatusBar
 _POLL_S = 0.5
 _ROWS = 16  # answers on the screen
 _TURNS = 50  # ended answers that are kept
-_HEAD = "sentence"
+_HEAD = "meters"
 
 
 class TopScreen(Screen[None]):
@@ -40,7 +40,7 @@ class TopScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,escape", "app.quit", "Quit", key_display="q"),
         Binding("f7,space", "app.freeze", "Freeze", key_display="F7"),
-        Binding("question_mark,f1", "app.show_keys", "Figures explained", key_display="?"),
+        Binding("question_mark,f1,w", "app.show_keys", "Figures explained", key_display="?"),
     ]
 
     def __init__(self, metrics: LiveMetrics) -> None:
@@ -50,7 +50,7 @@ class TopScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self._metrics, id="status")
-        yield SentenceLines(self._metrics, id=_HEAD)
+        yield MeterLines(self._metrics, id=_HEAD)
         yield Sections(self._metrics)
         yield KeyBar()
 
@@ -58,7 +58,7 @@ class TopScreen(Screen[None]):
         """Draw these metrics."""
         self.set_class(frozen, "-frozen")
         self.query_one(StatusBar).set_status(status, with_speed=False)
-        self.query_one(SentenceLines).show(metrics, frozen=frozen)
+        self.query_one(MeterLines).show(metrics, frozen=frozen)
         self.query_one(Sections).show(metrics)
 
 
@@ -140,4 +140,4 @@ class TopApp(CrashReports[None]):
         elif isinstance(self.screen, TopScreen):
             shown = [_HEAD, *(section.NAME for section in self.screen.query_one(Sections).shown)]
             figures = list(dict.fromkeys(each for name in shown for each in of_section(name)))
-            self.push_screen(HelpScreen(keys_of(self.screen), figures))
+            self.push_screen(HelpScreen(keys_of(self.screen), figures, whole_why(self.metrics)))

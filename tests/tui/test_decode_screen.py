@@ -1,4 +1,4 @@
-"""The decode view of F2: its sentence, its help, and frozen figures."""
+"""The decode view of F2: its meters, its help, and frozen figures."""
 
 import json
 from dataclasses import replace
@@ -7,10 +7,11 @@ import pytest
 from rich.color import ColorSystem, ColorType
 from textual.content import Content
 from textual.events import Paste
+from textual.widgets import Static
 
 from headrace.app.engine.commands import TIMED_EVERY
+from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import Sections
-from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.runtime.config.paths import data_dir
@@ -19,28 +20,34 @@ from tests.app.scripted_engine import CARD, Script, ScriptedEngine
 from tests.tui.conftest import Driver
 
 
-def test_sentence_help_and_freeze(play) -> None:
+def test_meters_help_and_freeze(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.press("f2")
+        await it.press("f1")
         assert "Each token reads" in it.text()
         assert "No speed yet" in it.text()
-        await it.press("f2")
+        await it.press("escape", "f2")
         await it.ask("go")
         await it.press("f2")
-        line = it.app.screen.query_one(SentenceLines)
-        assert "You get 167:" in it.text()
+        line = it.app.screen.query_one(MeterLines)
+        assert "167 tok/s" in it.text()
+        place = line.region
         for _ in range(2):
             it.state.metrics.set_load(Load(2, 2.0, 0.3, 1, 2, 0, busiest="a-program-with-a-long-name"))
         it.state.metrics.version += 1
         it.app.poller.draw_metrics(force=True)
         await it.pilot.pause()
-        await it.until(lambda: "mostly a-program-with-a-long-n" in it.text().replace("\n", " "))
-        assert line.size.height >= 4
+        await it.until(lambda: "Other programs use" in it.text())
+        assert line.region == place
+        assert line.size.height == MeterLines.HEIGHT
         sections = it.app.screen.query_one(Sections)
         assert sum(one.region.area for one in sections.shown) == sections.region.area, "places of a higher window"
         await it.press("f7")
         assert "❚❚ frozen, F7 continues" in it.text()
         assert it.app.screen.has_class("-frozen")
+        await it.press("w")
+        assert "mostly" in it.text()
+        await it.press("escape")
         await it.press("x")
         (written,) = (data_dir() / "exports").glob("trace-*.json")
         events = json.loads(written.read_text())["traceEvents"]
@@ -55,7 +62,7 @@ def test_sentence_help_and_freeze(play) -> None:
             await it.press(*keys)
             text = it.text()
             assert "this screen" in text
-            assert "Newest step" in text
+            assert "Newest step" in str(it.app.screen.query_one("#help-keys", Static).render())
             assert "commands" not in text
             assert "writing" not in text
             await it.press("escape")

@@ -18,7 +18,7 @@ from headrace.app.engine.events import Delta, Prefill
 from headrace.app.sessions.records import Message
 from headrace.app.tui.decode.drawing import Canvas, bars
 from headrace.app.tui.decode.latency import LatencySection
-from headrace.app.tui.decode.sentence import state
+from headrace.app.tui.decode.meters import state, whole_why
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import TurnsSection
 from headrace.app.tui.input.paths import as_typed, completions, typed_path
@@ -275,13 +275,14 @@ def test_the_parts_of_a_time_to_first_token() -> None:
     metrics.ready(*facts(CARD))
     feed(metrics, [Prefill(1, 0, 37, 0, 0.976, 0.004), Delta(1, "", [replace(record(0, 38), latency_s=0.01)])])
     feed(metrics, [Delta(1, "Hi", [], ttft_s=1.05)])
-    assert state(metrics, 80).plain == "◌ decode  first token 1.05 s  37 computed  wait 976 ms  prefill 60.0 ms"
-    assert state(metrics, 60).plain == "◌ decode  first token 1.05 s  37 computed  wait 976 ms"
-    assert state(metrics, 30).plain == "◌ decode  first token 1.05 s"
+    assert state(metrics, 80).plain.endswith("  first token 1.05 s")
+    assert "First token after 1.05 s: 37 computed, wait 976 ms, prefill 60.0 ms" in whole_why(metrics)
     ended = replace(summary(38, 8, 30), ttft_s=0.98, queue_s=0.1, tokenize_s=0.2, prefill_s=0.6, first_step_s=0.05)
     metrics.finished(ended, "stop")
-    shown = "first token 980 ms  8 prompt tokens cached  29 computed  prefill 600 ms  tokenize 200 ms  wait 100 ms"
-    assert f"{shown}  first step 50.0 ms  rest 30.0 ms" in state(metrics, 200).plain
+    shown = (
+        "First token after 980 ms: 8 prompt tokens cached, 29 computed, prefill 600 ms, tokenize 200 ms, wait 100 ms"
+    )
+    assert f"{shown}, first step 50.0 ms, rest 30.0 ms." in whole_why(metrics)
     metrics.finished(replace(ended, ttft_s=None), "cancelled")
     assert "first token" not in state(metrics, 80).plain
 
@@ -388,7 +389,7 @@ def test_times_have_a_suitable_unit() -> None:
 def test_phases_are_told_apart_without_colour() -> None:
     metrics = LiveMetrics()
     metrics.ready(*facts(CARD))
-    assert state(metrics, 60).plain == "● idle  loaded in 0.20 s  93.5 MiB"
+    assert state(metrics, 60).plain == "● idle      loaded in 0.20 s  93.5 MiB"
     metrics.submitted()
     assert state(metrics, 60).plain == "◌ prefill"
     metrics.died()

@@ -92,11 +92,11 @@ def test_turns_and_speed_are_those_of_the_session(play) -> None:
     async def scenario(it: Driver) -> None:
         await it.ask("one")
         first = it.state.conversation.session
-        speed = f"{three_digits(1 / LATENCY_S)} tok/s  ● idle"
+        speed = f"{three_digits(1 / LATENCY_S)} tok/s"
         await it.until(lambda: len(it.state.metrics.turns) == 1 and speed in it.text())
         await it.write("/new")
         await it.until(lambda: it.state.metrics.turns == [])
-        await it.until(lambda: "● idle" in it.text() and speed not in it.text())
+        await it.until(lambda: "● loaded" in it.text() and speed not in it.text())
         await it.ask("two")
         assert [turn.number for turn in it.state.metrics.turns] == [1]
         it.state.open_session(it.state.store.session(first.id))

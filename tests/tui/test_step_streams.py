@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.app.answer.sentence import sentence
 from headrace.app.engine.events import BatchStatus, Delta
+from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.panel import SECTIONS
-from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.metrics.feed import facts
 from headrace.app.tui.metrics.live import LiveMetrics
 from headrace.runtime.machine.load import Load
@@ -55,7 +55,7 @@ def fed(machine: tuple[float | None, float | None, float | None, bool]) -> LiveM
 def check(metrics: LiveMetrics) -> None:
     """Raise AssertionError for a figure that cannot be, in any section or in the export."""
     said = [sentence(metrics.figures)]
-    for section in (*SECTIONS, SentenceLines):
+    for section in (*SECTIONS, MeterLines):
         for width, height in ((36, 6), (90, 16)):
             lines = [line.plain for line in section(metrics).lines(metrics, width, height)]
             assert all(len(line) <= width for line in lines), (section, lines)

@@ -21,8 +21,8 @@ from headrace.app.tui.decode.context import ContextSection
 from headrace.app.tui.decode.context_speed import ContextSpeedSection
 from headrace.app.tui.decode.latency import LatencySection
 from headrace.app.tui.decode.machine import MachineSection
+from headrace.app.tui.decode.meters import MeterLines
 from headrace.app.tui.decode.roofline import RooflineSection
-from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.decode.step import StepSection
 from headrace.app.tui.decode.tables import SequencesSection, TurnsSection
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -206,12 +206,12 @@ class DecodePanel(Vertical):
         self._asked: int | None = None  # columns, without those that the chat leaves; None: hidden
 
     def compose(self) -> ComposeResult:
-        yield SentenceLines(self.metrics, id="sentence")
+        yield MeterLines(self.metrics, id="meters")
         yield Sections(self.metrics)
 
     def show(self, metrics: LiveMetrics, frozen: bool) -> None:
         """Draw these metrics."""
-        self.query_one(SentenceLines).show(metrics, frozen=frozen)
+        self.query_one(MeterLines).show(metrics, frozen=frozen)
         self.query_one(Sections).show(metrics)
 
     def fit(self, window: int) -> None:

@@ -22,11 +22,12 @@ from headrace.app.tui.metrics.rates import StepTotals, current_totals
 from headrace.app.tui.metrics.turn_energy import TurnEnergy
 from headrace.runtime.machine.load import Load
 from headrace.runtime.metrics.limit import step_limit
-from headrace.runtime.metrics.telemetry import Percentiles, StepRecord, Summary, in_milliseconds, mbu
+from headrace.runtime.metrics.telemetry import MBU, Percentiles, StepRecord, Summary, in_milliseconds, mbu
 
 Phase = Literal["start", "load", "failed", "prefill", "decode", "idle", "dead"]
 
 STEPS_KEPT = 4096  # in memory
+_RECENT = 256  # steps of the percentiles beside the speed
 _CONTENDED_LOOKS = 2  # looks: one alone may be a program that starts
 
 
@@ -376,6 +377,11 @@ class LiveMetrics:
         return self._share(self.achieved_gb_s) if self.phase == "decode" else self.mbu_average
 
     @property
+    def memory(self) -> MBU:
+        """MBU over the steps of `totals`, also where other programs slow them down."""
+        return mbu(self.achieved_gb_s, self.machine.memory_gb_s, self.machine.measured_gb_s)
+
+    @property
     def roofline_rate(self) -> float | None:
         """Tokens per second at one token a step, at most: by the measured bandwidth and arithmetic."""
         last = self.last
@@ -392,6 +398,14 @@ class LiveMetrics:
     def latencies(self) -> Percentiles | None:
         """Step latency percentiles of the kept steps without the first."""
         return Percentiles.of([step.latency_s for step in self.charted if step.index])
+
+    @property
+    def recent_latencies(self) -> tuple[int, Percentiles] | None:
+        """Number and latency percentiles of the newest steps without the first; None before the second step."""
+        charted = self.charted
+        newest = [charted[-back].latency_s for back in range(1, min(len(charted), _RECENT) + 1) if charted[-back].index]
+        percentiles = Percentiles.of(newest)
+        return None if percentiles is None else (len(newest), percentiles)
 
     @property
     def contention(self) -> Load | None:

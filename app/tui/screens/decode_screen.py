@@ -13,8 +13,8 @@ from textual.screen import Screen
 
 from headrace.app.output.explanations import Explanation, of_section
 from headrace.app.tui.decode.latency import LatencySection
+from headrace.app.tui.decode.meters import MeterLines, whole_why
 from headrace.app.tui.decode.panel import MORE, Sections
-from headrace.app.tui.decode.sentence import SentenceLines
 from headrace.app.tui.decode.strip import StripSection
 from headrace.app.tui.input.ask_line import AskLine
 from headrace.app.tui.metrics.live import LiveMetrics
@@ -24,7 +24,7 @@ from headrace.app.tui.widgets.key_bar import KeyBar
 from headrace.app.tui.widgets.lines import Section
 from headrace.app.tui.widgets.status_bar import Status, StatusBar
 
-_HEAD = "sentence"  # id of the head, whose figures are explained first
+_HEAD = "meters"  # id of the head, whose figures are explained first
 
 
 class DecodeScreen(SingleDismissal, Screen[None]):
@@ -41,6 +41,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         Binding("ctrl+x", "app.export_trace", "Trace", priority=True),
         Binding("f10", "app.time_steps", "Time all steps", key_display="F10"),
         Binding("p", "app.time_steps", "Time all steps, when frozen", show=False),
+        Binding("w", "app.show_keys", "The whole why, when frozen", show=False),
         Binding("x", "app.export_trace", "Trace, when frozen", show=False),
         Binding("question_mark", "app.show_keys", "Figures explained, when frozen", key_display="?", show=False),
         Binding("shift+left,pageup", "cursor(-20)", "20 back", show=False, priority=True),
@@ -62,7 +63,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield StatusBar(self.metrics, id="status")
-        yield SentenceLines(self.metrics, id=_HEAD)
+        yield MeterLines(self.metrics, id=_HEAD)
         yield StripSection(self.metrics)
         yield Sections(self.metrics)
         yield self.line
@@ -73,6 +74,11 @@ class DecodeScreen(SingleDismissal, Screen[None]):
         """Explanations of the figures on the screen, in the order of its sections."""
         shown = [_HEAD, StripSection.NAME, *(section.NAME for section in self.query_one(Sections).shown)]
         return list(dict.fromkeys(each for name in shown for each in of_section(name)))
+
+    @property
+    def why(self) -> str:
+        """The present figures in words."""
+        return whole_why(self.metrics)
 
     def on_mount(self) -> None:
         for section in self.query(Section):
@@ -96,7 +102,7 @@ class DecodeScreen(SingleDismissal, Screen[None]):
             self.set_class(self._frozen, "-frozen")
             self.set_focus(None if self._frozen else self.line)
         self.query_one(StatusBar).set_status(self._status, with_speed=False)
-        self.query_one(SentenceLines).show(self.metrics, frozen=self._frozen)
+        self.query_one(MeterLines).show(self.metrics, frozen=self._frozen)
         strip = self.query_one(StripSection)
         strip.display = strip.applies(self.metrics)
         strip.show(self.metrics)

@@ -99,13 +99,14 @@ class HelpScreen(SingleDismissal, ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "dismiss", "Close", priority=True)]
 
-    def __init__(self, keys: Sequence[tuple[str, str]], figures: Sequence[Explanation] = ()) -> None:
+    def __init__(self, keys: Sequence[tuple[str, str]], figures: Sequence[Explanation] = (), why: str = "") -> None:
         """keys: of the screen below, with descriptions; empty for the chat, where all are. figures: explained in the
-        place of all other keys and commands.
+        place of all other keys and commands. why: sentences on the current figures, above the keys.
         """
         super().__init__()
         self._here = [("this screen", keys)] if keys else []
         self._figures = figures
+        self._why = why
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog -large", id="help") as box:
@@ -120,7 +121,11 @@ class HelpScreen(SingleDismissal, ModalScreen[None]):
         self.query_one("#help").set_class(columns, "-columns")
         width = (min(136, event.size.width - 3) - 12) // 2 if columns else min(68, event.size.width - 4) - 10
         others, commands = ((), _explained(self._figures, width)) if self._figures else (_KEYS, _commands(width))
-        self.query_one("#help-keys", Static).update(_keys([*self._here, *others], width))
+        keys = _keys([*self._here, *others], width)
+        if self._why:  # above the keys: they fill the first screen of a small window
+            head = [Content.styled("now", "bold $text-primary"), *Content(self._why).wrap(width), Content("")]
+            keys = Content("\n").join([*head, keys])
+        self.query_one("#help-keys", Static).update(keys)
         self.query_one("#help-commands", Static).update(commands)
 
 

@@ -1,0 +1,201 @@
+"""The head of the decode view: four meters at fixed places, and a line on the phase and the cause of slow steps."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from textual.content import Content
+
+from headrace.app.answer.sentence import cause, sentence
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.app.tui.widgets.lines import Lines, bar, fitting, spread
+from headrace.runtime.metrics.units import format_bytes, format_milliseconds, format_seconds, three_digits
+
+_LABEL, _VALUE = 7, 12  # cells
+_NOTES = ((70, 28), (50, 20), (0, 17))  # cells of the text right of a bar, from a width on
+_LEAST_BAR = 4
+_PHASE = 10  # cells of the phase and its mark
+_WORDS_FROM = 50  # cells from which the phase has its word next to a cause
+_SMALL = 0.01  # smaller parts of the time to first token are left out
+
+
+class Meter(NamedTuple):
+    """One line of the meters.
+
+    name: at the left.
+    value: the figure with its unit.
+    share: filled part of the bar; None: the line has a text in the place of the bar.
+    notes: texts for the whole that `value` is a part of, the longest first.
+    text: replaces the bar.
+    is_doubtful: other programs distort the figure.
+    """
+
+    name: str
+    value: str
+    share: float | None
+    notes: Sequence[str]
+    text: Sequence[str] = ()
+    is_doubtful: bool = False
+
+
+class MeterLines(Lines):
+    """Speed, step, cache and memory, each with its whole, and one line below. The height never changes."""
+
+    HEIGHT = 5
+    _frozen = False
+
+    def show(self, metrics: LiveMetrics, *, frozen: bool = False) -> None:
+        self._frozen = frozen
+        super().show(metrics)
+
+    def lines(self, metrics: LiveMetrics, width: int, height: int) -> Sequence[Content]:
+        meters = [_speed(metrics), _step(metrics), _cache(metrics), _memory(metrics)]
+        return [*(_line(meter, width) for meter in meters), self._last_line(metrics, width)][:height]
+
+    def _last_line(self, metrics: LiveMetrics, width: int) -> Content:
+        if self._frozen:
+            return Content.styled(" ❚❚ frozen, F7 continues ", "reverse bold $text-warning").truncate(width)
+        return state(metrics, width)
+
+    def change_key(self, metrics: LiveMetrics) -> object:
+        return self._frozen, super().change_key(metrics)
+
+
+def _line(meter: Meter, width: int) -> Content:
+    """Return a meter at places that depend on the width alone."""
+    room = next(cells for least, cells in _NOTES if width >= least)
+    cells = width - _LABEL - _VALUE - room - 2
+    head = [
+        (f"{meter.name:<{_LABEL}}", "$quiet"),
+        (f"{meter.value:<{_VALUE}}", "$quiet" if meter.is_doubtful else "bold"),
+    ]
+    if meter.share is None:
+        text = _first_that_fits(meter.text, width - _LABEL - _VALUE)
+        return Content.assemble(*head, (text, "$quiet")).truncate(width)
+    note = _first_that_fits(meter.notes, room)
+    if cells < _LEAST_BAR:
+        return Content.assemble(*head, (note, "$quiet")).truncate(width)
+    style = "$foreground 40%" if meter.is_doubtful else "$primary"
+    return Content.assemble(*head, bar(meter.share, cells, style), "  ", (note, "$quiet"))
+
+
+def _first_that_fits(texts: Sequence[str], width: int) -> str:
+    return next((text for text in texts if len(text) <= width), texts[-1][:width] if texts else "")
+
+
+def _speed(metrics: LiveMetrics) -> Meter:
+    figures = metrics.figures
+    rate = metrics.rate_average if metrics.rate_now is None else metrics.rate_now
+    most = figures.roofline_rate
+    value = f"{three_digits(rate)} tok/s"
+    if most is None:
+        return Meter("speed", value, 0.0, ("limit not measured yet", "limit unknown"))
+    limit = three_digits(most)
+    if rate is None:
+        return Meter("speed", value, 0.0, (f"of {limit}, the most", f"of {limit}"))
+    share = f"{rate / most:.0%}".replace("%", " %")
+    notes = (f"{share:>5} of {limit}, the most", f"{share:>5} of {limit}")
+    return Meter("speed", value, rate / most, notes)
+
+
+def _step(metrics: LiveMetrics) -> Meter:
+    recent = metrics.recent_latencies
+    if recent is None:
+        return Meter("step", "–", None, (), ("time of a step: after the second one", "after two steps"))
+    count, of = recent
+    p95 = format_milliseconds(of.p95)
+    p99 = format_milliseconds(of.p99)
+    tokens = f"{metrics.figures.tokens / metrics.figures.sequences:.1f} tokens a step"
+    spread_of = f"95 % under {p95:>4}, 99 % under {p99:>4}"
+    texts = (
+        f"{spread_of}, the last {count} · {tokens}",
+        f"{spread_of}, the last {count}",
+        spread_of,
+        f"p95 {p95:>4} p99 {p99:>4}",
+    )
+    return Meter("step", f"{format_milliseconds(of.p50)} ms p50", None, (), texts)
+
+
+def _cache(metrics: LiveMetrics) -> Meter:
+    used = metrics.fill.used_bytes
+    whole = metrics.model.kv_bytes_at_limit
+    tokens = f"{metrics.fill.tokens:,} tok"
+    if metrics.batch is not None:
+        used = metrics.batch.kv_used_bytes
+        whole = metrics.batch.kv_room_bytes
+        tokens = f"{metrics.batch.tokens:,} tok"
+    if not whole:
+        return Meter("cache", format_bytes(used), 0.0, (tokens,))
+    share = f"{used / whole:.0%}".replace("%", " %")
+    notes = (f"{share:>5} of {format_bytes(whole)} · {tokens}", f"{share:>5} of {format_bytes(whole)}")
+    return Meter("cache", format_bytes(used), used / whole, notes)
+
+
+def _memory(metrics: LiveMetrics) -> Meter:
+    achieved = metrics.achieved_gb_s
+    memory = metrics.memory
+    share = memory.share if metrics.mbu is None else metrics.mbu
+    base = memory.base_gb_s if not share or achieved is None else achieved / share
+    value = f"{three_digits(achieved)} GB/s"
+    if base is None:
+        return Meter("memory", value, 0.0, ("bandwidth not measured yet", "not measured yet"))
+    of = three_digits(base)
+    if share is None:
+        return Meter("memory", value, 0.0, (f"of {of} GB/s measured", f"of {of}"))
+    percent = f"{share:.0%}".replace("%", " %")
+    busy = metrics.busy
+    mark = " (busy)" if busy else ""
+    notes = (f"{percent:>5} of {of}{mark}", f"{percent:>5}{mark}")
+    return Meter("memory", value, share, notes, is_doubtful=busy)
+
+
+def state(metrics: LiveMetrics, width: int) -> Content:
+    """Return a line on the phase and its detail. Marks tell phases apart, not colour alone."""
+    if metrics.phase == "dead":
+        return Content.styled("✗ the engine process is gone; F8 starts another", "bold $text-error").truncate(width)
+    if metrics.phase == "failed":
+        text = "✗ no model is loaded; F8 tries again, F5 picks a model"
+        return Content.styled(text, "bold $text-error").truncate(width)
+    is_ready = metrics.phase in ("idle", "start")
+    mark = "●" if is_ready else "◌"
+    style = "bold $text-success" if is_ready else "bold $text-accent"
+    details = [Content.styled(text, "$quiet") for text in _details(metrics)]
+    if details and width < _WORDS_FROM:
+        return Content.assemble((mark, style), " ", details[0]).truncate(width, ellipsis=True)
+    phase = f"{mark} {metrics.phase}"
+    head = Content.styled(f"{phase:<{_PHASE}}" if details else phase, style)
+    first = metrics.first_token
+    text = f"first token {format_seconds(first.ttft_s)}" if first is not None and metrics.batch is None else ""
+    line = fitting([head, *details], width)
+    return spread(line, Content.styled(text, "$quiet"), width) if text else line
+
+
+def _details(metrics: LiveMetrics) -> list[str]:
+    """Return texts on the phase, the most important first."""
+    model = metrics.model
+    if metrics.phase == "load":
+        share = f" {metrics.load_share:.0%}" if metrics.load_share is not None else ""
+        return [f"{metrics.load_stage}{share}"]
+    if metrics.phase == "start" or (metrics.phase == "idle" and not metrics.turns and metrics.batch is None):
+        loaded = f"loaded in {model.load_s:.2f} s" if model.load_s else "nothing loaded yet"
+        return [loaded, format_bytes(model.weight_bytes)] if model.weight_bytes else [loaded]
+    if metrics.phase == "prefill" and metrics.prefill_total and metrics.batch is None:
+        return [f"{metrics.prefill_done:,} of {metrics.prefill_total:,} prompt tokens"]
+    why = cause(metrics.figures)
+    if (batch := metrics.batch) is not None:
+        running = f"{batch.growing} of {len(batch.rows)} running" if batch.growing else f"{len(batch.rows)} answers"
+        each = [f"{three_digits(batch.rate_each)} tok/s each"] if batch.rate_each is not None else []
+        return [running, *each, f"{batch.tokens:,} tokens", *([why] if why else [])]
+    return [why] if why else []
+
+
+def whole_why(metrics: LiveMetrics) -> str:
+    """Return the sentences on the current steps, and the time to first token with its parts."""
+    steps = sentence(metrics.figures)
+    first = metrics.first_token
+    if first is None:
+        return steps
+    cached = f"{metrics.reused:,} prompt tokens cached" if metrics.reused else ""
+    computed = f"{metrics.prefill_total:,} computed" if metrics.prefill_total else ""
+    parts = [f"{name} {format_seconds(seconds)}" for name, seconds in first.parts() if seconds >= _SMALL * first.ttft_s]
+    found = [text for text in (cached, computed, *parts) if text]
+    return f"{steps} First token after {format_seconds(first.ttft_s)}: {', '.join(found)}."

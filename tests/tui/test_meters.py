@@ -1,0 +1,70 @@
+"""The four meters of the decode view: their places in every width, and the whole of each figure."""
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.app.tui.decode.meters import MeterLines
+from headrace.app.tui.metrics.feed import facts
+from headrace.app.tui.metrics.live import LiveMetrics
+from headrace.runtime.machine.load import Load
+from tests.app.scripted_engine import CARD, record
+
+NAMES = ["speed", "step", "cache", "memory"]
+
+
+def started() -> LiveMetrics:
+    metrics = LiveMetrics()
+    metrics.ready(*facts(CARD))
+    metrics.machine = replace(metrics.machine, measured_gb_s=16.9, memory_gb_s=None, compute_flops=None)
+    metrics.submitted()
+    return metrics
+
+
+def drawn(metrics: LiveMetrics, width: int) -> list[str]:
+    return [line.plain for line in MeterLines(metrics).lines(metrics, width, MeterLines.HEIGHT)]
+
+
+@pytest.mark.parametrize("width", [34, 36, 52, 76, 116, 196])
+def test_meters_keep_their_places_during_an_answer(width: int) -> None:
+    metrics = started()
+    places = set()
+    for index in range(40):
+        metrics.stepped([replace(record(index, 20 + index), latency_s=0.06 + 0.01 * (index % 4))])
+        lines = drawn(metrics, width)
+        assert [line.split()[0] for line in lines[:4]] == NAMES
+        assert all(len(line) <= width for line in lines)
+        if index > 1:
+            places.add(
+                (lines[0].index("tok/s"), lines[1].index("ms p50"), lines[0].index(" of "), lines[3].index("GB/s"))
+            )
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("width", [36, 76])
+def test_each_meter_has_its_whole(width: int) -> None:
+    metrics = started()
+    metrics.stepped([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])
+    speed, step, cache, memory, last = drawn(metrics, width)
+    assert "16.0 tok/s" in speed
+    most = metrics.figures.roofline_rate
+    assert most is not None
+    assert f"{16 / most:.0%}".replace("%", " %") + f" of {most:.0f}" in speed
+    assert "62.5 ms p50" in step
+    assert f"{metrics.fill.used_bytes / metrics.model.kv_bytes_at_limit:.0%}".replace("%", " % of ") in cache
+    assert f"{metrics.mbu:.0%}".replace("%", " % of 16.9") in memory
+    assert "of a step is not reading" in last
+
+
+@pytest.mark.parametrize("width", [36, 76])
+def test_mbu_stays_a_percentage_while_other_programs_run(width: int) -> None:
+    metrics = started()
+    metrics.stepped([replace(record(index, 20 + index), latency_s=0.0625) for index in range(40)])
+    share = f"{metrics.mbu:.0%}".replace("%", " %")
+    for _ in range(2):
+        metrics.set_load(Load(2, 2.0, 0.3, 1 << 30, 2 << 30, 0, busiest="pip"))
+    lines = drawn(metrics, width)
+    assert metrics.mbu is None
+    assert share in lines[3]
+    assert "(busy)" in lines[3]
+    assert "Other programs use 1.7 of 2 cores." in lines[4]
