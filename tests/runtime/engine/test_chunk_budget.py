@@ -20,13 +20,13 @@ def measured(passes: int = 20) -> ChunkBudget:
     return pace
 
 
-def test_passes_take_what_they_may() -> None:
+def test_passes_have_as_many_prompt_tokens_as_the_time_limit_allows() -> None:
     fed = measured().budget(with_decoding=True)
     assert (STEP_S + fed * TOKEN_S) / STEP_S == pytest.approx(STRETCH, rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [0, 4])
-def test_one_pass_that_was_held_up_changes_nothing(rows: int) -> None:
+def test_one_delayed_pass_does_not_change_the_budget(rows: int) -> None:
     pace = measured()
     before = pace.budget(with_decoding=True)
     pace.record(4, 0, 50 * STEP_S)
@@ -34,7 +34,7 @@ def test_one_pass_that_was_held_up_changes_nothing(rows: int) -> None:
     assert pace.budget(with_decoding=True) == before
 
 
-def test_it_follows_tokens_that_grow_dearer_and_other_numbers_of_sequences() -> None:
+def test_the_budget_follows_the_cost_of_tokens_and_the_batch_size() -> None:
     pace = measured()
     for _ in range(4):
         pace.record(4, 10, STEP_S + 10 * 2 * TOKEN_S)
@@ -44,5 +44,5 @@ def test_it_follows_tokens_that_grow_dearer_and_other_numbers_of_sequences() -> 
     assert pace.budget(with_decoding=True) > 8
 
 
-def test_nothing_is_affordable_before_anything_was_measured() -> None:
+def test_the_budget_is_the_minimum_before_a_measurement() -> None:
     assert ChunkBudget().budget(with_decoding=True) == SMALLEST

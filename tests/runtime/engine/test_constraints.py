@@ -118,7 +118,7 @@ def test_draft_tokens_change_nothing(either: Decoder, alone: list[list[int]]) ->
     assert [_tokens(events) for events in together] == alone
 
 
-def test_forced_tokens_come_several_a_step(either: Decoder, alone: list[list[int]]) -> None:
+def test_several_forced_tokens_are_emitted_per_step(either: Decoder, alone: list[list[int]]) -> None:
     [events] = run(speculating(either), REQUESTS[:1])
     steps = [event for event in events if isinstance(event, Step)]
     sources = {step.record.source for step in steps}
@@ -128,7 +128,7 @@ def test_forced_tokens_come_several_a_step(either: Decoder, alone: list[list[int
     assert sum(step.record.accepted for step in steps) == sum(step.record.proposed for step in steps) > 0
 
 
-def test_forced_tokens_are_drafted_behind_a_token_that_is_not_read(either: Decoder) -> None:
+def test_forced_tokens_are_drafted_after_an_unread_token(either: Decoder) -> None:
     """All tokens are forced: one pass for many of them, without waiting for each."""
 
     class Counting(Steps):
@@ -149,7 +149,7 @@ def test_forced_tokens_are_drafted_behind_a_token_that_is_not_read(either: Decod
     assert events[-1].summary.steps <= 6
 
 
-def test_other_sequences_stay_a_step_ahead(either: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconstrained_sequences_run_a_step_ahead(either: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch with a constrained sequence is built before the one before it is read."""
     ahead: list[bool] = []
     start = engines.start

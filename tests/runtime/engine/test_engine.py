@@ -69,7 +69,7 @@ def test_bad_sampling_settings_are_refused_before_prefill(network: Decoder) -> N
     assert not watched.fed
 
 
-def test_max_tokens_and_stop_ids(network: Decoder) -> None:
+def test_generation_ends_at_max_tokens_and_at_stop_ids(network: Decoder) -> None:
     free, _ = answer(network, Request(PROMPT, max_tokens=10))
     assert answer(network, Request(PROMPT, max_tokens=3))[0] == free[:3]
     said, end = answer(network, Request(PROMPT, max_tokens=10, stop_ids=frozenset([free[0]])))
@@ -126,14 +126,14 @@ def test_wide_chunks_have_1024_rows_where_that_takes_under_2_seconds() -> None:
     assert narrow.size == 224
 
 
-def test_what_prefill_was_computed_in_is_given_back(network: Decoder) -> None:
+def test_prefill_buffers_are_freed(network: Decoder) -> None:
     cache = new_cache(network, 1024)
     for _ in prefill(network, cache, LONG):
         pass
     assert mx.get_cache_memory() < 50_000
 
 
-def test_the_next_prompt_begins_at_the_pace_of_the_last(network: Decoder) -> None:
+def test_the_next_prompt_begins_with_the_last_chunk_size(network: Decoder) -> None:
     pace = ChunkSizer()
     pace.record(64, 64 * TARGET_S / 96)
     done = list(prefill(network, new_cache(network, 512), LONG, pace))
@@ -158,7 +158,7 @@ def test_cancel_during_prefill_stops_after_that_chunk(network: Decoder) -> None:
     assert (said, end.reason, len(watched.fed)) == ([], "cancelled", 2)
 
 
-def test_what_was_read_before_a_cancel_took_its_time(network: Decoder) -> None:
+def test_the_prefill_time_of_a_cancelled_request_is_reported(network: Decoder) -> None:
     cancel = CancelFlag()
     watched = WatchedNetwork(network, on_pass=lambda n: cancel.set() if n == 0 else None)
     _, end = answer(watched, Request(LONG, cancel=cancel), context_limit=512)
@@ -167,7 +167,7 @@ def test_what_was_read_before_a_cancel_took_its_time(network: Decoder) -> None:
 
 
 @pytest.mark.parametrize("at", range(2, 7))
-def test_cancel_during_decode_is_heard_within_two_steps(network: Decoder, at: int) -> None:
+def test_cancel_during_decode_ends_within_two_steps(network: Decoder, at: int) -> None:
     cancel = CancelFlag()
     begun = 0
 
@@ -247,7 +247,7 @@ class Forgetful(WatchedNetwork):
 
 
 @pytest.mark.parametrize("ending", ["length", "cancelled", "closed", "failed"])
-def test_memory_comes_back(network: Decoder, ending: str) -> None:
+def test_generation_frees_its_memory(network: Decoder, ending: str) -> None:
     def once() -> None:
         cancel = CancelFlag()
         watched = Forgetful(network, on_pass=_explode(9 if ending == "failed" else -1))
@@ -273,7 +273,7 @@ def test_memory_comes_back(network: Decoder, ending: str) -> None:
     assert ending == "failed" or mx.get_cache_memory() < 50_000  # a traceback outlives the engine's tidying up
 
 
-def test_records_tell_what_happened(network: Decoder) -> None:
+def test_records_have_positions_tokens_and_times(network: Decoder) -> None:
     engine = Engine(network, context_limit=256)
     events = list(engine.generate(Request(PROMPT, max_tokens=9)))
     tokens, end = split(events)
@@ -359,7 +359,7 @@ def test_no_memory_is_wired_while_sequences_share_the_device_or_a_cache_grows(
 METAL_SAYS = "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU...ErrorOutOfMemory)"
 
 
-def test_a_device_that_runs_out_of_memory_says_so_with_figures(network: Decoder) -> None:
+def test_out_of_memory_is_an_error_with_figures(network: Decoder) -> None:
     def fail(step: int) -> None:
         if step == 2:
             raise RuntimeError(METAL_SAYS)

@@ -61,7 +61,7 @@ def said(events: list[Event]) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_alone_and_cold_is_as_among_others(
+def test_an_answer_is_the_same_alone_and_in_a_busy_batch(
     network: Decoder, requests: list[Request], cold: list[tuple[list[Any], Any]], seed: int
 ) -> None:
     """In random order; with seed 2 memory is so short that some step back, all being long at the same time."""
@@ -108,7 +108,7 @@ def test_alone_and_cold_is_as_among_others(
     assert engine.kv.pool.stats.total == 0
 
 
-def test_a_shared_beginning_is_a_cold_one(network: Decoder) -> None:
+def test_a_shared_prefix_has_the_bits_of_a_cold_start(network: Decoder) -> None:
     """K/V of the blocks that the second takes from the first, which had gone on from them with answers of its own."""
     prompt = [*SYSTEM, 5, 6]
     watched = WatchedNetwork(network)
@@ -124,7 +124,7 @@ def test_a_shared_beginning_is_a_cold_one(network: Decoder) -> None:
     assert all(same_rows(cache, alone.caches[0]) for cache in watched.caches)
 
 
-def test_hundreds_of_requests_leave_nothing_behind(network: Decoder) -> None:
+def test_hundreds_of_requests_leak_no_blocks(network: Decoder) -> None:
     leave_nothing_behind(network, 300)
 
 

@@ -88,7 +88,7 @@ def _alone(network: Any, number: int) -> list[Event]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("most_running", "joins"), [(1, True), (3, True), (3, False), (16, True), (16, False)])
-def test_each_gets_what_it_gets_alone(network: Decoder, most_running: int, joins: bool) -> None:
+def test_each_sequence_has_the_tokens_it_has_alone(network: Decoder, most_running: int, joins: bool) -> None:
     watched = WatchedNetwork(network)
     watched.joins = joins
     for request, events in zip(
@@ -107,7 +107,7 @@ def test_each_gets_what_it_gets_alone(network: Decoder, most_running: int, joins
         assert kinds == sorted(kinds, key=[PrefillProgress, Step, Finished].index)
 
 
-def test_a_pass_serves_all_and_its_records_say_so(network: Decoder) -> None:
+def test_a_pass_runs_all_sequences_and_its_records_count_them(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     requests = [Request(prompt_of(i, 5), max_tokens=10 + i) for i in range(4)]
     events = serve(Engine(watched, context_limit=64), requests)
@@ -123,7 +123,7 @@ def test_a_pass_serves_all_and_its_records_say_so(network: Decoder) -> None:
     assert [event.record.batch for event in events[-1] if isinstance(event, Step)][-1] == 1
 
 
-def test_others_join_between_steps(network: Decoder) -> None:
+def test_sequences_join_between_steps(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     pending = list(REQUESTS)
     sequences = []
@@ -141,7 +141,7 @@ def test_others_join_between_steps(network: Decoder) -> None:
         assert said(events[sequence]) == said(alone(network, request))
 
 
-def test_a_prompt_is_fed_beside_those_that_decode(network: Decoder) -> None:
+def test_a_prompt_is_prefilled_in_passes_that_decode(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     engine = Engine(watched, context_limit=LIMIT, pace=SteadyPace(50))
     first = engine.submit(Request(prompt_of(0, 4), max_tokens=60))
@@ -162,7 +162,7 @@ def _all(engine: Engine) -> Any:
 
 
 @pytest.mark.parametrize("by_flag", [True, False])
-def test_cancelled_while_waiting_and_while_served(network: Decoder, by_flag: bool) -> None:
+def test_a_waiting_and_a_running_sequence_can_be_cancelled(network: Decoder, by_flag: bool) -> None:
     watched = WatchedNetwork(network)
     engine = Engine(watched, context_limit=LIMIT, most_running=2)
     sequences = [engine.submit(Request(prompt_of(i, 9), max_tokens=30, cancel=CancelFlag())) for i in range(4)]
@@ -195,7 +195,7 @@ def test_cancelled_while_waiting_and_while_served(network: Decoder, by_flag: boo
     assert not engine.step()
 
 
-def test_one_generation_or_many_sequences(network: Decoder) -> None:
+def test_generate_is_refused_while_sequences_are_open(network: Decoder) -> None:
     engine = Engine(network, context_limit=64)
     request = Request(prompt_of(0, 5), max_tokens=4)
     sequence = engine.submit(request)
@@ -228,7 +228,7 @@ def test_malformed_requests_are_refused_at_submission(network: Decoder, request_
     assert not engine.has_work
 
 
-def test_what_can_never_fit_is_refused_with_figures(network: Decoder) -> None:
+def test_a_request_larger_than_memory_is_refused_with_figures(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT, kv_memory=100 * network.cost.kv_bytes_per_token)
     with pytest.raises(NotEnoughMemoryError, match=r"the K/V of 101 tokens takes .* but .* may be used") as refused:
         engine.submit(Request(prompt_of(0, 101)))
@@ -242,7 +242,7 @@ class BrokenError(RuntimeError):
     """An error that only a failing network raises."""
 
 
-def test_an_error_loses_them_all_and_the_engine_is_ready_again(network: Decoder) -> None:
+def test_an_error_ends_all_sequences_and_the_engine_is_ready_again(network: Decoder) -> None:
     def explode(n: int) -> None:
         if n == 6:
             raise BrokenError
@@ -280,7 +280,7 @@ PARTS = ["begin", "adjust", "record", "stop_ids", "cancel"]
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("part", PARTS)
-def test_what_raises_in_one_sequence_ends_that_one_alone(network: Decoder, part: str) -> None:
+def test_an_error_of_one_sequence_ends_it_alone(network: Decoder, part: str) -> None:
     keeps = (PARTS.index(part) + network.pages) % 2 == 1  # in turn: all pairs of part, layout of K/V and this
     engine = Engine(network, context_limit=LIMIT, keep_prefix=keeps)
     sequences = [engine.submit(request) for request in REQUESTS[:6]]
@@ -313,7 +313,7 @@ def test_one_generation_raises_what_its_sampler_does(network: Decoder) -> None:
     assert len(list(engine.generate(REQUESTS[0]))) > 1
 
 
-def test_memory_comes_back_when_all_have_ended(network: Decoder) -> None:
+def test_memory_is_freed_when_all_sequences_have_ended(network: Decoder) -> None:
     serve(Engine(network, context_limit=LIMIT), REQUESTS)  # what is made once and stays is there
     gc.collect()
     before = mx.get_active_memory()
@@ -329,7 +329,7 @@ def test_memory_comes_back_when_all_have_ended(network: Decoder) -> None:
     assert mx.get_cache_memory() < 50_000
 
 
-def test_a_conversation_is_found_again_among_others(network: Decoder) -> None:
+def test_a_conversation_reuses_its_prefix_among_others(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT, keep_prefix=True)
     first = split(list(engine.generate(Request(prompt_of(0, 20), max_tokens=5))))[0]
     again = Request([*prompt_of(0, 20), *first, 3, 4], max_tokens=6)
@@ -347,7 +347,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["room", "short of memory"])
-def test_nobody_hears_who_is_beside_them(quantized: Decoder, short: bool) -> None:
+def test_batching_does_not_change_output(quantized: Decoder, short: bool) -> None:
     """300 tokens each; others join, end, are cancelled and, where memory is short, step back."""
     chance = random.Random(1)
     room = 3 * 256 if short else 16 * LIMIT
@@ -383,7 +383,7 @@ def test_nobody_hears_who_is_beside_them(quantized: Decoder, short: bool) -> Non
     assert bool(stepped_back) == short
 
 
-def test_rows_of_a_batch_have_the_bits_that_they_have_alone(quantized: Decoder) -> None:
+def test_batching_does_not_change_bits_of_logits(quantized: Decoder) -> None:
     """On the kernels: log probabilities of the whole vocabulary, and K/V, are equal bit for bit."""
     requests = [Request(prompt_of(i, 6 + i), max_tokens=40, logprobs=96) for i in range(5)]
     together = WatchedNetwork(quantized)

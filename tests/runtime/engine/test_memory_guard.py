@@ -68,7 +68,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("keep", [False, True], ids=["batch", "chat"])
 @pytest.mark.parametrize("kind", ["buffers", "q8", "q4", "fast"])
-def test_kv_stay_within_the_working_set(networks: dict[str, Decoder], kind: str, keep: bool) -> None:
+def test_kv_memory_stays_within_the_working_set(networks: dict[str, Decoder], kind: str, keep: bool) -> None:
     network = networks[kind]
     mx.eval(network.arrays)
 

@@ -49,7 +49,7 @@ def failing(function: Callable[..., Any], calls: list[int], at: range, error: Ex
 
 
 @pytest.mark.parametrize("most_running", [1, 2])
-def test_blocks_are_back_before_the_next_sequence_is_admitted(paged: Decoder, most_running: int) -> None:
+def test_blocks_are_freed_before_the_next_sequence_is_admitted(paged: Decoder, most_running: int) -> None:
     """Each takes all the blocks that one sequence may have, and others wait."""
     requests = [Request(range(number, number + LIMIT - 9), max_tokens=9) for number in range(0, 60, 10)]
     requests = [replace(request, prompt=[token % 96 for token in request.prompt]) for request in requests]
@@ -64,7 +64,7 @@ def test_blocks_are_back_before_the_next_sequence_is_admitted(paged: Decoder, mo
     assert engine.load().preempted == 0
 
 
-def test_without_memory_for_a_slab_all_are_lost_and_the_engine_is_ready_again(paged: Decoder) -> None:
+def test_without_memory_for_a_slab_all_sequences_fail_and_the_engine_is_ready(paged: Decoder) -> None:
     gc.collect()  # what earlier tests left behind must not go while we weigh
     before = mx.get_active_memory()
     expected = said(ready(paged))

@@ -34,7 +34,7 @@ def run(network: Decoder, kv: KVBackend, rows: list[tuple[Any, list[int], Any, b
 
 @needs_kernels
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bits_with_and_without_output(name: str, tmp_path: Path) -> None:
+def test_prefill_without_output_leaves_the_same_kv_bits(name: str, tmp_path: Path) -> None:
     directory = write_mlx_lm_model(tmp_path / "plain", {**config_of(name), "vocab_size": VOCAB})
     network = load_decoder(quantize_model(directory, tmp_path / "4-bit"), native)
     kv = network.kv_backend(KVOptions(400))
@@ -52,7 +52,7 @@ def test_the_same_bits_with_and_without_output(name: str, tmp_path: Path) -> Non
 
 
 @needs_kernels
-def test_the_last_layer_runs_no_product_behind_its_entries(tmp_path: Path) -> None:
+def test_prefill_skips_the_last_layer_after_its_kv(tmp_path: Path) -> None:
     network = load_decoder(write_model(tmp_path, "llama"), native)
     layers = 3
     kv = network.kv_backend(KVOptions(400))

@@ -183,7 +183,7 @@ Served.TestCase.settings = settings(max_examples=30, stateful_step_count=20, dea
 TestServed = Served.TestCase
 
 
-def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
+def test_prompts_are_prefilled_oldest_first_within_the_chunk_budget() -> None:
     room = KVBudget(COST, LIMIT, COST.kv_bytes(LIMIT * 4))
     pace = ChunkBudget()
     pace.record(decoding=0, prompt_tokens=512, seconds=0.4)
@@ -197,7 +197,7 @@ def test_prompts_are_fed_oldest_first_within_what_the_pace_allows() -> None:
     assert [(share.sequence, share.count) for share in scheduler.plan()] == [(sequences[0], 300), (sequences[1], 212)]
 
 
-def test_beside_others_a_prompt_takes_what_stretches_their_steps_as_much_as_allowed() -> None:
+def test_a_prompt_chunk_stretches_decode_steps_up_to_the_limit() -> None:
     pace = ChunkBudget()
     assert pace.budget(with_decoding=True) == SMALLEST
     pace.record(decoding=0, prompt_tokens=400, seconds=0.4)  # 1 ms a token
@@ -209,7 +209,7 @@ def test_beside_others_a_prompt_takes_what_stretches_their_steps_as_much_as_allo
     assert abs(pace.budget(with_decoding=True) - (STRETCH - 1) * 50) <= STEP
 
 
-def test_timelines_tell_waiting_from_prefill() -> None:
+def test_queue_time_and_prefill_time_are_separate() -> None:
     now = iter([10.0, 12.0, 15.0, 16.0])
     timeline = Timeline(cost=COST, prompt_tokens=9, clock=lambda: next(now))
     timeline.admitted(reused_tokens=3)
@@ -221,7 +221,7 @@ def test_timelines_tell_waiting_from_prefill() -> None:
     assert (summary.reused_tokens, summary.prefill_tokens) == (3, 5)
 
 
-def test_a_queue_that_never_came_to_its_turn_sums_up_to_nothing() -> None:
+def test_a_request_that_never_ran_has_no_figures() -> None:
     timeline = Timeline(cost=COST, prompt_tokens=9, clock=iter(map(float, deque(range(9)))).__next__)
     summary = timeline.summary(None, 0)
     assert (summary.steps, summary.ttft_s, summary.kv_cache_bytes, summary.prefill_tokens) == (0, None, 0, 0)

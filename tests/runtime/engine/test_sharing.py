@@ -35,7 +35,7 @@ def serve(engine: Engine, requests: list[Request]) -> list[list[Event]]:
 
 
 @pytest.mark.parametrize("short_first", [False, True])
-def test_what_requests_of_a_batch_begin_with_is_fed_once(network: Decoder, short_first: bool) -> None:
+def test_a_common_prefix_of_a_batch_is_prefilled_once(network: Decoder, short_first: bool) -> None:
     watched = WatchedNetwork(network)
     prompts = [[*SYSTEM, *[number] * (5 + number)] for number in range(4)]
     if short_first:
@@ -55,7 +55,7 @@ def test_what_requests_of_a_batch_begin_with_is_fed_once(network: Decoder, short
         assert {event.reused for event in progress} == {reused}
 
 
-def test_nothing_outlives_a_batch(network: Decoder) -> None:
+def test_no_block_outlives_a_batch(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     for _ in range(2):
         first, second = serve(engine, [Request(SYSTEM, max_tokens=3), Request(SYSTEM, max_tokens=3)])
@@ -64,7 +64,7 @@ def test_nothing_outlives_a_batch(network: Decoder) -> None:
         assert stats(engine) == PoolStats(0, 0, 0, 0)
 
 
-def test_branches_of_a_chat_are_all_there(network: Decoder) -> None:
+def test_all_branches_of_a_chat_stay_cached(network: Decoder) -> None:
     chat = Engine(network, context_limit=LIMIT, keep_prefix=True)
     first = list(SYSTEM)
     said, _ = split(list(chat.generate(Request(first, max_tokens=9))))
@@ -81,7 +81,7 @@ def test_branches_of_a_chat_are_all_there(network: Decoder) -> None:
         assert all(event.record.kv_used_bytes for event in events if isinstance(event, Step))
 
 
-def test_what_is_kept_takes_no_more_than_one_full_sequence(network: Decoder) -> None:
+def test_cached_blocks_take_at_most_one_full_sequence(network: Decoder) -> None:
     chat = Engine(network, context_limit=LIMIT, keep_prefix=True)
     for number in range(12):
         list(chat.generate(Request([number, *SYSTEM], max_tokens=3)))

@@ -41,7 +41,7 @@ def test_tokens_are_those_of_full_recompute(network: Decoder) -> None:
     assert end.reason == "length"
 
 
-def test_a_step_feeds_one_token_and_appends_one_entry_to_every_layer(network: Decoder) -> None:
+def test_a_step_appends_one_kv_entry_to_every_layer(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     tokens, _ = answer(watched, Request(PROMPT, max_tokens=STEPS))
     fed = [token for batch in watched.fed for token in batch[0].tolist()]
@@ -105,7 +105,7 @@ def by_close(network: WatchedNetwork, tokens: list[int]) -> Iterator[Event]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("end", [by_length, by_stop_id, by_cancel, by_context_limit, by_close])
 @pytest.mark.parametrize("forgets", [False, True])
-def test_of_the_step_built_ahead_the_last_tokens_entry_stays(
+def test_rollback_of_the_queued_step_keeps_the_last_tokens_kv(
     network: Decoder, end: Callable[[WatchedNetwork, list[int]], Iterator[Event]], forgets: bool
 ) -> None:
     greedy = recomputed(network, PROMPT, STEPS)

@@ -43,7 +43,7 @@ def run(submitted: float, prefilled: float, ready: Iterable[float]) -> tuple[Sum
     return timeline.summary(cache, len(times)), records
 
 
-def test_known_timeline() -> None:
+def test_figures_of_a_known_timeline() -> None:
     summary, records = run(100.0, 100.7, [101.0, 101.1, 101.3, 101.4, 101.8])
     assert summary.prefill_s == pytest.approx(0.7)
     assert summary.first_step_s == pytest.approx(0.3)
@@ -115,7 +115,7 @@ def test_figures_that_need_more_steps_are_absent() -> None:
     assert (one.ttft_s, one.itl, one.tpot_s, one.decode_tokens_per_second) == (1.5, None, None, None)
 
 
-def test_a_clock_that_stands_still_divides_nothing_by_zero() -> None:
+def test_a_clock_that_stands_still_causes_no_division_by_zero() -> None:
     summary, records = run(5.0, 5.0, [5.0, 5.0])
     assert (summary.achieved_gb_s, summary.decode_tokens_per_second, summary.prefill_tokens_per_second) == (None,) * 3
     assert [record.achieved_gb_s for record in records] == [0.0, 0.0]
@@ -149,7 +149,7 @@ def test_percentiles_are_numpys(values: list[float]) -> None:
     )
 
 
-def test_no_percentiles_of_nothing() -> None:
+def test_an_empty_series_has_no_percentiles() -> None:
     assert Percentiles.of([]) is None
 
 

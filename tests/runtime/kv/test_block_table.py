@@ -248,7 +248,7 @@ def a_pool(most: int = 9, windows: tuple[int | None, ...] = (None,)) -> tuple[Bl
 
 
 @given(st.integers(0, 3 * BLOCK))
-def test_what_two_prompts_begin_with_is_held_once(common: int) -> None:
+def test_a_common_prefix_is_stored_once(common: int) -> None:
     pool, _ = a_pool()
     first = filled(pool, [7] * 3 * BLOCK)
     second = BlockTable(pool, LIMIT)
@@ -258,7 +258,7 @@ def test_what_two_prompts_begin_with_is_held_once(common: int) -> None:
     assert len(second.tables[0]) == -(-common // BLOCK)
 
 
-def test_an_answer_is_found_by_who_accepts_it() -> None:
+def test_decoded_blocks_are_found_where_answers_are_accepted() -> None:
     pool, _ = a_pool()
     cache = filled(pool, [1] * (BLOCK + 9))
     cache.reserve(BLOCK, "decode")
@@ -270,7 +270,7 @@ def test_an_answer_is_found_by_who_accepts_it() -> None:
     assert pool.lookup(tokens, answers=True).length == len(tokens)
 
 
-def test_the_oldest_gives_place_its_end_first() -> None:
+def test_the_least_recent_node_is_evicted_from_its_end() -> None:
     pool, _ = a_pool(most=4)
     for token in (1, 2):
         filled(pool, [token] * 2 * BLOCK).close()
@@ -279,7 +279,7 @@ def test_the_oldest_gives_place_its_end_first() -> None:
     assert [pool.lookup([token] * 2 * BLOCK).length for token in (1, 2)] == [BLOCK, 2 * BLOCK]
 
 
-def test_what_is_held_is_never_given_away() -> None:
+def test_referenced_blocks_are_never_evicted() -> None:
     pool, _ = a_pool(most=3)
     held = filled(pool, [1] * 2 * BLOCK)
     other = BlockTable(pool, LIMIT)
@@ -289,7 +289,7 @@ def test_what_is_held_is_never_given_away() -> None:
     assert (held.blocks, other.blocks, pool.groups[0].available) == (2, 0, 1)
 
 
-def test_a_part_is_not_copied_where_there_is_no_place_for_it() -> None:
+def test_a_partial_block_is_not_copied_without_a_free_block() -> None:
     pool, _ = a_pool(most=2)
     held = filled(pool, [1] * (BLOCK + 5))
     second = BlockTable(pool, LIMIT)
@@ -297,7 +297,7 @@ def test_a_part_is_not_copied_where_there_is_no_place_for_it() -> None:
     assert second.tables[0] == held.tables[0][:1]
 
 
-def test_a_window_is_all_that_has_to_be_there() -> None:
+def test_a_prefix_match_needs_the_blocks_of_the_window_only() -> None:
     pool, _ = a_pool(most=30, windows=(None, WINDOW))
     tokens = [1] * 6 * BLOCK
     cache = filled(pool, tokens)
@@ -312,13 +312,13 @@ def test_a_window_is_all_that_has_to_be_there() -> None:
     assert pool.lookup(tokens[: 2 * BLOCK]).length < BLOCK
 
 
-def test_other_weights_other_keys() -> None:
+def test_keys_depend_on_the_weights() -> None:
     keys = {filled(BlockPool((None,), [2], cast(Any, Memory(1, 2)), key), [1]).pool.index.root.key
             for key in (b"", b"a", b"b")}  # fmt: skip
     assert len(keys) == 3
 
 
-def test_ten_thousand_sequences_leave_nothing_behind() -> None:
+def test_ten_thousand_sequences_leak_no_blocks() -> None:
     """Sequences of random lengths, with shared beginnings, some refused, some cut off; no more than is cached stays."""
     pool, _ = a_pool(most=12, windows=(None, WINDOW))
     random = Random(7)
@@ -353,7 +353,7 @@ def test_ten_thousand_sequences_leave_nothing_behind() -> None:
         assert (blocks.total, blocks.shared) == (0, 0)
 
 
-def test_what_comes_after_a_cut_is_found_behind_what_was_kept() -> None:
+def test_a_branch_within_a_block_is_cached_next_to_the_old_one() -> None:
     pool, _ = a_pool()
     cache = filled(pool, [1] * 2 * BLOCK)
     cache.trim(100)

@@ -196,7 +196,7 @@ def test_growing_copies_less_than_a_hundredth_of_what_steps_read() -> None:
 
 
 @pytest.mark.parametrize("start", [CHUNK, 4 * GROWTH])
-def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
+def test_growing_allocates_one_buffer_at_a_time(start: int) -> None:
     layers = 16
     cache = SlotCache(KVShape(layers, 2, 64, FLOAT32), reference, 16 * GROWTH)
     cache.reserve(start)
@@ -212,7 +212,7 @@ def test_growing_takes_one_more_buffer_not_one_more_cache(start: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 512])
-def test_a_window_keeps_what_it_shows_and_what_going_back_takes(chunk: int) -> None:
+def test_a_window_keeps_its_entries_and_those_for_rollback(chunk: int) -> None:
     cache = new_cache(limit=20_000, windows=(None, 700))
     kv = [LayerKV(1, 4 * DIM * 4), LayerKV(1, 4 * DIM * 4, 700)]
     while cache.length < 12_000:
@@ -242,7 +242,7 @@ def test_the_longest_context_fits_and_one_more_does_not(
     assert tokens == most or held_bytes(kv, tokens + 1) > room
 
 
-def test_nothing_is_set_aside_before_it_is_needed() -> None:
+def test_no_memory_is_reserved_in_advance() -> None:
     cache = new_cache()
     assert (cache.capacity, cache.allocated_bytes, cache.committed_bytes) == (0, 0, 0)
     cache.reserve(1)

@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.parametrize("variant", [*VARIANTS, "llama-quantized"])
-def test_a_conversation_says_the_same(models: dict[str, Path], variant: str, ops: Ops) -> None:
+def test_all_backends_give_the_same_conversation(models: dict[str, Path], variant: str, ops: Ops) -> None:
     """Prefill, decode with a step built ahead, a second turn on the kept cache, and one that takes some of it back."""
     network = load_decoder(models[variant], ops)
     blocks = WithBlocks(network)

@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> DiskStore:
     return DiskStore(tmp_path / "kv", max_bytes=10_000)
 
 
-def test_what_was_put_comes_back(store: DiskStore, tmp_path: Path) -> None:
+def test_a_stored_block_is_read_back(store: DiskStore, tmp_path: Path) -> None:
     assert store.get(PLACE) is None
     assert not store.has(PLACE, KEY)
     assert store.put(PLACE, BLOCK_OF_TWO)
@@ -71,7 +71,7 @@ def test_a_damaged_block_is_written_again(store: DiskStore) -> None:
     assert store.get(PLACE) == BLOCK_OF_TWO
 
 
-def test_what_is_used_stays_longest(store: DiskStore) -> None:
+def test_the_least_recently_used_block_is_evicted(store: DiskStore) -> None:
     big = StoredBlock(b"b" * 16, KEY, (1,), b"\0", (bytes(3000),))
     names = [bytes([i]) * 16 for i in range(5)]
     for age, name in enumerate(names):
@@ -83,7 +83,7 @@ def test_what_is_used_stays_longest(store: DiskStore) -> None:
     assert store.nbytes <= 10_000
 
 
-def test_half_a_file_of_a_process_that_died_goes_in_time(store: DiskStore) -> None:
+def test_partial_files_of_dead_processes_are_removed(store: DiskStore) -> None:
     store.put(PLACE, BLOCK_OF_TWO)
     half = store._path(PLACE).with_suffix(".123")
     half.write_bytes(b"half")
@@ -126,7 +126,7 @@ def test_a_full_disk_keeps_what_was_there(store: DiskStore, monkeypatch: pytest.
     assert [path.name for path in store._folder.iterdir()] == [PLACE.hex()]
 
 
-def test_a_folder_that_cannot_be_is_an_empty_store(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_an_empty_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = DiskStore(tmp_path / "file" / "kv", max_bytes=100)
     assert not store.put(PLACE, BLOCK_OF_TWO)
@@ -146,7 +146,7 @@ for _ in range(200):
 """
 
 
-def test_two_processes_write_the_same_place(tmp_path: Path) -> None:
+def test_two_processes_write_the_same_block(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, tmp_path, str(value)]) for value in (1, 2)]
     store = DiskStore(tmp_path, max_bytes=100_000)
     seen = 0
@@ -160,7 +160,7 @@ def test_two_processes_write_the_same_place(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [PLACE.hex()]
 
 
-def test_places_follow_from_all_tokens_before() -> None:
+def test_a_blocks_name_depends_on_all_tokens_before_it() -> None:
     tokens = list(range(2 * BLOCK + 5))
     first = list(places(b"r" * 16, tokens))
     assert [list(part) for _, part in first] == [tokens[:BLOCK], tokens[BLOCK : 2 * BLOCK], tokens[2 * BLOCK :]]

@@ -64,7 +64,7 @@ def rows(pool: BlockPool, cache: Any) -> list[mx.array]:
     ]
 
 
-def test_it_comes_back_bit_for_bit(network: Decoder, store: DiskStore) -> None:
+def test_kv_from_disk_have_the_same_bits(network: Decoder, store: DiskStore) -> None:
     first = new_pool(network)
     second = new_pool(network)
     own = table(first, LIMIT)
@@ -80,7 +80,7 @@ def test_it_comes_back_bit_for_bit(network: Decoder, store: DiskStore) -> None:
     assert bool(mx.array_equal(say(network, cache, [7, 8]), say(network, own, [7, 8])))
 
 
-def test_another_end_takes_the_same_beginning(network: Decoder, store: DiskStore) -> None:
+def test_a_prompt_with_another_end_uses_the_stored_prefix(network: Decoder, store: DiskStore) -> None:
     pool = new_pool(network)
     changed = [*CHAT[: 3 * BLOCK + 9], 1, 2, 3]
     assert load_blocks(pool, changed, store) == 4
@@ -90,7 +90,7 @@ def test_another_end_takes_the_same_beginning(network: Decoder, store: DiskStore
 
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("harm", ["gone", "torn", "changed", "another's"])
-def test_what_is_behind_a_harmed_block_is_computed_again(
+def test_blocks_after_a_damaged_one_are_computed_again(
     network: Decoder, store: DiskStore, which: int, harm: str
 ) -> None:
     pool = new_pool(network)
@@ -109,11 +109,11 @@ def test_what_is_behind_a_harmed_block_is_computed_again(
     assert pool.stats.free + pool.stats.cached + cache.blocks == pool.stats.total
 
 
-def test_other_weights_find_nothing(network: Decoder, store: DiskStore) -> None:
+def test_other_weights_use_no_stored_block(network: Decoder, store: DiskStore) -> None:
     assert load_blocks(new_pool(network, b"other weights"), CHAT, store) == 0
 
 
-def test_a_small_pool_takes_what_fits(network: Decoder, store: DiskStore) -> None:
+def test_a_small_pool_loads_the_blocks_that_fit(network: Decoder, store: DiskStore) -> None:
     pool = new_pool(network, entries=2 * BLOCK)
     load_blocks(pool, CHAT, store)
     assert max(blocks.cached for blocks in pool.groups) == 2

@@ -125,7 +125,7 @@ def bank_of(cache: SlotCache) -> SlotBuffers:
     ],
     ids=str,
 )  # fmt: skip
-def test_as_sequence_by_sequence(
+def test_joined_slots_give_the_output_of_separate_sequences(
     directories: dict[str, Path], variant: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order of comings, ends, growth, guesses taken back and prompts beside; and in no other dtype."""
@@ -207,7 +207,7 @@ def test_softcaps_go_sequence_by_sequence(directories: dict[str, Path]) -> None:
     assert [cache.buffers for cache in caches] == [None, None]
 
 
-def test_what_one_attention_does_not_express_is_not_seated(llama: Decoder) -> None:
+def test_layers_that_joined_attention_cannot_express_stay_separate(llama: Decoder) -> None:
     kv = new_kv(llama)
     prompt, guessing, far, alone = (fed(llama, kv, length) for length in (5, 9, CHUNK + 3, 7))
     rows: list[Work] = [(1, "decode"), (1, "decode"), (4, "decode"), (16, "prefill")]
@@ -231,7 +231,7 @@ def test_a_step_copies_no_entries(llama: Decoder) -> None:
         assert mx.get_peak_memory() - active < 2 * layer
 
 
-def test_seating_takes_one_more_layer_and_no_other_cache(llama: Decoder) -> None:
+def test_assigning_a_slot_copies_one_layer_at_a_time(llama: Decoder) -> None:
     kv = new_kv(llama)
     caches = [fed(llama, kv, 3 * CHUNK + 9) for _ in range(6)]
     mx.synchronize()
@@ -243,7 +243,7 @@ def test_seating_takes_one_more_layer_and_no_other_cache(llama: Decoder) -> None
     assert mx.get_active_memory() - active < 0.1 * buffer
 
 
-def test_sequences_of_about_one_length_share_a_bank(llama: Decoder) -> None:
+def test_sequences_of_similar_length_share_slot_buffers(llama: Decoder) -> None:
     """However their prompts were cut: buffers have as many rows as others' have."""
     kv = new_kv(llama)
     alone = new_kv(llama)
@@ -257,7 +257,7 @@ def test_sequences_of_about_one_length_share_a_bank(llama: Decoder) -> None:
     assert ours[0].allocated_bytes == ours[1].allocated_bytes == bank_of(ours[0]).slot_bytes
 
 
-def test_others_begin_with_what_is_in_a_slot(llama: Decoder) -> None:
+def test_a_prefix_in_a_slot_is_shared(llama: Decoder) -> None:
     kv = new_kv(llama)
     caches = [fed(llama, kv, CHUNK - 50 + number) for number in range(3)]
     decode(llama, kv, caches)
@@ -268,7 +268,7 @@ def test_others_begin_with_what_is_in_a_slot(llama: Decoder) -> None:
         assert mx.array_equal(ours, theirs[:, :BLOCK])
 
 
-def test_what_few_of_a_bank_need_is_not_read_for_all(llama: Decoder) -> None:
+def test_few_of_many_slots_are_not_attended_jointly(llama: Decoder) -> None:
     kv = new_kv(llama)
     caches = [fed(llama, kv, 9) for _ in range(5)]
     decode(llama, kv, caches)
@@ -276,7 +276,7 @@ def test_what_few_of_a_bank_need_is_not_read_for_all(llama: Decoder) -> None:
     assert kv.assign(caches[3:]) == []
 
 
-def test_a_bank_takes_those_who_come_and_gives_back_what_is_idle(llama: Decoder) -> None:
+def test_slot_buffers_grow_and_shrink_with_the_batch(llama: Decoder) -> None:
     kv = new_kv(llama)
     caches = [fed(llama, kv, 9 + number) for number in range(9)]
     slots = []
@@ -301,7 +301,7 @@ def test_a_bank_takes_those_who_come_and_gives_back_what_is_idle(llama: Decoder)
     assert (bank.slots, idle_bytes(kv.shared)) == (3, 0)
 
 
-def test_idle_slots_are_of_memory_that_is_spare(llama: Decoder) -> None:
+def test_idle_slots_use_spare_memory_only(llama: Decoder) -> None:
     room = [0]
     kv = new_kv(llama, lambda nbytes: room[0] - nbytes)
     caches = [fed(llama, kv, 9) for _ in range(4)]
@@ -319,7 +319,7 @@ def test_idle_slots_are_of_memory_that_is_spare(llama: Decoder) -> None:
     assert excess(kv) == -bank.slot_bytes
 
 
-def test_memory_goes_with_the_last_sequence(llama: Decoder) -> None:
+def test_the_last_sequence_frees_the_slot_buffers(llama: Decoder) -> None:
     gc.collect()
     kv = new_kv(llama)
     mx.clear_cache()
@@ -335,7 +335,7 @@ def test_memory_goes_with_the_last_sequence(llama: Decoder) -> None:
     assert mx.get_active_memory() <= before
 
 
-def test_a_sequence_grows_out_of_its_bank_and_into_the_next(llama: Decoder) -> None:
+def test_a_growing_sequence_moves_to_larger_slot_buffers(llama: Decoder) -> None:
     kv = new_kv(llama)
     caches = [fed(llama, kv, CHUNK - 2) for _ in range(3)]
     decode(llama, kv, caches)
@@ -350,7 +350,7 @@ def test_a_sequence_grows_out_of_its_bank_and_into_the_next(llama: Decoder) -> N
     assert (small.slots, small.used) == (1, 1)
 
 
-def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
+def test_a_single_sequence_keeps_no_shared_buffers(llama: Decoder) -> None:
     """Cache of a conversation's last sequence, kept for the next prompt."""
     engine = Engine(llama, context_limit=LIMIT, keep_prefix=True)
     requests = [Request([number, 4, 7], max_tokens=4 + 20 * number) for number in range(3)]
@@ -367,7 +367,7 @@ def test_the_last_of_a_chat_takes_no_bank_along(llama: Decoder) -> None:
         assert said == answer(llama, request, LIMIT)[0]
 
 
-def test_everyone_says_what_it_says_alone(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_does_not_change_output(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitted at any time, some cancelled, some with guesses, in memory so short that some step back."""
     monkeypatch.setattr("headrace.runtime.engine.engine.OUTPUT_RESERVED", 0)
     chance = random.Random(8)

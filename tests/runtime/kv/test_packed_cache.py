@@ -62,7 +62,7 @@ def step(coding: Coding, largest: float) -> float:
     kind=st.sampled_from(["plain", "window", "softcap", "sinks"]),
     seed=st.integers(0, 1000),
 )
-def test_it_is_within_what_quantization_explains(
+def test_errors_are_within_those_of_quantization(
     kv: KVFormat, head_dim: int, kv_heads: int, shared: int, past: int, count: int, kind: str, seed: int
 ) -> None:
     heads = kv_heads * shared
@@ -95,7 +95,7 @@ def test_it_is_within_what_quantization_explains(
 @pytest.mark.parametrize("count", [1, 70], ids=["codes", "unpacked"])
 @pytest.mark.parametrize("spoiled", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("kv", PACKED, ids=lambda kv: kv.name)
-def test_what_is_not_finite_is_not_hidden(kv: KVFormat, spoiled: int, count: int) -> None:
+def test_non_finite_values_are_not_hidden(kv: KVFormat, spoiled: int, count: int) -> None:
     kv = reference.packed_format(kv, 32)
     spec = AttentionSpec(1, 1, 32, 0.2, Rope(32, mx.ones(16)))
     qkv = mx.random.normal((1, count, 3 * 32))
@@ -113,7 +113,7 @@ def test_large_keys_in_half_precision_stay_finite() -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("kv", PACKED, ids=lambda kv: kv.name)
-def test_it_says_about_what_full_precision_says(directory: Path, kv: KVFormat) -> None:
+def test_output_is_close_to_full_precision(directory: Path, kv: KVFormat) -> None:
     exact = load_decoder(directory, reference, kv=FLOAT32)
     logits = []
     for network in (exact, of_format(directory, kv)):
@@ -129,14 +129,14 @@ def test_it_says_about_what_full_precision_says(directory: Path, kv: KVFormat) -
     assert float(far) < DISTANCE[kv]
 
 
-def test_the_account_is_what_the_arrays_take(decoder: Decoder) -> None:
+def test_counted_bytes_equal_those_of_the_arrays(decoder: Decoder) -> None:
     cache = new_cache(decoder, 2000)
     cache.reserve(700)
     assert cache.allocated_bytes == sum(array.nbytes for array in cache.arrays)
     assert decoder.cost.kv_bytes(1) == sum(array.nbytes // array.shape[2] for array in cache.arrays)
 
 
-def test_answers_side_by_side_and_with_guesses_are_those_alone(decoder: Decoder) -> None:
+def test_batching_and_draft_tokens_do_not_change_output(decoder: Decoder) -> None:
     prompts = [PROMPT[:40], [5, 6, 7] * 12]
     alone = [answer(decoder, Request(prompt, max_tokens=24, speculate="off"))[0] for prompt in prompts]
     engine = Engine(decoder, context_limit=256)
@@ -151,7 +151,7 @@ def test_answers_side_by_side_and_with_guesses_are_those_alone(decoder: Decoder)
     assert list(said.values()) == alone
 
 
-def test_formats_take_what_they_promise() -> None:
+def test_formats_take_their_stated_bytes() -> None:
     """Shares of f16, with heads of a multiple of 64; scales are in half precision."""
     shares = [
         float(reference.packed_format(kv, 64).bytes_per_value / FORMATS[0].bytes_per_value) for kv in (Q8, K8V4, Q4)

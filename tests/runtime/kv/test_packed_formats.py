@@ -58,7 +58,7 @@ def answered(network: Any, cache: Any, prompt: Sequence[int] = PROMPT, chunk: in
     return say(network, cache, ANSWER)
 
 
-def test_alone_in_other_chunks_and_behind_a_shared_prefix(decoder: Decoder) -> None:
+def test_chunks_and_shared_prefixes_do_not_change_bits(decoder: Decoder) -> None:
     expected = answered(decoder, new_cache(decoder, LIMIT))
     network = WithPool(decoder)
     first = network.new_cache(LIMIT)
@@ -104,7 +104,7 @@ def test_rows_of_several_sequences_in_one_pass(decoder: Decoder) -> None:
     assert mx.array_equal(decoder.layers(x, joined), mx.concatenate(alone, axis=1))
 
 
-def test_it_comes_back_from_disk(decoder: Decoder, tmp_path: Path) -> None:
+def test_kv_from_disk_have_the_same_bits(decoder: Decoder, tmp_path: Path) -> None:
     first, second = (pool_of(decoder, LIMIT, b"key") for _ in range(2))
     store = DiskStore(tmp_path, 1 << 30)
     cache = table(first, LIMIT)
@@ -116,7 +116,7 @@ def test_it_comes_back_from_disk(decoder: Decoder, tmp_path: Path) -> None:
     assert mx.array_equal(say(decoder, back, [7, 8]), say(decoder, cache, [7, 8]))
 
 
-def test_no_trace_of_others_goes_to_disk(decoder: Decoder, tmp_path: Path) -> None:
+def test_no_bytes_of_other_sequences_are_written_to_disk(decoder: Decoder, tmp_path: Path) -> None:
     for name, before in (("fresh", []), ("used", [5] * (4 * BLOCK))):
         pool = pool_of(decoder, LIMIT, b"key")
         if before:
@@ -131,13 +131,13 @@ def test_no_trace_of_others_goes_to_disk(decoder: Decoder, tmp_path: Path) -> No
     assert fresh == used
 
 
-def test_it_says_about_what_half_precision_says(directory: Path, kv: KVFormat) -> None:
+def test_output_is_close_to_half_precision(directory: Path, kv: KVFormat) -> None:
     plain, packed = (load_decoder(directory, native, kv=form) for form in (FLOAT16, kv))
     theirs, ours = (answered(network, new_cache(network, LIMIT)) for network in (plain, packed))
     assert 0 < mx.abs(ours - theirs).mean() < DISTANCE[kv] * mx.abs(theirs).mean()
 
 
-def test_the_account_is_what_the_arrays_take(decoder: Decoder) -> None:
+def test_counted_bytes_equal_those_of_the_arrays(decoder: Decoder) -> None:
     pool = pool_of(decoder, LIMIT)
     table(pool, LIMIT).reserve(LIMIT)
     held = {id(group): sum(slab.nbytes for slab in group.slabs) for group in pool.storage.store.groups}

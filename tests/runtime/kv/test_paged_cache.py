@@ -79,7 +79,7 @@ def same_rows(cache: Any, network: WithPool, own: Any, case: Case) -> bool:
 
 
 @pytest.mark.sampled
-def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
+def test_blocks_and_shared_prefixes_do_not_change_bits(case: Case) -> None:
     """Logits and K/V rows: buffers, blocks, other chunks, blocks of another, a part of a block, an answer's blocks."""
     decoder = case.decoder
     own = in_buffers(decoder)
@@ -108,7 +108,7 @@ def test_alone_in_blocks_and_behind_a_shared_prefix(case: Case) -> None:
 
 
 @pytest.mark.sampled
-def test_going_back_into_a_shared_block_leaves_it_to_others(case: Case) -> None:
+def test_rollback_into_a_shared_block_copies_it(case: Case) -> None:
     decoder = case.decoder
     network = WithPool(decoder)
     first = network.new_cache(LIMIT)
@@ -162,7 +162,7 @@ def test_rows_of_several_sequences_in_one_pass(case: Case) -> None:
     assert network.pool.stats.shared > 0
 
 
-def test_memory_comes_and_goes_by_the_slab(directories: dict[str, Path]) -> None:
+def test_memory_is_allocated_and_freed_by_the_slab(directories: dict[str, Path]) -> None:
     network = WithPool(load_decoder(directories["gemma3"], reference))
     pool = network.pool
     caches = [table(pool, LIMIT) for _ in range(4)]

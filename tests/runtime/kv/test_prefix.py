@@ -46,7 +46,7 @@ def test_common_prefix_is_the_longest(a: list[int], b: list[int]) -> None:
     assert n == min(len(flat), len(b)) or flat[n] != b[n]
 
 
-def test_the_next_turn_feeds_only_what_is_new(network: Decoder) -> None:
+def test_the_next_turn_prefills_new_tokens_only(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     engine = conversation(watched)
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=6))))
@@ -62,7 +62,7 @@ def test_the_next_turn_feeds_only_what_is_new(network: Decoder) -> None:
     assert answer == fresh(network, Request(prompt, max_tokens=4))[0]
 
 
-def test_a_refused_request_does_not_cost_the_kept_prefix(network: Decoder) -> None:
+def test_a_refused_request_keeps_the_cached_prefix(network: Decoder) -> None:
     engine = conversation(network)
     list(engine.generate(Request(FIRST, max_tokens=8)))
     with pytest.raises(UsageError, match="logit bias"):
@@ -71,7 +71,7 @@ def test_a_refused_request_does_not_cost_the_kept_prefix(network: Decoder) -> No
     assert end.summary.reused_tokens == len(FIRST) - 1
 
 
-def test_the_same_prompt_again_feeds_its_last_token_only(network: Decoder) -> None:
+def test_a_repeated_prompt_prefills_its_last_token_only(network: Decoder) -> None:
     engine = conversation(network)
     first, _ = split(list(engine.generate(Request(FIRST, max_tokens=8))))
     events = list(engine.generate(Request(FIRST, max_tokens=8)))
@@ -81,7 +81,7 @@ def test_the_same_prompt_again_feeds_its_last_token_only(network: Decoder) -> No
     assert events[0] == PrefillProgress(0, 0, len(FIRST) - 1)
 
 
-def test_nothing_in_common_starts_an_empty_cache(network: Decoder) -> None:
+def test_a_prompt_without_common_prefix_starts_an_empty_cache(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     engine = conversation(watched)
     list(engine.generate(Request(FIRST, max_tokens=3)))
@@ -89,7 +89,7 @@ def test_nothing_in_common_starts_an_empty_cache(network: Decoder) -> None:
     assert (len(watched.caches), end.summary.reused_tokens) == (2, 0)
 
 
-def test_a_cache_that_forgets_is_reused_as_a_whole_or_from_a_mark(network: Decoder) -> None:
+def test_a_cache_that_drops_entries_is_reused_whole_or_from_a_mark(network: Decoder) -> None:
     watched = WatchedNetwork(network, forgets=True)
     engine = conversation(watched)
     first = [*FIRST, *range(20)]
@@ -120,7 +120,7 @@ def test_the_stop_token_is_in_the_kept_cache(network: Decoder) -> None:
     assert (again.summary.reused_tokens, again.summary.prefill_tokens) == (len(FIRST) + len(said) + 1, 1)
 
 
-def test_without_keep_prefix_nothing_is_kept(network: Decoder) -> None:
+def test_without_keep_prefix_nothing_is_cached(network: Decoder) -> None:
     engine = Engine(network, context_limit=LIMIT)
     gc.collect()  # what earlier tests left behind must not go while we weigh
     before = mx.get_active_memory()
@@ -130,7 +130,7 @@ def test_without_keep_prefix_nothing_is_kept(network: Decoder) -> None:
         assert mx.get_active_memory() == before
 
 
-def test_clearing_gives_the_memory_back(network: Decoder) -> None:
+def test_clearing_frees_memory(network: Decoder) -> None:
     engine = conversation(network)
     gc.collect()  # what earlier tests left behind must not go while we weigh
     before = mx.get_active_memory()
@@ -140,7 +140,7 @@ def test_clearing_gives_the_memory_back(network: Decoder) -> None:
     assert mx.get_active_memory() == before
 
 
-def test_after_an_error_the_cache_is_not_trusted(network: Decoder) -> None:
+def test_after_an_error_the_cache_is_not_reused(network: Decoder) -> None:
     armed = [8]
 
     def explode(n: int) -> None:
@@ -201,7 +201,7 @@ turns = st.lists(
 
 @settings(max_examples=15, deadline=None)
 @given(turns, st.booleans())
-def test_reuse_never_changes_what_is_said(
+def test_prefix_reuse_does_not_change_output(
     network: Decoder, turns: list[tuple[Ending, int, list[int]]], forgets: bool
 ) -> None:
     engine = conversation(WatchedNetwork(network, forgets=forgets))
@@ -257,7 +257,7 @@ def never() -> bool:
     return False
 
 
-def test_what_was_read_ahead_is_not_fed_again(network: Decoder) -> None:
+def test_prefetched_tokens_are_not_prefilled_again(network: Decoder) -> None:
     watched = WatchedNetwork(network)
     engine = conversation(watched)
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=6))))
@@ -271,7 +271,7 @@ def test_what_was_read_ahead_is_not_fed_again(network: Decoder) -> None:
     assert answer == fresh(network, Request(prompt, max_tokens=4))[0]
 
 
-def test_a_first_prompt_can_be_read_ahead(network: Decoder) -> None:
+def test_a_first_prompt_can_be_prefetched(network: Decoder) -> None:
     engine = conversation(network)
     engine.read_ahead(FIRST, never)
     answer, end = split(list(engine.generate(Request(FIRST, max_tokens=4))))
@@ -279,7 +279,7 @@ def test_a_first_prompt_can_be_read_ahead(network: Decoder) -> None:
     assert answer == fresh(network, Request(FIRST, max_tokens=4))[0]
 
 
-def test_reading_ahead_stops_between_chunks_and_keeps_what_it_has(network: Decoder) -> None:
+def test_prefetch_stops_between_chunks_and_keeps_them(network: Decoder) -> None:
     prompt = [(7 * i) % 96 for i in range(120)]
     engine = conversation(network)
     read = engine.read_ahead(prompt, lambda: True)
@@ -289,7 +289,7 @@ def test_reading_ahead_stops_between_chunks_and_keeps_what_it_has(network: Decod
     assert end.summary.reused_tokens == read.tokens
 
 
-def test_a_wrong_guess_costs_a_cache_that_forgets_no_more_than_the_guess(network: Decoder) -> None:
+def test_a_wrong_prefetch_costs_a_windowed_cache_its_own_tokens_only(network: Decoder) -> None:
     engine = conversation(WatchedNetwork(network, forgets=True))
     said, _ = split(list(engine.generate(Request(FIRST, max_tokens=5))))
     engine.read_ahead([*FIRST, *said, 1, 2, 3], never)
@@ -300,7 +300,7 @@ def test_a_wrong_guess_costs_a_cache_that_forgets_no_more_than_the_guess(network
     assert answer == fresh(network, Request(prompt, max_tokens=4))[0]
 
 
-def test_reading_ahead_is_refused_like_a_request(network: Decoder) -> None:
+def test_prefetch_is_refused_like_a_request(network: Decoder) -> None:
     engine = conversation(network)
     with pytest.raises(UsageError, match="empty"):
         engine.read_ahead([], never)

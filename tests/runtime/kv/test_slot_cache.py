@@ -64,7 +64,7 @@ def goes_on_alike(network: Decoder, ours: Any, theirs: Any) -> bool:
     return bool(mx.array_equal(say(network, ours, [7, 8, 9]), say(network, theirs, [7, 8, 9])))
 
 
-def test_a_sequence_goes_on_from_a_copy_as_from_its_own(network: Decoder) -> None:
+def test_a_sequence_continues_from_copied_buffers(network: Decoder) -> None:
     kv = new_kv(network)
     own = said(network, kv)
     copy = new_slot(kv)
@@ -77,7 +77,7 @@ def test_a_sequence_goes_on_from_a_copy_as_from_its_own(network: Decoder) -> Non
     assert pool_of(kv).stats.used == 0
 
 
-def test_without_answers_a_prompt_begins_with_what_was_prefilled(network: Decoder) -> None:
+def test_a_prompt_begins_with_prefilled_tokens_without_answers(network: Decoder) -> None:
     kv = new_kv(network)
     said(network, kv)
     slot = new_slot(kv)
@@ -89,7 +89,7 @@ def test_without_answers_a_prompt_begins_with_what_was_prefilled(network: Decode
         assert goes_on_alike(network, slot, cold)
 
 
-def test_it_comes_back_from_disk(network: Decoder, tmp_path: Path) -> None:
+def test_kv_from_disk_have_the_same_bits(network: Decoder, tmp_path: Path) -> None:
     first = new_kv(network)
     second = new_kv(network)
     own = said(network, first)
@@ -101,7 +101,7 @@ def test_it_comes_back_from_disk(network: Decoder, tmp_path: Path) -> None:
     assert goes_on_alike(network, slot, own)
 
 
-def test_what_there_is_no_memory_for_is_not_stored(buffered: Decoder) -> None:
+def test_a_prefix_without_memory_is_not_cached(buffered: Decoder) -> None:
     spare = [0]
     kv = new_kv(buffered, lambda _taken: spare[0])
     spare[0] = three = 3 * pool_of(kv).storage.block_bytes(0)
@@ -120,7 +120,7 @@ def test_what_there_is_no_memory_for_is_not_stored(buffered: Decoder) -> None:
     assert new_slot(kv).load_prefix(CHAT) == 0
 
 
-def test_sequences_go_before_what_is_kept(buffered: Decoder) -> None:
+def test_sequences_evict_cached_prefixes(buffered: Decoder) -> None:
     """Promised to sequences and taken by blocks, together never more than K/V may take; and all of it is used."""
     memory = buffered.cost.kv_bytes(5 * CHUNK)
     engine = Engine(buffered, context_limit=2 * CHUNK, keep_prefix=True, kv_memory=memory)
@@ -140,7 +140,7 @@ def test_sequences_go_before_what_is_kept(buffered: Decoder) -> None:
     assert most > memory * 0.9
 
 
-def test_a_chat_too_long_for_both_goes_on_from_its_own_buffers(buffered: Decoder) -> None:
+def test_a_chat_too_long_for_a_copy_continues_in_its_buffers(buffered: Decoder) -> None:
     memory = buffered.cost.kv_bytes(4 * CHUNK)
     engine = Engine(buffered, context_limit=4 * CHUNK, keep_prefix=True, kv_memory=memory)
     list(engine.generate(Request(CHAT, max_tokens=2)))
@@ -148,7 +148,7 @@ def test_a_chat_too_long_for_both_goes_on_from_its_own_buffers(buffered: Decoder
     assert end.summary.reused_tokens == len(CHAT)
 
 
-def test_packed_kv_stay_in_buffers_of_their_own(buffered: Decoder) -> None:
+def test_packed_kv_have_no_block_pool(buffered: Decoder) -> None:
     from headrace.runtime.ops.kv_format import Q8
 
     assert new_kv(buffered.with_kv(Q8)).pool is None

@@ -36,7 +36,9 @@ class Files:
         (1.1, 0.0, 1.1, False),  # the chat is this program, too
     ],
 )
-def test_use(others_s: float, stolen_s: float, chat_s: float, contended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_use_of_processes_and_the_machine(
+    others_s: float, stolen_s: float, chat_s: float, contended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.process_time", lambda: 5.0)
     files = Files()
     now = [0.0]

@@ -118,7 +118,7 @@ def test_each_sensor_fails_alone(paths: Libraries, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="they are there")
-def test_elsewhere_there_is_none_of_it() -> None:
+def test_other_systems_have_no_darwin_sensors() -> None:
     assert notify_state(PRESSURE) is None
     with pytest.raises(OSError, match="CoreFoundation"):
         CoreFoundation()

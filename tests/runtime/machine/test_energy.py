@@ -43,7 +43,7 @@ def test_a_meter_counts_from_its_beginning() -> None:
     assert meter.use() is None  # the counter began anew
 
 
-def test_without_a_counter_there_is_no_energy_and_nobody_waits() -> None:
+def test_without_a_counter_there_is_no_energy_and_no_wait() -> None:
     slept: list[float] = []
     counter = Counter()
     assert EnergyMeter(Readings, counter.clock).use() is None

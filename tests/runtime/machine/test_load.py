@@ -119,7 +119,7 @@ def test_the_busiest_process_is_found_in_two_samples(machine: Machine) -> None:
     assert load.busiest == ""  # another time, perhaps another one
 
 
-def test_processes_come_and_go(machine: Machine) -> None:
+def test_processes_that_start_and_end_are_counted(machine: Machine) -> None:
     sampler = _sampler()
     sampler.look([1, 77])
     machine.run(p1=1.0, p2=0.5)

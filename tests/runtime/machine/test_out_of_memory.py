@@ -29,7 +29,7 @@ def test_the_size_of_the_refused_buffer_is_shown() -> None:
         raise RuntimeError(SAID[2])
 
 
-def test_pythons_own_error_counts_too() -> None:
+def test_memory_error_of_python_counts_too() -> None:
     with pytest.raises(NotEnoughMemoryError), memory_errors(0):
         raise MemoryError
 

@@ -33,7 +33,7 @@ def test_slow_measurements_do_not_lower_the_peak() -> None:
         assert known() == expected
 
 
-def test_old_measurements_count_only_alone() -> None:
+def test_old_measurements_count_only_without_newer_ones() -> None:
     peaks.store(measured(60, days_ago=peaks.RECENT_DAYS + 1))
     assert known() == 60
     peaks.store(measured(30))

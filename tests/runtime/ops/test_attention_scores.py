@@ -38,7 +38,7 @@ def heads(dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array, mx.array]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 7, 40, 95])
 @pytest.mark.parametrize("kind", SPECS)
-def test_pieces_give_what_all_queries_give_at_once(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_in_pieces_equals_attention_at_once(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = heads()
     whole = attention.attention(q, k, v, SPECS[kind])
     monkeypatch.setitem(SCORES, mx.default_device().type, size * HEADS * ENTRIES * 4)

@@ -55,7 +55,7 @@ def test_products_are_those_of_the_definition(
     assert (mx.abs(ours - rounded @ full.T) <= error + halfway).all().item()
 
 
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+def test_a_row_has_the_same_bits_in_any_batch() -> None:
     mx.random.seed(3)
     weight = quantized(97, 640, "affine", 4, 32)
     x = _activations(150, 640, 4)

@@ -43,7 +43,7 @@ def test_tokens_are_those_of_the_definition(cuts: tuple[int, float, float], ties
     assert (ours != defined).sum() <= 1  # sums in another order may fall on the neighbour
 
 
-def test_rows_have_their_own_rules() -> None:
+def test_rows_have_separate_sampling_parameters() -> None:
     rules = [SampleRule(), *(SampleRule(0.5 + 0.2 * i, *cuts) for i, cuts in enumerate(CUTS)), SampleRule(1.3)]
     for seed in range(10):
         logits, keys = some(len(rules), seed)

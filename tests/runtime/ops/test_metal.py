@@ -65,7 +65,7 @@ def test_the_kernels_that_run_are_named(
 @_emulates
 @pytest.mark.parametrize("dtype", [*HALVES, mx.float32])
 @pytest.mark.parametrize(("rows", "width"), [(1, 32), (2, 576), (1, 4096), (1, 5376), (1, 16384)])
-def test_sums_and_norms(rows: int, width: int, dtype: mx.Dtype) -> None:
+def test_sums_and_norms_match_stock_operations(rows: int, width: int, dtype: mx.Dtype) -> None:
     x, residual = (_random((1, rows, width), dtype, seed) for seed in (1, 2))
     post = _random((width,), dtype, 3)
     norm = _random((width,), dtype, 4)
@@ -92,7 +92,7 @@ def _every_spec() -> Iterator[AttentionSpec]:
 @_emulates
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("spec", list(_every_spec()))
-def test_heads(spec: AttentionSpec, dtype: mx.Dtype) -> None:
+def test_head_operations_match_stock_operations(spec: AttentionSpec, dtype: mx.Dtype) -> None:
     """Projections stacked or apart, of one sequence or of several at positions of their own."""
     q_norm, k_norm = (norm if norm is None else norm.astype(dtype) for norm in (spec.q_norm, spec.k_norm))
     spec = replace(spec, q_norm=q_norm, k_norm=k_norm)
@@ -146,7 +146,7 @@ def _logits(network: Decoder) -> mx.array:
     return mx.concatenate(found, axis=1)
 
 
-def test_sources() -> None:
+def test_sources_match_the_golden_file() -> None:
     """The Metal source of every kernel, as MLX generates it. `python -m tests.metal` writes it again."""
     if mx.metal.is_available():
         pytest.skip("MLX prints sources without Metal while it traces alone")

@@ -27,7 +27,9 @@ SPECS = {
 @pytest.mark.parametrize(("queries", "entries"), [(1, 1), (1, 200), (3, 40)])
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("kv", "dtype"), [(Q8, mx.float16), (K8V4, mx.bfloat16), (Q4, mx.float32)])
-def test_it_is_as_with_stock_operations(name: str, kv: KVFormat, dtype: mx.Dtype, queries: int, entries: int) -> None:
+def test_metal_attention_matches_stock_operations(
+    name: str, kv: KVFormat, dtype: mx.Dtype, queries: int, entries: int
+) -> None:
     """Buffers have room behind the entries, so that rows are strided."""
     spec = SPECS[name]
     scales = mx.float16 if dtype == mx.float32 else dtype

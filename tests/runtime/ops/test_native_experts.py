@@ -106,7 +106,7 @@ def test_experts_of_quantized_floats(mode: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 64, 352])
-def test_any_size_and_rule(size: int) -> None:
+def test_experts_of_any_size_and_routing_match_the_reference(size: int) -> None:
     for m in (mixture(4, 64, size), mixture(4, 64, size, normalized=False), mixture(4, 64, size, active=EXPERTS)):
         assert difference(m, 3) < 5e-4
         assert difference(m, 1, activation="gelu") < 5e-4

@@ -148,7 +148,7 @@ def _projections(draw: st.DrawFn) -> tuple[Weight, mx.array]:
 
 
 @given(_projections(), st.booleans())
-def test_projections(case: tuple[Weight, mx.array], exact: bool) -> None:
+def test_projections_match_the_reference(case: tuple[Weight, mx.array], exact: bool) -> None:
     weight, x = case
     ours = _held(weight, exact)
     theirs = _reference(weight)
@@ -186,7 +186,7 @@ def test_quantized_floats(mode: str, exact: bool, rows: int, columns: int) -> No
 
 
 @given(_projections(), st.booleans())
-def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
+def test_embedding_matches_the_reference(case: tuple[Weight, mx.array], exact: bool) -> None:
     weight, _ = case
     held = _held(weight, exact)
     table = _reference(weight)
@@ -210,7 +210,7 @@ def test_embedding(case: tuple[Weight, mx.array], exact: bool) -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("length", [1, 2, 7, 70])
 @pytest.mark.parametrize("exact", [False, True])
-def test_long_rows(bits: int, length: int, exact: bool) -> None:
+def test_long_rows_match_the_reference(bits: int, length: int, exact: bool) -> None:
     """More values of k than any kernel takes at once."""
     weight = _weight(45, 3328, bits, 128, mx.float16, False)
     x = mx.random.normal((1, length, 3328))
@@ -266,7 +266,7 @@ def test_units_without_a_gate(case: tuple[Weight, mx.array], curve: Xielu) -> No
 
 
 @pytest.mark.parametrize("bits", [0, 4])
-def test_no_rows_at_all(bits: int) -> None:
+def test_empty_batches_are_accepted(bits: int) -> None:
     # (MLX's own quantized_matmul divides by zero here, so there is nothing to compare with.)
     weight = native.prepare(_weight(10, 64, bits, 32 if bits else 0, mx.float16, False), mx.float32)
     assert native.linear(mx.zeros((1, 0, 64)), weight).tolist() == [[]]
@@ -274,7 +274,7 @@ def test_no_rows_at_all(bits: int) -> None:
 
 
 @given(st.integers(0, 5), st.integers(1, 700), st.integers(0, 2**31))
-def test_rms_norm(rows: int, columns: int, seed: int) -> None:
+def test_rms_norm_matches_the_reference(rows: int, columns: int, seed: int) -> None:
     mx.random.seed(seed)
     x = mx.random.normal((1, rows, columns))
     weight = mx.random.normal((columns,))
@@ -313,7 +313,7 @@ def _attentions(draw: st.DrawFn) -> tuple[AttentionSpec, int, int, int, mx.Dtype
 
 
 @given(_attentions())
-def test_attention(case: tuple[AttentionSpec, int, int, int, mx.Dtype]) -> None:
+def test_attention_matches_the_reference(case: tuple[AttentionSpec, int, int, int, mx.Dtype]) -> None:
     spec, batch, length, offset, dtype = case
     shape = (batch, spec.kv_heads, offset + length + 3, spec.head_dim)
     keys = mx.random.normal(shape).astype(dtype)

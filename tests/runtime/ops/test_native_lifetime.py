@@ -26,5 +26,5 @@ for _ in range(300):
 """
 
 
-def test_nodes_need_no_interpreter_lock_to_die() -> None:
+def test_nodes_are_freed_without_the_interpreter_lock() -> None:
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=PATIENCE_S)

@@ -42,7 +42,7 @@ def state_inputs(*, delta: bool, per_key: bool) -> list[mx.array | None]:
 
 @pytest.mark.parametrize("per_key", [False, True], ids=["one decay", "one for each key"])
 @pytest.mark.parametrize("delta", [False, True], ids=["additive", "delta rule"])
-def test_recurrence(delta: bool, per_key: bool) -> None:
+def test_recurrence_matches_the_reference(delta: bool, per_key: bool) -> None:
     inputs = state_inputs(delta=delta, per_key=per_key)
     wanted = reference.recurrence(*inputs)
     ours = native.recurrence(*inputs)
@@ -62,7 +62,7 @@ def test_recurrence(delta: bool, per_key: bool) -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("channels", [16, 83])
-def test_convolution(biased: bool, channels: int) -> None:
+def test_convolution_matches_the_reference(biased: bool, channels: int) -> None:
     mx.random.seed(channels)
     x = mx.random.normal((B, T + 3, channels))
     weight = mx.random.normal((4, channels))
@@ -73,7 +73,7 @@ def test_convolution(biased: bool, channels: int) -> None:
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_activations(activation: str) -> None:
+def test_activations_match_the_reference(activation: str) -> None:
     x = mx.random.normal((2, 3, 19)) * 3
     up = mx.random.normal((2, 3, 19))
     assert close(native.activate(x, activation), reference.activate(x, activation))
@@ -162,7 +162,7 @@ MIXERS += [("ssm", None), ("conv", None)]
 
 
 @pytest.mark.parametrize(("kind", "norm"), MIXERS)
-def test_mixers(kind: str, norm: str | None) -> None:
+def test_mixers_match_the_reference(kind: str, norm: str | None) -> None:
     spec = mixer(kind, norm=norm)
     counts = [3, 1, 70]
     x = mixer_inputs(spec, sum(counts))

@@ -60,7 +60,7 @@ def test_weights_read_together_are_those_read_at_once(bits: int, bias: bool) -> 
         assert mx.array_equal(one, other)
 
 
-def test_a_block_that_fails_reads_nothing_and_delays_no_later_weight() -> None:
+def test_a_block_that_raises_reads_no_weights_and_delays_none() -> None:
     weight = Weight(mx.random.normal((16, 32)))
     lost: list[Weight] = []
 

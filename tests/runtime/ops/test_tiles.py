@@ -44,7 +44,7 @@ def test_products_are_within_two_to_the_minus_15(
 
 
 @pytest.mark.usefixtures("tiles")
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+def test_a_row_has_the_same_bits_in_any_batch() -> None:
     mx.random.seed(3)
     weight = quantized(97, 1056)
     x = mx.random.normal((600, 1056))
@@ -59,7 +59,7 @@ def test_non_finite_values_are_not_hidden() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_only_rows_of_prompts_meet_tiles(tiles: str, phase: str) -> None:
+def test_only_rows_of_prompts_use_tiles(tiles: str, phase: str) -> None:
     mx.random.seed(5)
     spec = AttentionSpec(2, 1, 32, 0.2, Rope(32, 10_000 ** (mx.arange(0, 32, 2) / 32)))
     shapes = ((128, 64), (64, 64), (256, 64), (64, 128))

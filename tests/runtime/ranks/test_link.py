@@ -83,7 +83,7 @@ def framed(text: str) -> bytes:
         framed('{"rank":1,"proof":"\u00e9"}'),
     ],
 )
-def test_strangers_are_ignored(pair: Pair, sent: bytes) -> None:
+def test_unknown_connections_are_ignored(pair: Pair, sent: bytes) -> None:
     with socket.create_connection(pair.address) as stranger:
         with suppress(OSError):  # refused by its first bytes, and hung up on already
             stranger.sendall(sent)
@@ -91,7 +91,7 @@ def test_strangers_are_ignored(pair: Pair, sent: bytes) -> None:
         connected(pair).link.close()
 
 
-def test_silent_strangers_delay_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_unknown_connections_delay_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reception, "GREETING_S", 10 * PATIENCE_S)
     strangers = [socket.create_connection(pair.address) for _ in range(reception.MOST + 8)]
     connected(pair).link.close()
@@ -99,7 +99,7 @@ def test_silent_strangers_delay_nothing(pair: Pair, monkeypatch: pytest.MonkeyPa
         stranger.close()
 
 
-def test_a_stranger_who_sends_byte_by_byte_holds_nothing_up() -> None:
+def test_a_slow_unknown_connection_delays_nothing() -> None:
     here, there = socket.socketpair()
     ended = threading.Event()
 

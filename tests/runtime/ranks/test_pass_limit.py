@@ -51,7 +51,7 @@ def test_later_passes_follow_earlier_ones() -> None:
     assert passes.run(1024, 83 * 8) is not None
 
 
-def test_a_pass_beside_a_prompt_has_the_prompts_limit() -> None:
+def test_a_pass_with_prompt_tokens_has_the_prompts_limit() -> None:
     passes = Passes()
     for tokens, seconds in ((512, 51.2), (1, 0.1), (1, 0.1)):
         passes.run(tokens, seconds)

@@ -36,11 +36,11 @@ def network(either: Decoder) -> Decoder:
         ([3] * 20 + [1, 2, 3, 3, 3, 3, 3], None),  # nor later
     ],
 )
-def test_the_token_that_has_to_follow(output: list[int], forced: int | None) -> None:
+def test_the_forced_token_of_a_section_limit(output: list[int], forced: int | None) -> None:
     assert SectionLimit(4, OPEN, CLOSE).forced(output) == forced
 
 
-def test_a_section_that_the_prompt_begins() -> None:
+def test_the_limit_counts_from_a_section_begun_by_the_prompt() -> None:
     limit = SectionLimit(2, (), (7,))
     assert limit.forced([3]) is None
     assert limit.forced([3, 3]) == 7

@@ -48,7 +48,7 @@ def test_no_draft_before_a_plain_pass_was_measured() -> None:
     assert controller.choose([[1.0] * 15], [0.02]) == [0]  # draft tokens that cost two steps each
 
 
-def test_a_pass_with_drafts_includes_the_delay_behind_it() -> None:
+def test_the_cost_of_drafts_includes_the_delay_after_a_pass() -> None:
     """The next plain pass cannot be queued ahead and takes longer."""
     ratios = []
     for next_s in (0.010, 0.014):
@@ -92,7 +92,7 @@ def test_the_best_drafts_of_all_sequences_are_verified() -> None:
     assert sum(controller.choose([[1.0] * 15] * 3)) <= MAX_DRAFT_PER_PASS
 
 
-def test_expensive_drafts_are_tried_again() -> None:
+def test_rejected_proposers_are_probed_again() -> None:
     controller = Controller()
     controller.record(1, 0, 0.01, ahead=True)
     for count in range(1, MAX_DRAFT_PER_PASS + 1):

@@ -54,7 +54,7 @@ def test_few_draft_tokens_are_verified_until_some_were_accepted() -> None:
     assert (dry_run.pays, dry_run.most(9)) == (True, 2)
 
 
-def test_looks_become_rare_while_none_finds_draft_tokens() -> None:
+def test_proposals_become_rare_while_none_has_draft_tokens() -> None:
     pauses = Pauses()
 
     def looks(passes: int, quiet: bool) -> int:
@@ -83,7 +83,7 @@ def test_rejected_draft_tokens_close_it() -> None:
     assert not dry_run.pays
 
 
-def test_a_long_success_hides_few_losses() -> None:
+def test_few_losses_follow_a_long_success() -> None:
     dry_run = DryRun()
     dry_run.start(0, range(100), 1.0)
     dry_run.update(list(range(100)))
@@ -123,6 +123,6 @@ def test_a_text_of_repeated_pairs_loses_nothing(sampled: bool) -> None:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_copy_gains(sampled: bool) -> None:
+def test_copied_text_is_faster(sampled: bool) -> None:
     text = list(range(100, 220))
     assert replay([([*text, 1, 2], text)], read_costs(COSTS), sampled=sampled) > 2

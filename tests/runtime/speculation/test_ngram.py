@@ -72,7 +72,7 @@ def test_matches_equal_brute_force(tokens: list[int], first: int) -> None:
         assert min(length, LONGEST) == best
 
 
-def test_a_draft_resumes_behind_a_replaced_token() -> None:
+def test_a_draft_resumes_after_a_replaced_token() -> None:
     page = list(range(10, 40))
     proposer = NGram()
     text = [*page, 1, 2, *page[:12]]

@@ -95,7 +95,7 @@ def test_speculation_leaves_output_unchanged(
 
 @settings(max_examples=20)
 @given(st.data())
-def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.DataObject) -> None:
+def test_any_proposer_leaves_output_unchanged(network: Decoder, expected: list[list[Any]], data: st.DataObject) -> None:
     """Random, too few, too many and invalid tokens, none, and exceptions."""
     way = data.draw(st.integers(0, len(SAMPLINGS) - 1))
     tokens = [*PROMPT, *(token for token, _ in expected[way])]
@@ -123,7 +123,9 @@ def test_any_proposer(network: Decoder, expected: list[list[Any]], data: st.Data
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("end", range(1, 20))
-def test_a_stop_in_every_place_of_a_run(network: Decoder, expected: list[list[Any]], end: int) -> None:
+def test_a_stop_token_at_any_place_of_a_draft_ends_the_answer(
+    network: Decoder, expected: list[list[Any]], end: int
+) -> None:
     """By an end-of-turn token, by max tokens, by the end of the context."""
     if network._ops is reference and native.status().available and end % 3 != 1:
         pytest.skip("every place on the native kernels, one in three on stock MLX")
@@ -279,7 +281,7 @@ def test_proposers_are_updated_only_where_drafts_may_pay(
     assert bool(updates) == pays
 
 
-def test_an_answer_given_again_is_drafted_from_the_first(network: Decoder) -> None:
+def test_a_repeated_answer_is_drafted_from_the_first(network: Decoder) -> None:
     """Both prompts end alike, and the second one lacks what the first answer says."""
     prompt = [7, *PROMPT[:3]]
     engine = speculating(network)
@@ -288,7 +290,7 @@ def test_an_answer_given_again_is_drafted_from_the_first(network: Decoder) -> No
     assert split(second)[1].summary.steps < split(first)[1].summary.steps
 
 
-def test_off_is_off(network: Decoder) -> None:
+def test_speculation_can_be_turned_off(network: Decoder) -> None:
     (events,) = run(speculating(network), [Request(PROMPT[:20] * 4, max_tokens=30, speculate="off")])
     assert split(list(events))[1].summary.proposed == 0
 
@@ -296,7 +298,7 @@ def test_off_is_off(network: Decoder) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("sampling", [PLAIN, EVERYTHING])
 @pytest.mark.parametrize("own", [True, False])
-def test_draft_network(
+def test_a_draft_model_leaves_output_unchanged(
     network: Decoder, expected: list[list[Any]], tmp_path: Path, sampling: SamplingParams, own: bool
 ) -> None:
     """The network as its own draft is always accepted; another one almost never."""
