@@ -50,7 +50,7 @@ def test_shards_with_index(tmp_path: Path) -> None:
     assert checkpoint.tensors["y"].shard.name == two
 
 
-def test_scalars_and_empty_tensors_take_no_room_wrongly(tmp_path: Path) -> None:
+def test_scalars_and_empty_tensors_have_the_right_size(tmp_path: Path) -> None:
     entries = {"empty": tensor("F32", [0, 5], 0), "scalar": tensor("F32", [], 0), "after": tensor("U8", [0], 4)}
     checkpoint = open_checkpoint(write(tmp_path, {"model.safetensors": shard(entries, 4)}))
     assert {name: info.nbytes for name, info in checkpoint.tensors.items()} == {"empty": 0, "scalar": 4, "after": 0}
@@ -109,7 +109,7 @@ def test_infinity_in_a_config_is_read(tmp_path: Path) -> None:
     assert open_checkpoint(write(tmp_path, config=config)).config["time_step_limit"][1] == float("inf")
 
 
-def test_the_leftover_flag_of_merge_tools_is_no_code(tmp_path: Path) -> None:
+def test_the_trust_flag_of_merge_tools_is_not_code(tmp_path: Path) -> None:
     assert open_checkpoint(write(tmp_path, config={"trust_remote_code": True})).tensors
 
 

@@ -63,7 +63,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "stated", "expected"), RENAMED)
 @pytest.mark.parametrize("nested", [False, True])
-def test_older_keys_are_found(kind: str, stated: dict[str, Any], expected: dict[str, Any], nested: bool) -> None:
+def test_older_config_keys_are_read(kind: str, stated: dict[str, Any], expected: dict[str, Any], nested: bool) -> None:
     config = {"model_type": kind, **stated}
     before = json.dumps(config)
     found = normalized({"model_type": "x", "text_config": config})["text_config"] if nested else normalized(config)
@@ -90,7 +90,7 @@ def test_the_context_is_found_under_its_other_names(tmp_path: Path, changes: dic
     assert context_length(open_checkpoint(write(tmp_path, config=changes))) == length
 
 
-def test_a_head_beside_a_silent_config_is_used(tmp_path: Path) -> None:
+def test_an_output_projection_is_used_without_a_config_key(tmp_path: Path) -> None:
     entries = {**header(), "lm_head.weight": tensor("F32", [2, 1], 36)}
     shards = {"model.safetensors": shard(entries, 44)}
     assert open_checkpoint(write(tmp_path / "a", shards)).config["tie_word_embeddings"] is False

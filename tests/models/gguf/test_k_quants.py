@@ -102,7 +102,7 @@ def test_a_q4_k_m_file_gives_the_logits_of_its_dequantized_weights(directories: 
 
 
 @needs_native
-def test_so_do_the_experts_of_a_mixture(tmp_path: Path) -> None:
+def test_experts_of_a_q4_k_m_file_give_the_logits_of_their_weights(tmp_path: Path) -> None:
     made = []
     for name, dequantized in (("mixed", False), ("plain", True)):
         made.append(tmp_path / name)

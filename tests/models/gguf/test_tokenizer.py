@@ -86,7 +86,7 @@ def test_every_pre_tokenizer_has_recorded_answers_that_tell_it_from_the_others()
         ("youtu", "camelCase12", ["camel", "Case", "1", "2"]),
     ],
 )
-def test_words_that_the_recorded_answers_do_not_show(pre: str, text: str, words: list[str]) -> None:
+def test_words_without_recorded_answers(pre: str, text: str, words: list[str]) -> None:
     split = of_case(pre).pre_tokenizer.pre_tokenize_str
     assert [word for word, _ in split(text)] == words
 

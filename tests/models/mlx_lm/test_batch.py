@@ -79,7 +79,7 @@ def serve(engine: Engine, wanted: list[Request], seed: int, *, cancels: bool) ->
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("cancels", [False, True])
-def test_everyone_says_what_it_says_alone(
+def test_batching_does_not_change_output(
     network: MlxLmNetwork, expected: list[list[int]], cancels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(always(network, monkeypatch), context_limit=256, most_running=6)
@@ -99,9 +99,7 @@ def test_quantized_caches_join_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said == [answer(network, request)[0] for request in wanted]
 
 
-def test_a_class_that_says_something_else_beside_others_takes_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_whose_output_changes_in_a_batch_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that leaves out the mask: from outside that cannot be seen."""
 
     def unmasked(self: BatchedPart, *_: Any, **__: Any) -> None:
@@ -127,7 +125,9 @@ def test_recurrent_state_takes_turns(tmp_path: Path) -> None:
     assert said == [answer(network, request)[0] for request in wanted]
 
 
-def test_finding_out_reads_no_weight_until_several_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_check_reads_no_weights_until_several_sequences_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     monkeypatch.setattr("headrace.models.mlx_lm.network.agrees", lambda *_: asked.append(1) or True)
     network = WatchedNetwork(load(write(tmp_path, CONFIGS["olmo2"])))
@@ -137,7 +137,7 @@ def test_finding_out_reads_no_weight_until_several_run(tmp_path: Path, monkeypat
     assert len(asked) == 1
 
 
-def test_a_pass_is_shared_where_that_moves_less() -> None:
+def test_a_pass_is_shared_where_it_reads_fewer_bytes() -> None:
     kv = [LayerKV(4, 100), LayerKV(4, 100, window=10)]
     assert worth_batching([9, 3], 2 * 2 * 800 * 10, kv)  # 2 sequences, 10 entries of 800 bytes, read and written
     assert not worth_batching([9, 3], 2 * 2 * 800 * 10 - 1, kv)

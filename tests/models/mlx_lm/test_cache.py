@@ -63,7 +63,7 @@ def made(kind: str) -> MlxLmCache:
 
 
 @pytest.mark.parametrize("kind", ["chunked", "rotating", "nested", "recurrent", "recurrent, nested"])
-def test_what_has_forgotten_comes_back_to_marks_only(kind: str) -> None:
+def test_a_cache_that_drops_entries_returns_to_marks_only(kind: str) -> None:
     cache = made(kind)
     assert cache.needs_marks
     feed(cache, 2 * SIZE)
@@ -77,7 +77,7 @@ def test_what_has_forgotten_comes_back_to_marks_only(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(caches()))
 @pytest.mark.parametrize("first", [3, 2 * SIZE])
-def test_a_mark_is_what_a_new_cache_would_be(kind: str, first: int) -> None:
+def test_a_mark_equals_a_new_cache(kind: str, first: int) -> None:
     """From before and after the window is full; twice, since coming back must not spoil the mark."""
     cache = made(kind)
     feed(cache, first, at_once=5)
@@ -96,7 +96,7 @@ def test_a_mark_is_what_a_new_cache_would_be(kind: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("kind", list(caches()))
-def test_marks_are_counted_and_cost_nothing_where_entries_can_be_taken_back(kind: str) -> None:
+def test_marks_take_no_memory_where_entries_can_be_rolled_back(kind: str) -> None:
     cache = made(kind)
     feed(cache, 5)
     alone = cache.allocated_bytes
@@ -113,7 +113,7 @@ def test_marks_are_counted_and_cost_nothing_where_entries_can_be_taken_back(kind
     assert bool(saved) == cache.needs_marks == (kind != "all entries")
 
 
-def test_a_mark_holds_no_more_than_it_needs() -> None:
+def test_a_mark_stores_the_entries_it_needs_only() -> None:
     """A convolution's state is a view of all that it was computed from."""
     from mlx_lm.models.cache import ArraysCache
 
@@ -128,7 +128,7 @@ def test_a_mark_holds_no_more_than_it_needs() -> None:
     assert mx.get_active_memory() - before < 1 << 18
 
 
-def test_a_pending_step_is_taken_back_before_anything_is_forgotten() -> None:
+def test_a_queued_step_is_rolled_back_before_entries_are_dropped() -> None:
     cache = made("chunked")
     feed(cache, 4)
     cache.trim(3)
@@ -141,7 +141,7 @@ def test_a_pending_step_is_taken_back_before_anything_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 6])
-def test_trimming_to_what_never_was_changes_nothing(length: int) -> None:
+def test_trimming_to_a_longer_length_changes_nothing(length: int) -> None:
     cache = made("recurrent")
     feed(cache, 5)
     with pytest.raises(ValueError, match="cannot trim"):

@@ -175,7 +175,7 @@ class Chat:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("end", [end_by_length, end_by_stop_token, end_by_cancel, end_by_closing])
-def test_the_next_turn_reads_only_what_is_new(one_of_its_kind: MlxLmNetwork, end: Any) -> None:
+def test_the_next_turn_prefills_new_tokens_only(one_of_its_kind: MlxLmNetwork, end: Any) -> None:
     chat = Chat(one_of_its_kind)
     said, read = chat.ask(FIRST, end)
     assert read == len(FIRST)
@@ -192,7 +192,7 @@ def test_a_cache_that_also_pools_entries(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled
-def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -> None:
+def test_an_edited_turn_is_prefilled_from_the_nearest_mark(network: MlxLmNetwork) -> None:
     chat = Chat(network)
     said, _ = chat.ask(FIRST)
     second = [*FIRST, *said, *FIRST[:24]]
@@ -204,7 +204,7 @@ def test_what_was_changed_is_read_again_and_little_else(network: MlxLmNetwork) -
 
 
 @pytest.mark.sampled
-def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(one_of_its_kind: MlxLmNetwork) -> None:
+def test_a_turn_without_its_thinking_is_prefilled_from_its_prompts_end(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     opening = [90, 91]
     thought = [80, 81, 82]
@@ -216,7 +216,7 @@ def test_a_turn_whose_thinking_is_dropped_is_read_from_its_prompts_end(one_of_it
 
 
 @pytest.mark.sampled
-def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(one_of_its_kind: MlxLmNetwork) -> None:
+def test_an_error_drops_the_cache_only(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
     at = len(chat.watched.fed) + 5
@@ -235,7 +235,7 @@ def test_an_error_in_the_middle_costs_the_cache_and_nothing_else(one_of_its_kind
 
 
 @pytest.mark.sampled
-def test_reading_ahead_changes_nothing_and_is_not_lost(one_of_its_kind: MlxLmNetwork) -> None:
+def test_prefetch_leaves_output_unchanged_and_is_reused(one_of_its_kind: MlxLmNetwork) -> None:
     chat = Chat(one_of_its_kind)
     said, _ = chat.ask(FIRST)
     draft = [*FIRST, *said, *FIRST[:20]]
@@ -246,7 +246,7 @@ def test_reading_ahead_changes_nothing_and_is_not_lost(one_of_its_kind: MlxLmNet
 
 
 @pytest.mark.sampled
-def test_what_is_kept_is_counted_and_bounded(network: MlxLmNetwork) -> None:
+def test_cached_bytes_are_counted_and_bounded(network: MlxLmNetwork) -> None:
     engine = Engine(network, context_limit=LIMIT, keep_prefix=True)
     alone = Engine(network, context_limit=LIMIT)
     prompt = list(FIRST)

@@ -86,7 +86,7 @@ def test_bytes_are_those_of_the_arrays(directory: Path, kv: KVFormat) -> None:
     assert network.cost.weight_bytes == plain.cost.weight_bytes
 
 
-def test_half_precision_takes_what_the_format_promises(tmp_path: Path) -> None:
+def test_half_precision_takes_the_formats_bytes(tmp_path: Path) -> None:
     """As on a GPU: nothing is computed here, and predictions say the same."""
     directory = write(tmp_path, {**CONFIGS["gemma"], "head_dim": 64})
     weights = mx.load(str(directory / "model.safetensors"))
@@ -106,7 +106,7 @@ def test_half_precision_takes_what_the_format_promises(tmp_path: Path) -> None:
 
 @pytest.mark.sampled
 @FORMATS
-def test_taking_back_and_going_on_change_no_token(directory: Path, kv: KVFormat) -> None:
+def test_rollback_and_continuation_leave_output_unchanged(directory: Path, kv: KVFormat) -> None:
     """Guesses that are rolled back, and a second turn of a conversation."""
     network = load(directory, kv=kv)
     again = PROMPT + PROMPT
@@ -140,7 +140,7 @@ def test_the_same_weights_in_another_format(directory: Path) -> None:
         ("deepseek_v3", {}, Q8, "class for this model does not attend to quantized caches"),
     ],
 )
-def test_who_cannot_says_so_by_name(
+def test_classes_without_quantized_kv_are_refused_by_name(
     model: str, changes: dict[str, Any], kv: KVFormat, reason: str, tmp_path: Path
 ) -> None:
     directory = write(tmp_path, {**CONFIGS.get(model, LATENT), **changes})

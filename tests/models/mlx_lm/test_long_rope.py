@@ -80,7 +80,9 @@ both = pytest.mark.parametrize("load", [own, peer])
 @both
 @pytest.mark.parametrize("size", [1, 7, 40])
 @pytest.mark.parametrize("count", [5, ORIGINAL, ORIGINAL + 1, 40])
-def test_the_length_decides(load: Any, directory: Path, tmp_path: Path, count: int, size: int) -> None:
+def test_the_context_length_selects_the_factors(
+    load: Any, directory: Path, tmp_path: Path, count: int, size: int
+) -> None:
     plain = load(with_factors(directory, tmp_path / "one", SHORT if count <= ORIGINAL else LONG))
     other = load(with_factors(directory, tmp_path / "other", LONG if count <= ORIGINAL else SHORT))
     wanted = feed(plain, new_cache(plain, 64), TOKENS[:count], 40)
@@ -91,7 +93,7 @@ def test_the_length_decides(load: Any, directory: Path, tmp_path: Path, count: i
 
 
 @both
-def test_going_back_below_the_original_context_turns_everything_again(load: Any, directory: Path) -> None:
+def test_rollback_below_the_original_context_rotates_all_keys_again(load: Any, directory: Path) -> None:
     network = load(directory)
     cache = new_cache(network, 64)
     feed(network, cache, TOKENS, 40)
@@ -109,7 +111,7 @@ def test_scaling_that_the_class_would_ignore_is_refused(directory: Path, tmp_pat
         peer(target)
 
 
-def test_both_decoders_say_the_same(directory: Path) -> None:
+def test_both_decoders_give_the_same_tokens(directory: Path) -> None:
     mine = WatchedNetwork(own(directory))
     theirs = WatchedNetwork(peer(directory))
     request = Request(TOKENS[:10], max_tokens=20)  # across the original context, with a step built ahead
@@ -119,7 +121,7 @@ def test_both_decoders_say_the_same(directory: Path) -> None:
     assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 1e-4
 
 
-def test_a_profilers_twin_turns_alike(directory: Path) -> None:
+def test_a_profiled_copy_rotates_alike(directory: Path) -> None:
     network = own(directory)
     twin = network.with_ops(reference)
     assert type(twin) is type(network)

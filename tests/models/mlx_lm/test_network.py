@@ -167,14 +167,14 @@ def test_a_short_prompt_crosses_the_window_while_decoding(network: MlxLmNetwork,
     assert short_run.tokens == step_by_step(network, PROMPT[:5], 2 * WINDOW)[0]
 
 
-def test_it_runs_ahead_whatever_its_cache_forgets(short_run: ShortRun) -> None:
+def test_steps_are_queued_ahead_for_every_cache(short_run: ShortRun) -> None:
     ahead = [length - committed for length, committed in short_run.positions[1:]]
     assert ahead == [0] + [1] * (2 * WINDOW - 1)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("after", [1, 9, 11, 12, 20])
-def test_cancel_leaves_only_what_was_said(network: MlxLmNetwork, after: int) -> None:
+def test_cancel_leaves_output_tokens_only(network: MlxLmNetwork, after: int) -> None:
     watched = WatchedNetwork(network)
     cancel = CancelFlag()
     said = 0
@@ -219,7 +219,7 @@ def test_quantize_on_load(network: MlxLmNetwork, directory: Path) -> None:
     assert len(answer(small, Request(PROMPT, max_tokens=5))[0]) == 5
 
 
-def test_what_nobody_can_run_is_one_line(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_a_one_line_error(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(3)})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "perpetuum_mobile"}))
     with pytest.raises(UnsupportedModelError, match="perpetuum_mobile"):

@@ -31,7 +31,7 @@ def never() -> bool:
 
 
 @pytest.mark.sampled
-def test_several_conversations_are_kept(network: MlxLmNetwork) -> None:
+def test_several_conversations_stay_cached(network: MlxLmNetwork) -> None:
     chat = Chat(network)
     other = FIRST[::-1]
     said, _ = chat.ask(FIRST)
@@ -80,7 +80,7 @@ def test_prompts_of_a_batch_share_their_beginning(network: MlxLmNetwork) -> None
 
 
 @pytest.mark.sampled
-def test_a_stored_conversation_goes_on_in_another_engine(network: MlxLmNetwork, tmp_path: Path) -> None:
+def test_a_stored_conversation_continues_in_another_engine(network: MlxLmNetwork, tmp_path: Path) -> None:
     store = DiskStore(tmp_path, 1 << 30)
     chat = Chat(network)
     later = Chat(network)
@@ -120,7 +120,7 @@ def test_damaged_and_foreign_files_are_computed_again(network: MlxLmNetwork, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_attribute_of_a_part_comes_back() -> None:
+def test_every_attribute_of_a_cache_is_restored() -> None:
     tree = {"a": [None, mx.array([1.5], mx.bfloat16)], "b": (1, 2.5, "x", True), "c": {}, "d": []}
     arrays: list[mx.array] = []
     again = _unpacked(_packed(tree, arrays), arrays)

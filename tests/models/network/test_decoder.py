@@ -79,7 +79,7 @@ def test_chunks_do_not_change_the_result(directory: Path, ops: Ops) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
-def test_decode_goes_on_where_prefill_ended(directory: Path, ops: Ops) -> None:
+def test_decode_continues_after_prefill(directory: Path, ops: Ops) -> None:
     network = WatchedNetwork(load_decoder(directory, ops))
     tokens, _ = answer(network, Request(PROMPT[:20], max_tokens=25, speculate="off"))
     fresh = load_decoder(directory, ops)

@@ -73,7 +73,7 @@ def logits_of(network: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("kind", "kernels", "own"), [*[(k, o, False) for k in KINDS for o in BACKENDS], *[(k, o, True) for k, o in OWN]]
 )
-def test_a_head_computes_what_its_paper_says(tmp_path: Path, kind: str, kernels: Ops | None, own: bool) -> None:
+def test_a_prediction_head_equals_its_definition(tmp_path: Path, kind: str, kernels: Ops | None, own: bool) -> None:
     tensors = write_model(tmp_path, kind)
     random = np.random.default_rng(3)
     network = load(tmp_path, kernels, own=own)
@@ -171,7 +171,7 @@ def expected_firsts(kind: str, network: Any, tensors: Any, whole: Sequence[int])
 @pytest.mark.parametrize(
     ("kind", "kernels", "own"), [*[(k, None, False) for k in KINDS], *[(k, o, True) for k, o in OWN]]
 )
-def test_its_entries_follow_a_batch_with_rejections_and_preemption(
+def test_kv_of_the_head_follow_rejections_and_preemption(
     tmp_path: Path, kind: str, kernels: Ops | None, own: bool
 ) -> None:
     tensors = write_model(tmp_path, kind)

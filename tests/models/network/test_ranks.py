@@ -152,7 +152,9 @@ def test_classes_of_mlx_lm_are_divided(two: Ranks, tmp_path: Path, name: str) ->
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "shares"), [("tensor", [1, 1]), ("pipeline", [3, 1])])
-def test_quantized_classes_with_guesses(two: Ranks, tmp_path: Path, kind: str, shares: list[int]) -> None:
+def test_quantized_classes_with_draft_tokens_are_divided(
+    two: Ranks, tmp_path: Path, kind: str, shares: list[int]
+) -> None:
     wide = {"intermediate_size": 128, "q_lora_rank": 64, "first_k_dense_replace": 4}
     config = every_module.config_of("kimi_k25")
     config = {**config, "text_config": {**config["text_config"], **wide}}
@@ -182,7 +184,9 @@ def test_quantized_classes_with_guesses(two: Ranks, tmp_path: Path, kind: str, s
     ],
     ids=["sampled", "q8", "guesses", "joining", "error-in-prefill", "error", "stock", "stock-batch"],
 )
-def test_ways_to_answer(two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+def test_sampling_caching_and_errors_on_two_ranks(
+    two: Ranks, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
     plain = tiny.write_model(tmp_path / "plain", "qwen3", dtype=mx.float16)
     job = job_of(tiny.quantize_model(plain, tmp_path / "quantized"), **changes)
     answer = two.ask(**job, kind=kind, shares=[1, 1])
@@ -290,7 +294,7 @@ def test_models_that_cannot_be_divided_are_refused_by_name(three: Ranks, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
-def test_ranks_out_of_step_answer_nothing(tmp_path: Path, kind: str) -> None:
+def test_ranks_out_of_step_are_an_error(tmp_path: Path, kind: str) -> None:
     ranks = Ranks(tmp_path, 2)
     try:
         answer = ranks.ask(**job_of(written("llama", tmp_path)), kind=kind, shares=[1, 1], torn=True)

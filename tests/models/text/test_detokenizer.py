@@ -70,7 +70,7 @@ def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("skip_special", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_corpus_comes_back(family: str, skip_special: bool) -> None:
+def test_the_corpus_round_trips(family: str, skip_special: bool) -> None:
     tokenizer = tokenizer_of(family)
     for text in NASTY:
         for ids in (tokenizer.encode(text), tokenizer.encode(text, special=True), tokenizer.encode(text)[::-1]):
@@ -107,7 +107,7 @@ def test_word_pieces_stream_as_they_decode() -> None:
 
 
 @pytest.mark.parametrize("family", ["chatml", "gemma3", "mistral"])
-def test_characters_come_whole(family: str) -> None:
+def test_characters_are_emitted_whole(family: str) -> None:
     tokenizer = tokenizer_of(family)
     text = "日本語 👩‍👩‍👧‍👦 é नमस्ते ☃"
     pieces = stream(tokenizer.detokenizer(), tokenizer.encode(text))
@@ -136,7 +136,7 @@ def test_cut_byte_tokens_end_before_an_incomplete_character(decoder: str) -> Non
     assert "\ufffd" not in said
 
 
-def test_text_comes_as_soon_as_it_is_certain() -> None:
+def test_text_is_emitted_as_soon_as_it_is_final() -> None:
     tokenizer = tokenizer_of("chatml")
     detokenizer = tokenizer.detokenizer()
     for token_id in tokenizer.encode("Hello, world! 1 22"):

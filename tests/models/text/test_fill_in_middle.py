@@ -24,7 +24,7 @@ def tokenizer(directory: Path, *added: str) -> Tokenizer:
         (["[PREFIX]", "[SUFFIX]"], [261, "b", 260, "a"]),
     ],
 )
-def test_orders(tmp_path: Path, tokens: list[str], expected: list[int | str]) -> None:
+def test_each_familys_order_of_prefix_and_suffix(tmp_path: Path, tokens: list[str], expected: list[int | str]) -> None:
     found = tokenizer(tmp_path, *tokens)
     ids = [one for part in expected for one in ([part] if isinstance(part, int) else found.encode(part))]
     assert fill_in_middle(found, "a", "b") == ids

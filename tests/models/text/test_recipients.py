@@ -34,7 +34,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
         ("", ""),
     ],
 )
-def test_the_user_is_no_text_of_an_answer(tokenizer: Tokenizer, answer: str, text: str) -> None:
+def test_a_user_recipient_is_not_text_of_the_answer(tokenizer: Tokenizer, answer: str, text: str) -> None:
     stream = tokenizer.answer_stream()
     assert "".join(map(stream.add, tokenizer.encode(answer))) + stream.finish() == text
 

@@ -23,7 +23,7 @@ from headrace.models.text.response_tags import ResponseStream, asks_for_tags
         ("", ""),
     ],
 )
-def test_the_tags_go(said: str, text: str, size: int) -> None:
+def test_response_tags_are_removed(said: str, text: str, size: int) -> None:
     pieces = [said[at : at + size] for at in range(0, len(said), size)]
     inner: Any = SimpleNamespace(add=pieces.__getitem__, finish=lambda **_: "")
     stream = ResponseStream(inner)

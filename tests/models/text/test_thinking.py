@@ -24,7 +24,7 @@ pieces = st.lists(st.sampled_from([OPEN, CLOSE, "<", "</", "think>", "a", "\n", 
         ("<thi", Parts(None, "<thi")),
     ],
 )
-def test_whole_texts(text: str, parts: Parts) -> None:
+def test_thinking_of_whole_texts(text: str, parts: Parts) -> None:
     assert split_thinking(text) == parts
 
 
@@ -43,7 +43,7 @@ def test_nothing_shown_while_growing_is_taken_back(parts: list[str]) -> None:
     assert len(whole.answer) - len(last.answer) < len(OPEN)
 
 
-def test_half_a_tag_waits() -> None:
+def test_a_partial_tag_is_held_back() -> None:
     assert split_thinking("<thi", growing=True) == Parts(None, "")
     assert split_thinking("<think>hm</thi", growing=True) == Parts("hm", "", is_open=True)
     assert split_thinking("<think>hm</thi") == Parts("hm</thi", "", is_open=True)

@@ -25,7 +25,7 @@ def place(*pieces: bytes) -> JsonPlace:
 
 
 @given(VALUES, st.integers(0, 200))
-def test_keys_that_differ_break_nothing(value: Any, cut: int) -> None:
+def test_different_keys_are_accepted(value: Any, cut: int) -> None:
     data = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
     one_by_one = JsonPlace()
     for byte in data:
@@ -39,7 +39,7 @@ def test_keys_that_differ_break_nothing(value: Any, cut: int) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=3), VALUES, min_size=1, max_size=4), st.data())
-def test_a_key_that_comes_again_repeats(value: dict[str, Any], data: st.DataObject) -> None:
+def test_a_repeated_key_is_found(value: dict[str, Any], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(list(value)))
     text = f"{json.dumps(value, ensure_ascii=False)[:-1]}, {json.dumps(key, ensure_ascii=False)}".encode()
     assert place(text[:-1]).breaks is False
@@ -104,7 +104,7 @@ def test_a_key_is_escaped_where_it_has_to_be(text: bytes, may_follow: bytes, sta
     assert {bytes((byte,)) for byte in may_follow} - left_out(text, row) == {bytes((byte,)) for byte in stays}
 
 
-def test_numbers_end() -> None:
+def test_digits_of_a_number_are_limited() -> None:
     digits = {token for token in TOKENS if token[:1].isdigit()}
     assert left_out(b"[0." + b"3" * MOST_DIGITS) == digits
     only_digits = np.array([token in digits for token in TOKENS])
