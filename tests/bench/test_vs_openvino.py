@@ -189,7 +189,7 @@ def test_settings_follow_kv_format_and_processor(
         run([*arguments, "--kv", "q4"])
 
 
-def test_a_model_it_does_not_read_is_refused_in_its_words(run: Run, arguments: list[str], tmp_path: Path) -> None:
+def test_an_unsupported_model_is_refused_with_openvinos_message(run: Run, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "some.gguf").write_bytes(b"other")
     with pytest.raises(EngineError, match="Unsupported architecture: mamba"):
         run(arguments)

@@ -17,7 +17,7 @@ STEPS = st.builds(
 
 
 @given(TEXTS, st.lists(st.tuples(STEPS, st.floats(0, 100)), max_size=8), st.integers(0, 8))
-def test_what_is_stored_is_read_again(before: str, drawn: list[tuple[StepText, float]], recorded: int) -> None:
+def test_stored_steps_are_read_again(before: str, drawn: list[tuple[StepText, float]], recorded: int) -> None:
     latencies = [latency for _, latency in drawn][:recorded]
     steps = AnswerSteps(len(before), [text for text, _ in drawn], latencies)
     content = before + steps.text
@@ -34,7 +34,7 @@ def test_what_is_stored_is_read_again(before: str, drawn: list[tuple[StepText, f
 
 
 @given(st.binary(max_size=60) | st.none() | st.text(max_size=5) | st.builds(zlib.compress, st.binary(max_size=60)))
-def test_damage_is_no_error(data: object) -> None:
+def test_damaged_steps_are_no_error(data: object) -> None:
     assert unpacked(data, "text") is None
 
 

@@ -32,7 +32,7 @@ def step_until_done(answerer: Answerer) -> None:
         answerer.step()
 
 
-def test_an_answer_is_the_same_alone_and_beside_others(model: LoadedModel) -> None:
+def test_an_answer_is_the_same_alone_and_in_a_batch(model: LoadedModel) -> None:
     asked = [("a", {"max_tokens": 9}), ("b", {"max_tokens": 20, "temperature": 1.0, "seed": 3})]
     alone = []
     for text, options in asked:

@@ -22,7 +22,7 @@ def test_bytes_limit_speed_and_rest() -> None:
     assert "reads up to 60.0" in sentence(StepFigures(step_bytes=97 * MIB, step_s=2.04e-3, peak_gb_s=60.0))
 
 
-def test_draft_tokens_and_sequences_are_said() -> None:
+def test_draft_tokens_and_sequences_are_named() -> None:
     of = StepFigures(
         step_bytes=97 * MIB, step_s=2e-3, tokens=1.9, proposed=100, accepted=62, memory_gb_s=60.0, sequences=1.0
     )

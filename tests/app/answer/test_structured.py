@@ -133,7 +133,7 @@ def test_sampling_stages_follow_the_mask(answerer: Answerer) -> None:
         assert answer.text == "no"
 
 
-def test_an_answer_that_is_cut_is_no_answer(answerer: Answerer) -> None:
+def test_a_truncated_structured_answer_is_an_error(answerer: Answerer) -> None:
     [answer] = _together(answerer, [_options(answerer, REAL["invoice"], max_tokens=9)])
     assert answer.ended_by == "max_tokens"
     with pytest.raises(EngineError, match="max tokens"):

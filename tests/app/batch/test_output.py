@@ -81,7 +81,7 @@ def test_answers_are_kept_and_errors_are_tried_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_going_on_in_order_behind_lines_that_failed(tmp_path: Path) -> None:
+def test_resume_in_order_after_failed_lines(tmp_path: Path) -> None:
     path = tmp_path / "out"
     written = [good(LINES[4]), bad(LINES[0]), good(LINES[2]), bad(LINES[3]), good(LINES[1])]
     path.write_bytes(b"".join(map(line_of, written)))
@@ -164,7 +164,7 @@ def test_no_result_is_dropped_where_it_cannot_be_moved(tmp_path: Path) -> None:
     assert not (tmp_path / "notes").exists()
 
 
-def test_two_cannot_write_to_one_file(tmp_path: Path) -> None:
+def test_two_processes_cannot_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(line_of(bad(LINES[0])))
     first = ResultFile(path)
@@ -226,7 +226,7 @@ def test_fifos_and_devices_are_refused(tmp_path: Path) -> None:
         assert not path.is_file()
 
 
-def test_a_line_without_an_end_is_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
     before = line_of(good(LINES[0]))
     path.write_bytes(before[:-1] * 3)

@@ -209,17 +209,17 @@ KEYS = st.sampled_from(
 
 
 @given(st.dictionaries(KEYS, JSON | st.dictionaries(KEYS, JSON, max_size=4), max_size=5))
-def test_no_object_is_more_than_a_bad_line(line: dict[str, Any]) -> None:
+def test_any_object_is_at_most_an_invalid_line(line: dict[str, Any]) -> None:
     found = parse_line(json.dumps(line).encode(), 1, DEFAULTS)
     assert isinstance(found, Line | BadLine)
 
 
 @given(st.binary(max_size=40))
-def test_no_bytes_are_more_than_a_bad_line(raw: bytes) -> None:
+def test_any_bytes_are_at_most_an_invalid_line(raw: bytes) -> None:
     assert isinstance(parse_line(raw, 1, DEFAULTS), Line | BadLine)
 
 
-def test_fields_that_other_doors_ignore_are_ignored() -> None:
+def test_fields_that_the_server_ignores_are_ignored() -> None:
     ignored = {"service_tier": "auto", "store": False, "verbosity": "low", "web_search_options": None, "seed": None}
     line = parsed(body(max_tokens=5, max_completion_tokens=3, reasoning_effort="minimal", **ignored))
     assert (line.options.max_tokens, line.options.chat_template_kwargs) == (3, {"reasoning_effort": "low"})

@@ -111,7 +111,7 @@ def test_a_stop_string_ends_its_own_line_alone(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("part", [Sampler.adjust, StopMatcher.feed])
-def test_an_error_in_one_answer_costs_only_its_line(
+def test_an_error_of_one_answer_fails_its_line_only(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, part: Callable[..., Any]
 ) -> None:
     """A sampler in the engine, and a stop rule of the text."""
@@ -138,7 +138,7 @@ def test_an_error_in_one_answer_costs_only_its_line(
     assert (tally.answered, tally.failed, tally.remaining) == (2, 1, 0)
 
 
-def test_a_bad_line_costs_only_itself(model: LoadedModel) -> None:
+def test_an_invalid_line_fails_alone(model: LoadedModel) -> None:
     lines = [
         {"prompt": "a"},
         {"prompt": 1},
@@ -179,7 +179,7 @@ def test_the_openai_form_answers_in_that_form(model: LoadedModel) -> None:
     assert said["a"]["error"] is None
 
 
-def test_an_interrupted_batch_goes_on_where_it_stopped(model: LoadedModel, tmp_path: Path) -> None:
+def test_an_interrupted_batch_resumes(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     raw = [json.dumps({"prompt": str(number), "max_tokens": 2 + number % 5}).encode() for number in range(12)]
     parsed = parse_lines(raw, DEFAULTS)
@@ -210,7 +210,7 @@ def test_an_interrupted_batch_goes_on_where_it_stopped(model: LoadedModel, tmp_p
     assert results[7]["text"] == alone(model, {"prompt": "7", "max_tokens": 4})
 
 
-def test_there_are_no_more_at_a_time_than_was_asked_for(model: LoadedModel) -> None:
+def test_concurrency_is_limited(model: LoadedModel) -> None:
     seen: list[tuple[int, int]] = []
     lines = [{"prompt": str(number), "max_tokens": 3 + number} for number in range(7)]
     run(

@@ -31,12 +31,12 @@ def test_two_runs_of_the_same_build_come_out_equal() -> None:
     assert false_alarms(60) <= 0.05
 
 
-def test_also_with_five_rounds() -> None:
+def test_equal_builds_come_out_equal_with_five_rounds() -> None:
     assert false_alarms(100, rounds=5) <= 0.05
 
 
 @pytest.mark.parametrize("seconds", [3.0, 10.0])
-def test_also_where_the_noise_outlasts_a_round(seconds: float) -> None:
+def test_equal_builds_come_out_equal_where_noise_outlasts_a_round(seconds: float) -> None:
     assert false_alarms(40, seconds=seconds) <= 0.05
 
 
@@ -56,7 +56,7 @@ def test_a_slowdown_is_measured_without_bias() -> None:
     assert sum(ratios) / 20 == pytest.approx(1 / 1.1, abs=0.005)
 
 
-def test_what_only_one_side_has_and_what_else_differs_is_said() -> None:
+def test_differences_between_both_documents_are_named() -> None:
     a = document(1, TESTS[:2], rounds=2)
     b = document(2, TESTS[1:], rounds=2)
     b["device"] = {**b["device"], "name": "another", "measured_peak_gb_s": 60.0}
@@ -118,6 +118,6 @@ def test_a_ratio_of_a_wide_interval_is_no_result() -> None:
     assert "no result" in "\n".join(lines(found))
 
 
-def test_one_repetition_decides_nothing() -> None:
+def test_one_repetition_is_no_result() -> None:
     found = compare_documents(document(1, TESTS, rounds=1), document(2, TESTS, slower=3, rounds=1))
     assert {row["verdict"] for row in found["tests"]} == {"too few repetitions"}

@@ -61,7 +61,7 @@ def test_incomparable_formats_are_refused(formats: list[str], peers: list[str], 
         check_formats(formats, peers)
 
 
-def test_what_can_be_compared_is_not() -> None:
+def test_comparable_formats_are_accepted() -> None:
     for formats, peers in ((["f16", "q8", "q4"], []), (["auto"], []), (["q8"], ["llama.cpp"]), (["f16"], ["mlx-lm"])):
         check_formats(formats, peers)
 

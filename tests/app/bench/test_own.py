@@ -106,7 +106,7 @@ def test_a_batch_counts_the_bytes_of_all_its_sequences_once_all_decode(decoder: 
     assert sample.tokens_per_second(test) == pytest.approx(3 * 4 / sample.decode_s)
 
 
-def test_an_arrival_is_held_against_before_and_alone(decoder: Decoder) -> None:
+def test_a_joining_prompt_is_compared_with_before_and_alone(decoder: Decoder) -> None:
     test = Test(40, 6, 8, batch=3)
     sample = OwnEngine("tiny", decoder, limit=test.tokens).measure(test)
     assert sample.arrival is not None

@@ -41,7 +41,7 @@ def test_other_text_is_a_clear_error(text: str) -> None:
         assert all(0 <= count <= 1 << 24 for count in parse_counts(text, "-d"))
 
 
-def test_kinds() -> None:
+def test_each_test_has_a_kind() -> None:
     assert [Test(8, 0).kind, Test(0, 8).kind, Test(8, 8).kind] == ["prefill", "decode", "both"]
 
 

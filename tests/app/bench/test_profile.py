@@ -16,7 +16,7 @@ from tests.tiny import VARIANTS, load_decoder, write_model
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_architecture_comes_apart(variant: str, tmp_path: Path) -> None:
+def test_every_architecture_is_profiled_by_part(variant: str, tmp_path: Path) -> None:
     decoder = load_decoder(write_model(tmp_path / "model", variant))
 
     def answer() -> list[int]:

@@ -113,7 +113,7 @@ def test_figures_of_other_weights_are_those_of_the_definition(plain: Path, quant
 
 
 @pytest.mark.parametrize("changes", [{}, {"rope_traditional": True}], ids=["headrace", "mlx-lm"])
-def test_a_model_against_itself_is_nothing_apart(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_has_no_divergence_from_itself(changes: dict[str, Any], tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "tiny", context=600, **changes)
     twin = tmp_path / "twin"
     twin.symlink_to(model)

@@ -70,7 +70,7 @@ def test_intervals_cover_the_truth_where_neighbours_are_alike() -> None:
     assert covered > alone + 10
 
 
-def test_few_tokens_make_no_trouble() -> None:
+def test_figures_of_few_tokens() -> None:
     one = Divergence([0.5], [1.0], [2.0], [2.5])
     found = figures([one])
     assert found["kl_p99"] == {"value": 0.5, "low": None, "high": None}

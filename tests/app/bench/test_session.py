@@ -31,7 +31,7 @@ def test_every_test_is_warmed_up_once_and_measured_every_round() -> None:
     assert seen[-1].left_s == 0
 
 
-def test_contestants_take_turns_test_by_test() -> None:
+def test_engines_take_turns_test_by_test() -> None:
     machine = Machine(1)
     ours = Backend(machine)
     theirs = Backend(machine)
@@ -50,7 +50,7 @@ def test_time_left_is_told_once_everything_was_measured() -> None:
     assert told == sorted(told, reverse=True)
 
 
-def test_a_quiet_machine_is_done_after_the_least_rounds_and_a_noisy_one_goes_on() -> None:
+def test_a_quiet_machine_runs_the_fewest_rounds_and_a_noisy_one_more() -> None:
     def rounds(sd: float) -> int:
         machine = Machine(4, sd=sd)
         run = session(machine, Backend(machine), rounds=None)
@@ -61,7 +61,7 @@ def test_a_quiet_machine_is_done_after_the_least_rounds_and_a_noisy_one_goes_on(
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_an_interrupt_keeps_what_is_done(after: int) -> None:
+def test_an_interrupt_keeps_finished_tests(after: int) -> None:
     machine = Machine(1)
 
     class Interrupted(Backend):
@@ -76,7 +76,7 @@ def test_an_interrupt_keeps_what_is_done(after: int) -> None:
     assert sum(len(kept) for kept in run.repetitions.values()) == after
 
 
-def test_a_peer_that_fails_is_left_out_and_we_go_on() -> None:
+def test_a_failing_peer_is_left_out() -> None:
     machine = Machine(1)
 
     class Failing(Backend):
@@ -94,7 +94,7 @@ def test_a_peer_that_fails_is_left_out_and_we_go_on() -> None:
     assert run.notes == ["peer is left out from round 2 on: it fell over"]
 
 
-def test_an_error_of_ours_ends_the_run() -> None:
+def test_an_error_of_headrace_ends_the_run() -> None:
     machine = Machine(1)
 
     class Failing(Backend):

@@ -135,7 +135,7 @@ def test_the_figures_of_a_workload_are_paired() -> None:
                   peak_gb_s=None, nominal_gb_s=None)["speculation"] is None  # fmt: skip
 
 
-def test_what_must_not_differ_and_does_is_broken() -> None:
+def test_different_output_is_an_error() -> None:
     same = entry(0.5, 0.5)
     other = entry(0.5, 0.5, same=False)
     exact = {"tiny": (True, "native kernels")}

@@ -318,7 +318,7 @@ def test_a_database_that_breaks_while_it_is_open_is_a_clear_error(
     "text",
     ["", "{}", "[]", "not json", '{"schema": "headrace-bench/1"}', '{"schema": "headrace-bench/1", "results": [1]}'],
 )
-def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UsageError):
         read_document(tmp_path / "a.json")

@@ -75,7 +75,7 @@ def test_candidates_grow_at_the_same_time_and_one_is_taken(talk: Conversation, e
 
 
 @pytest.mark.parametrize("what", ["session", "question", "answer"])
-def test_what_another_process_deletes_meanwhile_can_be_left(
+def test_candidates_deleted_by_another_process_can_be_left(
     talk: Conversation, engine: ScriptedEngine, tmp_path: Path, what: str
 ) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
@@ -98,7 +98,7 @@ def test_what_another_process_deletes_meanwhile_can_be_left(
     assert (talk.notice is None) == (what == "answer")
 
 
-def test_stopping_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:
+def test_stopping_keeps_partial_candidates(talk: Conversation, engine: ScriptedEngine) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
     until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
@@ -110,7 +110,7 @@ def test_stopping_keeps_what_came(talk: Conversation, engine: ScriptedEngine) ->
     assert talk.messages[-1].content == "the first"
 
 
-def test_leaving_while_they_grow_keeps_what_came(talk: Conversation, engine: ScriptedEngine) -> None:
+def test_leaving_keeps_partial_candidates(talk: Conversation, engine: ScriptedEngine) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
     until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
@@ -122,7 +122,7 @@ def test_leaving_while_they_grow_keeps_what_came(talk: Conversation, engine: Scr
     assert answers(talk) == ["the first", "0a", "1a"]
 
 
-def test_what_came_is_in_the_store_before_they_end(talk: Conversation, engine: ScriptedEngine, tmp_path: Path) -> None:
+def test_partial_candidates_are_stored(talk: Conversation, engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.script(*(Script((f"{n}", "a", "b"), hold=1) for n in range(2)))
     it = Candidates(talk, 2)
     until(it, lambda: all(side.answer and side.answer.content.endswith("a") for side in it.answers))
@@ -212,7 +212,7 @@ def waited(it: Candidates | Conversation) -> None:
         time.sleep(0.005)
 
 
-def test_each_says_what_it_would_have_said_alone(
+def test_candidates_equal_answers_generated_alone(
     store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))

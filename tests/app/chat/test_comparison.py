@@ -82,7 +82,7 @@ def test_both_sides_are_asked_one_after_the_other(talk: Conversation) -> None:
     assert engine_of(talk).rests == 0
 
 
-def test_an_answer_that_is_there_is_as_answer(talk: Conversation) -> None:
+def test_an_existing_answer_becomes_side_a(talk: Conversation) -> None:
     say(talk, "Earlier", "E.")
     say(talk, "Which?", "Here.")
     engine_of(talk).script(Script(("There.",)))
@@ -196,7 +196,7 @@ def test_a_second_model_that_does_not_fit_takes_turns_with_the_first(
     assert specs[-1].name == "other-1b"  # the session's again
 
 
-def test_less_room_than_it_seemed_is_no_harm(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_model_without_memory_takes_turns(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(monkeypatch, GIB)
     second = ScriptedEngine(load_failure="not enough memory: needs 9 GiB, but 2 GiB may be used")
     it = Comparison(talk, OTHER, lambda: second)
@@ -236,7 +236,7 @@ def test_an_engine_that_dies_costs_one_answer(talk: Conversation) -> None:
     assert said(b)[-1] == "Hello, world."
 
 
-def test_what_does_not_fit_the_context_is_said(talk: Conversation) -> None:
+def test_a_question_longer_than_the_context_is_reported(talk: Conversation) -> None:
     it = Comparison(talk, WARM, no_second)
     engine_of(talk).script(Script(full=True), Script(fail="the template refuses it"))
     it.ask("Which?")
@@ -260,7 +260,7 @@ def test_leaving_in_the_middle_keeps_all_of_it(talk: Conversation, tmp_path: Pat
     assert [m.finish_reason for m in talk.store.messages(talk.session.id)] == [None, "stop", "cancelled"]
 
 
-def test_a_store_that_fails_is_said_and_tried_again(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_store_is_reported_and_retried(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     it = Comparison(talk, WARM, no_second)
     it.ask("Which?")
 

@@ -147,7 +147,7 @@ def test_continuing_in_vain_keeps_the_figures(chat: Conversation, engine: Script
 
 
 @pytest.mark.parametrize("end", ["dies", "is stopped", "is left"])
-def test_what_the_engine_sent_is_kept(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
+def test_texts_and_steps_of_the_engine_are_stored(chat: Conversation, engine: ScriptedEngine, end: str) -> None:
     engine.script(Script(pieces=("one ", "two ", "three"), hold=1), Script(pieces=("three", " four"), hold=1))
     chat.send("count")
     until_said(chat, "one two ")
@@ -323,7 +323,7 @@ def test_a_restart_stops_the_answer(chat: Conversation, engine: ScriptedEngine) 
     ask(chat, "go on", "fine")
 
 
-def test_a_model_there_is_none_of_changes_nothing(
+def test_an_unknown_model_changes_nothing(
     chat: Conversation, engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
@@ -529,7 +529,7 @@ def test_a_summary_leaves_room(chat: Conversation, engine: ScriptedEngine, limit
 
 
 @pytest.mark.parametrize(("taken", "said"), [(540, "540 of the context's 600 tokens are taken"), (700, "is full: 700")])
-def test_what_is_said_when_a_summary_was_not_enough(
+def test_a_summary_that_does_not_suffice_is_reported(
     chat: Conversation, engine: ScriptedEngine, taken: int, said: str
 ) -> None:
     full_chat(chat, engine)
@@ -606,7 +606,7 @@ def test_a_regeneration_that_does_not_fit_is_asked_about_its_own_question(
     assert shown(chat) == ["q1", "a1", "q2", "a2 new"]
 
 
-def test_a_single_message_that_is_too_long_is_said_so(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_a_single_message_longer_than_the_context_is_reported(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(full=True))
     chat.send("a whole book")
     until_idle(chat)
@@ -667,7 +667,7 @@ def test_an_edit_keeps_the_files_it_leaves_alone(
     assert {a.name: a.text for a in found} == {name: "new" if name[0] == "A" and again else name for name in names}
 
 
-def test_a_full_disk_is_said_so_and_the_chat_goes_on(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_a_full_disk_is_reported_and_the_chat_continues(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=["water " * 500] * 80))
     chat.send("flood")
     pages = chat.store.db.rows("PRAGMA page_count")[0][0]
@@ -692,9 +692,7 @@ def nothing_fits(store: SessionStore, table: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("table", ["messages", "pieces"])
-def test_an_answer_that_could_not_be_stored_comes_before_all_else(
-    chat: Conversation, engine: ScriptedEngine, table: str
-) -> None:
+def test_an_unsaved_answer_is_stored_first(chat: Conversation, engine: ScriptedEngine, table: str) -> None:
     engine.script(Script(pieces=("It ", "is ", "high."), reason="length"), Script(pieces=(" And cold.",)))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
@@ -710,7 +708,7 @@ def test_an_answer_that_could_not_be_stored_comes_before_all_else(
 
 
 @pytest.mark.parametrize("table", ["messages", "pieces"])
-def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
+def test_an_unsaved_answer_is_stored_once_there_is_space(
     chat: Conversation, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     monkeypatch.setattr("headrace.app.chat.answer_writer.RETRY_S", 0.0)
@@ -726,9 +724,7 @@ def test_an_answer_that_could_not_be_stored_is_when_there_is_room(
 
 
 @pytest.mark.parametrize("table", ["messages", "pieces"])
-def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
-    chat: Conversation, engine: ScriptedEngine, table: str
-) -> None:
+def test_leaving_with_an_unsaved_answer_is_reported(chat: Conversation, engine: ScriptedEngine, table: str) -> None:
     engine.script(Script(pieces=("It ", "is ", "high.")))
     chat.send("How is it?")
     with nothing_fits(chat.store, table):
@@ -740,7 +736,7 @@ def test_leaving_with_an_answer_that_cannot_be_stored_says_so(
     assert stored(chat) == ["How is it?", "It is high."]
 
 
-def test_an_answer_that_another_process_goes_on_with_is_left_to_it(
+def test_an_answer_continued_by_another_process_is_not_changed(
     chat: Conversation, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     engine.script(Script(pieces=("one ",), reason="length"))
@@ -766,7 +762,7 @@ def test_an_answer_that_another_process_goes_on_with_is_left_to_it(
 
 
 @pytest.mark.parametrize("what", ["session", "question", "answer"])
-def test_an_answer_that_another_process_deletes_holds_nobody_up(
+def test_an_answer_deleted_by_another_process_ends(
     chat: Conversation, engine: ScriptedEngine, tmp_path: Path, what: str
 ) -> None:
     ask(chat, "mill", "A waterwheel.")
@@ -804,7 +800,7 @@ def test_a_question_on_a_branch_that_another_process_deleted_is_not_asked(
     assert len(engine.commands) == 1
 
 
-def test_a_store_that_has_failed_is_left_in_peace_for_a_while(chat: Conversation, engine: ScriptedEngine) -> None:
+def test_a_failed_store_is_retried_after_a_while(chat: Conversation, engine: ScriptedEngine) -> None:
     engine.script(Script(pieces=("It ", "is ", "high."), hold=1))
     chat.send("How is it?")
     until_said(chat, "It ")
@@ -844,7 +840,7 @@ def test_a_draft_is_read_ahead_as_it_would_be_sent(engine: ScriptedEngine, chat:
     assert ahead(engine) == [sent, sent[:-1]]
 
 
-def test_damaged_weights_are_said_again_with_every_answer(engine: ScriptedEngine, chat: Conversation) -> None:
+def test_damaged_weights_are_reported_with_every_answer(engine: ScriptedEngine, chat: Conversation) -> None:
     engine._backlog.append(Damaged("tiny is damaged", "remove it"))
     chat.poll()
     assert chat.notice == "tiny is damaged (remove it)"

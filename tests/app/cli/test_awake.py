@@ -24,7 +24,7 @@ def test_a_mac_is_kept_awake_until_the_process_ends(monkeypatch: pytest.MonkeyPa
     assert started == [["/usr/bin/caffeinate", "-i", "-w", str(os.getpid())]]
 
 
-def test_a_mac_without_the_tool_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_without_caffeinate_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> None:
         raise FileNotFoundError
 

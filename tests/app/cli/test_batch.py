@@ -234,7 +234,7 @@ def test_going_on_after_a_signal(number: signal.Signals, tmp_path: Path) -> None
     assert [one["line"] for one in results(out)] == list(range(1, 7))
 
 
-def test_a_reader_that_leaves_ends_it_without_a_word(model: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_batch_silently(model: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "in", *[{"prompt": str(index), "max_tokens": 50} for index in range(40)])
     process = start(source, "-m", str(model), "-q", "--parallel", "2")
     assert process.stdout is not None

@@ -304,7 +304,7 @@ def test_sequences_of_mlx_lm_decode_together(model: Path) -> None:
     assert {entry["threads_told"] for entry in document["engines"]} - {None}, "nobody says how many threads"
 
 
-def test_ctrl_c_prints_what_is_done(model: Path) -> None:
+def test_ctrl_c_prints_finished_tests(model: Path) -> None:
     import pexpect
 
     child = pexpect.spawn(
@@ -326,7 +326,7 @@ def test_ctrl_c_prints_what_is_done(model: Path) -> None:
         ("-d", "-1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_run_is_one_clear_error(arguments: tuple[str, ...]) -> None:
+def test_impossible_options_are_a_one_line_error(arguments: tuple[str, ...]) -> None:
     with pytest.raises(HeadraceError) as caught:
         run(*arguments)
     assert "\n" not in str(caught.value)

@@ -96,7 +96,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         (["rm", "x", "--yes"], ("rm", {"name": "x", "yes": True})),
     ],
 )
-def test_what_is_meant_on_a_terminal(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
+def test_default_commands_on_a_terminal(
+    arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]
+) -> None:
     assert headrace(*arguments) == 0
     assert calls == [meant]
 
@@ -112,7 +114,7 @@ def test_what_is_meant_on_a_terminal(arguments: list[str], meant: Call, headrace
         (["Why is the sky blue?"], ("run", {"words": ("Why is the sky blue?",)})),
     ],
 )
-def test_what_is_meant_in_a_pipe(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
+def test_default_commands_in_a_pipe(arguments: list[str], meant: Call, headrace: Headrace, calls: list[Call]) -> None:
     assert headrace(*arguments, stdin=False) == 0
     assert calls == [meant]
 
@@ -155,7 +157,7 @@ def test_help_and_version_as_words(
     assert capsys.readouterr().out.startswith(shown)
 
 
-def test_with_nothing_to_read_and_nobody_to_look_there_is_the_help(
+def test_without_terminal_and_input_help_is_printed(
     headrace: Headrace, calls: list[Call], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert headrace(stdout=False) == 2
@@ -174,7 +176,7 @@ def test_with_nothing_to_read_and_nobody_to_look_there_is_the_help(
         (["--nonsense"], "`headrace --help` shows the options"),
     ],
 )
-def test_what_is_no_command_is_one_line_and_a_hint(
+def test_an_unknown_command_is_one_line_and_a_hint(
     arguments: list[str], words: str, headrace: Headrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert headrace(*arguments) == 2

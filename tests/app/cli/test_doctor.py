@@ -290,7 +290,7 @@ def test_settings_sessions_and_models_are_looked_at(quick: Path) -> None:
     assert "models        1 installed; `headrace models verify`" in shown
 
 
-def test_what_is_wrong_with_them_is_found(quick: Path) -> None:
+def test_errors_of_settings_sessions_and_models_are_findings(quick: Path) -> None:
     write_default()
     settings_path().write_text("[chat]\nmodle = 'x'\n")
     database_path().parent.mkdir(parents=True)

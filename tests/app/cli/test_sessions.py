@@ -64,7 +64,7 @@ def test_list(home: Path, session: str) -> None:
     assert (row["id"], row["messages"], row["system"]) == (session, 3, "Be brief.")
 
 
-def test_what_was_looked_at_is_counted(home: Path, store: SessionStore) -> None:
+def test_sessions_looked_at_are_counted(home: Path, store: SessionStore) -> None:
     session = store.create()
     asked = store.add(session.id, None, "user", "one alone")
     assert headrace(home, "sessions", "doctor").stdout == "1 conversation with 1 message\n"

@@ -143,7 +143,7 @@ def test_a_process_that_is_interrupted_waits_for_no_thread(work: str, code: int)
     assert (done.returncode, done.stderr) == (code, b"")
 
 
-def test_an_alarm_that_wakes_nobody_is_not_the_last() -> None:
+def test_signals_are_repeated_until_the_process_wakes() -> None:
     """As one does that comes between a thread's last look for signals and its wait."""
     script = (
         "import signal, threading, time\n"

@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-def test_every_door_gives_the_same_tokens(model: Path, home: Path, tmp_path: Path) -> None:
+def test_every_interface_gives_the_same_tokens(model: Path, home: Path, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))
     run = headrace("run", "-m", model, "Go.", "--schema", file, *FLAGS, home=home, code=0)

@@ -167,7 +167,7 @@ def test_the_next_turn_reuses_the_conversation(ready: EngineClient) -> None:
     assert (reuse.difference.earlier_token, reuse.difference.prompt_token) == ("<|im_end|>", "?")
 
 
-def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
+def test_prefetched_tokens_stay_cached(ready: EngineClient) -> None:
     ready.prefetch(PrefetchPrompt(HELLO, id=3, files=("ab", "", "abc")))
     events: list[Event] = []
     held = until(ready, PrefixCached, events)
@@ -189,7 +189,7 @@ def test_what_was_read_ahead_waits_in_the_cache(ready: EngineClient) -> None:
     assert not [event for event in seen if isinstance(event, Failed | ContextFull)]
 
 
-def test_continuing_says_what_one_go_would_have_said(ready: EngineClient) -> None:
+def test_a_continued_answer_equals_an_uninterrupted_one(ready: EngineClient) -> None:
     whole: list[Event] = []
     ready.submit(Generate(1, HELLO, replace(LETTERS, max_tokens=24)))
     until(ready, Done, whole)
@@ -248,7 +248,7 @@ def test_no_process_can_be_started(ready: EngineClient, model: Path, monkeypatch
     until(ready, Ready)
 
 
-def test_what_waits_for_the_model_is_cancelled_at_once(client: EngineClient, model: Path) -> None:
+def test_a_request_that_waits_for_the_model_is_cancelled(client: EngineClient, model: Path) -> None:
     client.start(ModelSpec(str(model), context=ROOMY))
     client.submit(Generate(1, HELLO, ENDLESS))
     client.submit(Generate(2, HELLO, replace(ENDLESS, max_tokens=3)))
@@ -337,7 +337,7 @@ def test_a_model_that_cannot_be_loaded(client: EngineClient, tmp_path: Path, mod
     until(client, Ready)
 
 
-def test_switching_models_ends_what_was_going_on(ready: EngineClient, model: Path) -> None:
+def test_switching_models_ends_running_answers(ready: EngineClient, model: Path) -> None:
     old = ready.pid
     assert old is not None
     ready.submit(Generate(1, HELLO, ENDLESS))
@@ -368,7 +368,7 @@ def test_a_killed_engine_is_reported_once_and_comes_back(ready: EngineClient, nu
     assert until(ready, Done).id == 3
 
 
-def test_ctrl_c_and_a_closed_terminal_are_not_the_engines_business(ready: EngineClient) -> None:
+def test_the_engine_ignores_ctrl_c_and_hangups(ready: EngineClient) -> None:
     pid = ready.pid
     assert pid is not None
     assert os.getsid(pid) == pid != os.getsid(0)  # no terminal sends it anything
@@ -383,7 +383,7 @@ def test_nothing_the_engine_prints_reaches_the_terminal(ready: EngineClient) -> 
     assert [str((fds / str(n)).readlink()) for n in range(3)] == ["/dev/null", str(log_path()), str(log_path())]
 
 
-def test_closing_leaves_nothing_behind(client: EngineClient, model: Path) -> None:
+def test_closing_ends_the_process(client: EngineClient, model: Path) -> None:
     client.start(ModelSpec(str(model)))
     pid = client.pid
     assert pid is not None
@@ -439,7 +439,7 @@ def test_fetching_in_the_background(client: EngineClient, model: Path) -> None:
     assert client.state == "stopped"  # of the engine nothing was asked
 
 
-def test_polling_and_sending_cost_nothing_while_the_engine_hangs(ready: EngineClient) -> None:
+def test_polling_and_sending_do_not_block_while_the_engine_hangs(ready: EngineClient) -> None:
     pid = ready.pid
     assert pid is not None
     ready.submit(Generate(1, HELLO, ENDLESS))

@@ -98,7 +98,7 @@ def test_half_a_message_waits_for_the_other_half(link: EngineLink) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
-def test_a_process_stopped_in_mid_message_holds_nobody_up(link: EngineLink) -> None:
+def test_a_process_stopped_in_mid_message_blocks_nothing(link: EngineLink) -> None:
     told(link, "say 2")
     told(link, "half 100")
     told(link, "stop")
@@ -111,7 +111,7 @@ def test_a_process_stopped_in_mid_message_holds_nobody_up(link: EngineLink) -> N
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
-def test_a_long_command_to_a_stopped_process_holds_nobody_up(link: EngineLink) -> None:
+def test_a_long_command_to_a_stopped_process_blocks_nothing(link: EngineLink) -> None:
     told(link, "stop")
     eventually(lambda: state(link.pid) == "T")
     waker = threading.Timer(2.0, os.kill, (link.pid, signal.SIGCONT))  # for a sender that waits
@@ -146,7 +146,7 @@ def test_a_stopped_process_with_a_long_command_is_left_in_time(link: EngineLink)
         ("abort", "crashed (SIGABRT)"),
     ],
 )
-def test_what_was_said_before_a_death_in_mid_message_is_kept(link: EngineLink, how: str, exit_message: str) -> None:
+def test_messages_before_a_crash_are_delivered(link: EngineLink, how: str, exit_message: str) -> None:
     told(link, "say 3")
     told(link, "half 100")
     told(link, how)
@@ -191,7 +191,7 @@ def test_a_process_that_hangs_up_and_stays_did_not_run_out_of_memory(
     assert "memory" not in died.message
 
 
-def test_an_answer_does_not_wait_for_a_chat_that_does_not_listen() -> None:
+def test_an_answer_does_not_wait_for_a_blocked_reader() -> None:
     ours, theirs = socket_pair()
     with ours, theirs:
         outlet = EventSender(theirs)

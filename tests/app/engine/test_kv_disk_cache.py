@@ -63,7 +63,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["model", "hybrid"])
-def test_a_chat_that_was_kept_is_hardly_prefilled_again(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_stored_chat_is_loaded_from_disk(kind: str, request: pytest.FixtureRequest) -> None:
     model: Path = request.getfixturevalue(kind)
     host = opened(model)
     said, first = ask(host, [LONG])
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_computed_again(model: Path, harm: str) -> None:
     assert ask(opened(model), again(said))[0] == expected
 
 
-def test_writing_ends_before_the_block_at_which_somebody_asks(model: Path) -> None:
+def test_writing_stops_at_the_next_request(model: Path) -> None:
     host = opened(model)
     ask(host, [LONG])
     for blocks in (1, 3):
@@ -139,7 +139,7 @@ def until(client: EngineClient, wanted: type[Any], seen: list[Event]) -> Any:
     raise AssertionError(f"no {wanted.__name__}")
 
 
-def test_from_one_process_to_the_next(
+def test_kv_are_reused_by_the_next_process(
     model: Path, clients: list[EngineClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.app.engine.client._LAST_S", PATIENCE_S)  # what is to be written takes what it takes

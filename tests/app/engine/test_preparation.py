@@ -102,7 +102,7 @@ def test_a_slow_request_can_be_cancelled(engine: Engine, slow: Command) -> None:
     assert not engine.host.busy
 
 
-def test_a_schema_that_is_refused_holds_nothing_up(engine: Engine) -> None:
+def test_a_refused_schema_delays_nothing(engine: Engine) -> None:
     refused = AnswerOptions(max_tokens=3, schema={"not": {}})
     engine.send(Generate(1, HELLO, refused), Generate(2, HELLO, SHORT_ANSWER))
     engine.run(until=2)

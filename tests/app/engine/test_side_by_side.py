@@ -55,7 +55,7 @@ def alone(host: EngineHost, number: int, tokens: int = 20) -> str:
     return said(events, number)
 
 
-def test_each_says_what_it_says_alone(host: EngineHost) -> None:
+def test_batching_does_not_change_output(host: EngineHost) -> None:
     events: list[Event] = []
     for number in (1, 2):
         begin(host, asked(number), CancelFlag(), events.append)
@@ -98,7 +98,7 @@ def test_bad_requests_and_too_long_ones_leave_the_others_alone(host: EngineHost)
     assert not host.busy
 
 
-def test_all_are_looked_at_together_while_there_are_several(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_covers_all_running_requests(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_report, "_INTERVAL_S", float("inf"))  # only the first and the last
     events: list[Event] = []
     for number in (1, 2):
@@ -164,7 +164,7 @@ class Silent:
         self.forgotten.append(generation)
 
 
-def test_every_request_hears_of_an_engine_that_failed() -> None:
+def test_every_request_gets_the_error_of_a_failed_engine() -> None:
     events: list[Event] = []
     inbox = Silent()
     server = Server(inbox, events.append)  # type: ignore[arg-type]

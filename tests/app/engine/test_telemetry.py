@@ -55,7 +55,7 @@ def test_events_come_back(event: Event) -> None:
     assert back(event) == event
 
 
-def test_texts_stay_behind() -> None:
+def test_telemetry_has_no_texts() -> None:
     assert back(Delta(3, SECRET, [record(0, 11)])) == Delta(3, "", [record(0, 11)])
     assert back(Done(3, "stop", make_summary(), False, stop_string=SECRET)).stop_string is None
     assert back(Failed(3, SECRET, SECRET)) == Failed(3, "", None)

@@ -28,7 +28,7 @@ def until(client: EngineClient, kind: type[Event]) -> Event:
     raise AssertionError(f"no {kind.__name__}")
 
 
-def test_a_lost_rank_ends_the_engine_and_it_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_lost_rank_the_model_runs_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     model = write_chat_model(tmp_path / "tiny")
     client = EngineClient(hosts=HostsChoice("localhost,localhost", "tensor"))

@@ -67,14 +67,14 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), HARMFUL.values(), ids=HARMFUL)
-def test_harm_is_shown(text: str, shown: str) -> None:
+def test_control_characters_are_made_visible(text: str, shown: str) -> None:
     assert sanitise(text) == shown
 
 
 @given(pieces=st.lists(any_text, max_size=5))
 @example(pieces=["a\r", "", "\nb\r", "c"])
 @example(pieces=["❤", "\ufe0f", "\u200d🔥"])
-def test_any_cut_gives_the_same(pieces: list[str]) -> None:
+def test_chunking_does_not_change_sanitised_text(pieces: list[str]) -> None:
     stream = Sanitiser()
     assert "".join(map(stream.feed, pieces)) == sanitise("".join(pieces))
 

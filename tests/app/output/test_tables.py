@@ -35,7 +35,7 @@ COLUMNS = [
 ]
 
 
-def test_the_least_telling_column_leaves_first() -> None:
+def test_the_least_important_column_is_dropped_first() -> None:
     assert lines(COLUMNS, None)[0] == "name     bar         speed  detail"
     assert lines(COLUMNS, 34) == lines(COLUMNS, None)
     assert lines(COLUMNS, 33)[0] == "name     speed  detail"

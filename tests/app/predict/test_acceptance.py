@@ -16,14 +16,14 @@ NOTHING = Assumptions("x", 1.0, 0.0)
 CHIP = Target("chip", 100e9, 10 * 2**30, apple=True)
 
 
-def test_a_step_says_what_is_right_and_one_more() -> None:
+def test_a_step_emits_accepted_tokens_and_one_more() -> None:
     assert tokens_per_step(0.0, 4) == 1
     assert tokens_per_step(1.0, 4) == 5
     assert tokens_per_step(0.5, 2) == 1.75
     assert tokens_per_step(0.8, 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
 
 
-def test_break_even_is_where_a_step_says_as_many_tokens_as_it_costs() -> None:
+def test_break_even_is_where_tokens_per_step_equal_its_relative_cost() -> None:
     assert break_even(1.0, 3) == 0.0
     assert break_even(1.25, 1) == pytest.approx(0.25)
     assert break_even(5.0, 4) == pytest.approx(1.0)
@@ -34,14 +34,14 @@ def test_break_even_is_where_a_step_says_as_many_tokens_as_it_costs() -> None:
         assert tokens_per_step(chance, guesses) == pytest.approx(1.4)
 
 
-def test_as_many_guesses_as_give_most() -> None:
+def test_the_best_number_of_draft_tokens() -> None:
     costs = {1: 1.1, 4: 1.3, 15: 3.0}
     assert best_draft(costs, 0.05) == (0, 1.0)
     assert best_draft(costs, 0.7) == (4, pytest.approx(tokens_per_step(0.7, 4) / 1.3))
     assert best_draft(costs, 1.0)[0] == 15
 
 
-def test_a_step_with_guesses_reads_the_weights_once() -> None:
+def test_a_step_with_draft_tokens_reads_the_weights_once() -> None:
     alone, expected = verifying_seconds(SHAPE, CHIP, NOTHING, 1000, 0)
     assert expected
     assert alone == pytest.approx((SHAPE.cost.weight_bytes + 1001 * 131072 + 131072) / 100e9)

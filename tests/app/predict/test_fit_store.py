@@ -41,7 +41,7 @@ def trusted() -> str | None:
     return fit.command if fit else None
 
 
-def test_nothing_measured_nothing_trusted() -> None:
+def test_without_measurements_there_is_no_fit() -> None:
     remember(machine(), {"step_cost": None, "created": "", "command": ""}, quiet=True)
     assert trusted() is None
 

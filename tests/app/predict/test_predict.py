@@ -91,7 +91,7 @@ def test_the_median_prediction_of_each_class_is_within_12_percent_of_what_was_pu
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_also_for_chips_the_constants_have_never_seen(engine: str) -> None:
+def test_predictions_hold_for_chips_left_out_of_the_fit(engine: str) -> None:
     """Leave one chip out, fit to the others, predict it."""
     assert median(abs(found) for _, found in left_out(engine, "chip")) <= 0.10
 
@@ -260,7 +260,7 @@ def test_what_does_not_fit_has_no_context() -> None:
     assert largest_context(SHAPE, Target("small", 1e9, 2**30, apple=True)) == 0
 
 
-def test_levers_go_the_way_they_should() -> None:
+def test_changes_move_the_speed_in_the_expected_direction() -> None:
     target = chip_target("M4 Max (40-core)")
     base = predict(SHAPE, target, assumptions("mlx-lm"), 8192)
     found = {

@@ -47,7 +47,7 @@ def sessions(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "last"], ["search", "mill"], ["export", "last"]])
-def test_what_is_there_can_be_read(home: Path, command: list[str]) -> None:
+def test_existing_sessions_can_be_read(home: Path, command: list[str]) -> None:
     lock(home)
     done = sessions(home, *command)
     assert (done.returncode, done.stderr) == (0, "")
@@ -89,7 +89,7 @@ def test_what_another_process_is_writing_is_not_read_as_if_at_rest(home: Path) -
     assert "«Upstream»" in done.stdout
 
 
-def test_a_chat_goes_on_with_a_copy_that_nobody_keeps(home: Path) -> None:
+def test_a_chat_continues_with_a_temporary_copy(home: Path) -> None:
     lock(home)
     script = (
         "from headrace.app.sessions.unsaved import store_for_chat\n"

@@ -51,7 +51,7 @@ def test_conversations_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
-def test_what_is_stored_comes_back(store: SessionStore, tmp_path: Path) -> None:
+def test_stored_messages_are_read_again(store: SessionStore, tmp_path: Path) -> None:
     session = store.create(model="m", system="Be brief.", sampling={"temperature": 0.5, "stop": ["X"]})
     file = Attachment("notes.txt", "one\ntwo")
     asked = store.add(session.id, None, "user", "What is it?\nTell me.", attachments=[file])
@@ -136,7 +136,7 @@ def test_one_process_continues_an_answer(store: SessionStore) -> None:
         store.reopen(seen)
 
 
-def test_empty_sessions_are_nobodys_last_and_go_away_in_time(store: SessionStore) -> None:
+def test_empty_sessions_are_not_resumed_and_are_deleted(store: SessionStore) -> None:
     spoken = store.create()
     answered(store, spoken.id, "q", "a")
     empty = store.create()
@@ -292,7 +292,7 @@ def test_no_title_is_blank(store: SessionStore, content: str, title: str) -> Non
         store.rename(session.id, " \t")
 
 
-def test_a_message_taken_back_was_never_said(store: SessionStore) -> None:
+def test_a_removed_message_is_not_sent(store: SessionStore) -> None:
     session = store.create()
     first = store.add(session.id, None, "user", "needle")
     assert store.session(session.id).title == "needle"

@@ -78,7 +78,7 @@ def test_a_pipeline_of_two_ranks_has_the_bits_of_one_machine(model: Path) -> Non
 
 
 @needs_kernels
-def test_every_bit_is_the_same_whoever_is_beside_it(model: Path) -> None:
+def test_batching_does_not_change_bits(model: Path) -> None:
     done = invoke("-m", str(model), *SMALL, "--json")
     found = json.loads(done.stdout)
     check(found, sections("verify.md")["The document"])
@@ -143,7 +143,7 @@ def test_every_bit_is_the_same_in_every_format(model: Path, kv: str) -> None:
 
 
 @needs_kernels
-def test_a_row_that_changes_beside_others_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_changes_in_a_batch_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = Decoder.logits
 
     def broken(self: Decoder, x: mx.array) -> mx.array:
